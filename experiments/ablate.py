@@ -64,7 +64,7 @@ def main() -> None:
   jax.config.update('jax_platforms', 'cpu')
   from attention_jax.sweeps import sweep
   from attention_jax.sweeps.ledger import LEDGER
-  from attention_jax.sweeps.resolve import check_baseline
+  from attention_jax.sweeps.resolve import check_baseline, check_metrics
   from experiments.sweep_flags import report_options, sweep_request
 
   console = Console(highlight=False)
@@ -80,7 +80,9 @@ def main() -> None:
     raise UserError('--config is missing; for example --config=configs/dates.py:luong2015_birnn')
   request = sweep_request(folder, config_overrides(), program_command('train'))
   resolved = sweep.check_request(request)
-  check_baseline(resolved, report_options().baseline, extends=(folder / LEDGER).exists())
+  extends = (folder / LEDGER).exists()
+  check_baseline(resolved, report_options().baseline, extends)
+  check_metrics(resolved, report_options().metrics, extends)
   if FLAGS.dry_run:
     sweep.describe_plan(request, resolved, log)
     return

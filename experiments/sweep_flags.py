@@ -74,9 +74,7 @@ def _settings_of_flags() -> list[space.Setting]:
   """Returns the product of --grid, --pair and --search, followed by the single settings of --setting."""
   groups = [space.parse_grid(text) for text in FLAGS.grid] + [space.parse_pair(text) for text in FLAGS.pair]
   if FLAGS.search:
-    ranges: dict[str, Any] = {}
-    for text in FLAGS.search:
-      ranges |= space.parse_setting(text, '--search')
+    ranges = space.parse_setting('; '.join(FLAGS.search), '--search')
     groups.append(search(ranges, FLAGS.points, FLAGS.search_method, FLAGS.search_seed))
   settings = space.product(*groups) if groups else []
   return settings + [space.parse_setting(text) for text in FLAGS.setting]

@@ -15,6 +15,7 @@ if __name__ == '__main__':
 
 from absl import flags
 
+from attention_jax.errors import UserError
 from experiments.launch import FLAGS, check_output_path, define_run_flags, launch, require_flag
 
 define_run_flags()
@@ -27,9 +28,19 @@ flags.DEFINE_integer('heads', 1, 'for --layout: number of heads of a Transformer
 
 
 def main() -> None:
-  """Writes the weights of a run, or those of --input, to --output; or lists their names and shapes."""
+  """Writes the weights of a run, or those of --input, to --output; or lists their names and shapes.
+
+  Raises:
+    UserError: for flags that exclude each other.
+  """
   from attention_jax.modules.weights import check_suffix, flatten_names, save_weights
 
+  if FLAGS.input and not FLAGS.layout:
+    raise UserError('--input is only for --layout, which is missing; docs/interop.md lists the layouts')
+  if FLAGS.layout and FLAGS.workdir:
+    raise UserError(
+      '--layout converts the weights of --input, and --workdir reads those of a run; expected one of them'
+    )
   output = check_suffix(check_output_path(FLAGS.output, 'output')) if FLAGS.output else None
   params, metadata = _convert() if FLAGS.layout else _open()
   if output is None:

@@ -136,6 +136,6 @@ def adversarial_weights(
     return (optax.apply_updates(z, updates), state, best), None
 
   z = jnp.log(jnp.maximum(weights, 1e-3)) + jax.random.normal(rng, weights.shape)
-  nothing = Adversarial(weights, jnp.zeros(()), jnp.zeros(()))
-  (_, _, best), _ = jax.lax.scan(step, (z, optimizer.init(z), nothing), length=steps)
+  unchanged = Adversarial(weights, jnp.zeros(()), jnp.zeros(()))
+  (_, _, best), _ = jax.lax.scan(step, (z, optimizer.init(z), unchanged), length=steps)
   return best

@@ -1,4 +1,4 @@
-"""Weights multiplied by the size of what they weigh. Kobayashi et al. 2020."""
+"""Norms of weighted value vectors. Kobayashi et al. 2020."""
 
 import jax
 import jax.numpy as jnp

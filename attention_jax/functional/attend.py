@@ -17,7 +17,7 @@ from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.masking import Dimension, accumulation_dtype, vary_like, zero_masked
 from attention_jax.functional.rngs import check_rng, split_rng
 from attention_jax.functional.scores import SCORES
-from attention_jax.functional.table import Row, init_row_params, lookup, memory_parameter_names, parameter_names
+from attention_jax.functional.table import Row, init_row_params, lookup, select_memory_params, select_params
 
 Params = Mapping[str, Any]
 
@@ -83,8 +83,8 @@ def with_remembered(alignment: Row, params: Params, memory: Memory) -> Memory:
   """Returns `memory` with what the alignment computes once per memory, if anything. Arguments: see `attend`."""
   if alignment.remember is None or memory.remembered is not None:
     return memory
-  names = memory_parameter_names(alignment)
-  remembered = alignment.remember(memory.value, **{name: params['alignment'][name] for name in names})
+  remember_params = select_memory_params(params.get('alignment', {}), alignment)
+  remembered = alignment.remember(memory.value, **remember_params)
   return memory._replace(remembered=remembered)
 
 
@@ -180,7 +180,7 @@ def call_variant(fn: Callable, args: tuple, params: Params, step_inputs: Mapping
     The result, and the new state (the old one if `fn` takes none).
   """
   row = Row(fn)
-  arguments = {name: params[name] for name in parameter_names(row)}
+  arguments = select_params(params, row)
   arguments |= {name: step_inputs[name] for name in row.required_inputs - {'state'}}
   if 'state' not in row.required_inputs:
     return fn(*args, **arguments), state

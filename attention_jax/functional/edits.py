@@ -53,13 +53,26 @@ def permuted(weights: Weights, mask: Mask, *, step: Int[Array, ''], seed: int = 
 
 
 def tempered(weights: Weights, mask: Mask, *, temperature: float = 1.0) -> Weights:
-  """wₛ^(1/τ) / Σ w^(1/τ): flatter for a temperature τ above 1, sharper below."""
+  """wₛ^(1/τ) / Σ w^(1/τ): flatter for a temperature τ above 1, sharper below.
+
+  Raises:
+    UserError: if the temperature is a number that is not positive.
+  """
+  if isinstance(temperature, int | float) and not temperature > 0:
+    raise UserError(f"tempered: temperature must be greater than 0, got {temperature} ('largest' is the limit at 0)")
   is_positive = mask & (weights > 0)
   return softmax(jnp.log(jnp.where(is_positive, weights, 1.0)) / temperature, is_positive)
 
 
 def fixed(weights: Weights, mask: Mask, *, step: Int[Array, ''], at: int = 0, position: int = 0) -> Weights:
-  """All weight of query `at` on one position; other queries keep their weights, and a masked position gets none."""
+  """All weight of query `at` on one position; other queries keep their weights, and a masked position gets none.
+
+  Raises:
+    UserError: for a negative index.
+  """
+  for name, index in (('at', at), ('position', position)):
+    if isinstance(index, int) and index < 0:
+      raise UserError(f'fixed: {name} must be at least 0, got {index}')
   return jnp.where(step == at, jax.nn.one_hot(position, weights.size, dtype=weights.dtype), weights)
 
 

@@ -118,7 +118,8 @@ def attend_step(
     The carry for the next step, and the context [V] and weights [S].
 
   Raises:
-    UserError: for an unknown variant or option, if shapes do not match, and for a Memory with params that project keys.
+    UserError: for an unknown variant or option, for missing params, if shapes do not match, and for a Memory with
+      params that project keys.
   """
   if isinstance(memory, ProjectedMemory):
     params = without_key(params)

@@ -191,6 +191,22 @@ def memory_parameter_names(row: Row) -> list[str]:
   return _required(row.remember) if row.remember else []
 
 
+def select_params(params: Mapping[str, Any], row: Row) -> dict[str, Any]:
+  """Returns the learned parameters that `parameter_names` lists. Raises UserError if one is missing."""
+  return _select(params, parameter_names(row))
+
+
+def select_memory_params(params: Mapping[str, Any], row: Row) -> dict[str, Any]:
+  """Returns the learned parameters that `row.remember` takes. Raises UserError if one is missing."""
+  return _select(params, memory_parameter_names(row))
+
+
+def _select(params: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+  if not params.keys() >= set(names):
+    raise UserError(f'attend: params must have the entries {sorted(names)}, got {sorted(params)}; use init_params')
+  return {name: params[name] for name in names}
+
+
 def option_schema(row: Row) -> dict[str, Option]:
   """Returns the options that a spec string may set: keyword defaults, the row's sizes, and parameters of shape ()."""
   options = {

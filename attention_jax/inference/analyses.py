@@ -148,7 +148,7 @@ def _leave_one_out(subject: Subject) -> Measurement:
 
 def _kendall(subject: Subject, *, other: str = 'gradient_times_input') -> Measurement:
   measured = analyse(other, subject)
-  if measured.values.shape != subject.weights.shape:
+  if measured.axes != (subject.target_tokens, subject.source_tokens):
     raise UserError(f'kendall: other={other!r} must measure each target token and source token, such as leave_one_out')
   return _by_target(subject, agreement.kendall(subject.weights, np.abs(measured.values)))
 

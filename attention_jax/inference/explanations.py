@@ -190,7 +190,7 @@ def read_weights(reader: ExampleReader, model: Any, params: Any, examples: Examp
 
 
 def summarize_examples(examples: Example, explanations: Explanations) -> dict[str, np.ndarray]:
-  """Returns one number for each measure and example, [N]: the mean over its outputs, NaN where none has it.
+  """Returns one number for each measure and example, [N]: the mean over its outputs, NaN if all are undefined.
 
   Kendall's tau is undefined where one of both measures is constant.
   """

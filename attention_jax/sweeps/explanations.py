@@ -21,6 +21,7 @@ from attention_jax.inference.explanations import (
   read_weights,
   summarize_examples,
 )
+from attention_jax.losses.sequence import replace_unreachable_targets
 from attention_jax.sweeps.claims import Factor, claim_row, spread_rows
 from attention_jax.sweeps.collect import SettingRuns
 from attention_jax.sweeps.measured import summarize
@@ -71,7 +72,7 @@ class Study(NamedTuple):
 
 
 def pair_examples(system: Any, split: str, count: int) -> Example:
-  """Returns pairs of a split, spread evenly over it.
+  """Returns pairs of a split, spread evenly over it; target words that the model cannot emit are UNK.
 
   Args:
     system: a TranslationSystem.
@@ -84,8 +85,8 @@ def pair_examples(system: Any, split: str, count: int) -> Example:
   encoded = system.data.encoded[split]
   rows = spread_rows(encoded.rows, count)
   bucket = tuple(int(lengths[rows].max()) for lengths in encoded.lengths)
-  batch = gather(encoded, rows, bucket)
-  return Example(batch.source, batch.source_mask, batch.target, batch.target_mask)
+  batch = replace_unreachable_targets(system.model, gather(encoded, rows, bucket))
+  return Example(batch.source, batch.source_mask, np.asarray(batch.target), batch.target_mask)
 
 
 def document_examples(system: Any, split: str, count: int) -> Example:

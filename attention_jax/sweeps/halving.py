@@ -84,11 +84,8 @@ def best_validation(folders: Sequence[Path], select: str, steps: int, higher_is_
   best = []
   for folder in folders:
     records = read_metrics(folder) if (folder / METRICS_FILE).exists() else []
-    values = [
-      record[f'validation/{select}']
-      for record in records
-      if record['step'] <= steps and f'validation/{select}' in record
-    ]
+    values = [record.get(f'validation/{select}', math.nan) for record in records if record['step'] <= steps]
+    values = [value for value in values if not math.isnan(value)]
     if not values:
       return math.nan
     best.append(max(values) if higher_is_better else min(values))

@@ -91,14 +91,14 @@ class SweepState:
 
   Attributes:
     units: by id, in the order in which they were planned.
-    rungs: numbers of updates after which successive halving has compared the settings.
+    compared: number of updates -> setting id -> value by which successive halving has compared the settings then.
     dropped: setting id -> number of updates after which successive halving dropped it.
     costs: setting id -> its 'costs' event.
     opened: the 'opened' events.
   """
 
   units: Mapping[str, UnitState] = dataclasses.field(default_factory=dict)
-  rungs: tuple[int, ...] = ()
+  compared: Mapping[int, Mapping[str, float]] = dataclasses.field(default_factory=dict)
   dropped: Mapping[str, int] = dataclasses.field(default_factory=dict)
   costs: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
   opened: tuple[Mapping[str, Any], ...] = ()
@@ -121,8 +121,10 @@ def _apply(state: SweepState, event: Mapping[str, Any]) -> SweepState:
   if kind in UNIT_EVENTS:
     return dataclasses.replace(state, units=dict(state.units) | {event['unit']: _apply_to_unit(state, event)})
   if kind == RUNG:
-    dropped = dict(state.dropped) | dict.fromkeys(event['dropped'], event['steps'])
-    return dataclasses.replace(state, rungs=(*state.rungs, event['steps']), dropped=dropped)
+    steps = event['steps']
+    dropped = dict(state.dropped) | dict.fromkeys(event['dropped'], steps)
+    values = dict(state.compared.get(steps, {})) | event.get('values', {})
+    return dataclasses.replace(state, compared=dict(state.compared) | {steps: values}, dropped=dropped)
   if kind == COSTS:
     return dataclasses.replace(state, costs=dict(state.costs) | {event['setting_id']: event})
   if kind == OPENED:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from attention_jax.errors import UserError, choose
 from attention_jax.specs import parse
@@ -211,12 +212,14 @@ def _find_baseline(settings: Sequence[SettingRuns], fields: Setting | None) -> S
   """The setting that has all of these values; the first setting without any."""
   if not fields:
     return settings[0]
+  values = {setting.id: flatten_dict(dict(setting.config), sep='.') | dict(setting.factors) for setting in settings}
   for field in fields:
-    choose(field, settings[0].factors, 'field of --baseline')
+    if not all(field in values[setting.id] for setting in settings):
+      choose(field, settings[0].factors, 'field of --baseline')
   matches = [
     setting
     for setting in settings
-    if all(_same_value(field, value, setting.factors[field]) for field, value in fields.items())
+    if all(_same_value(field, value, values[setting.id][field]) for field, value in fields.items())
   ]
   if len(matches) != 1:
     names = '; '.join(setting.label for setting in settings)

@@ -13,7 +13,7 @@ from attention_jax.errors import UserError, UserErrors, choose
 from attention_jax.specs import Option, check_value, format_spec, parse
 from attention_jax.sweeps.space import PRESET, Setting, label, short_names
 from attention_jax.systems.config import fill_defaults
-from attention_jax.systems.experiment import check_config
+from attention_jax.systems.experiment import check_config, measurable_metrics
 from attention_jax.systems.initial_run import check_initial_run
 from attention_jax.training.partition import MESH_FIELDS
 
@@ -24,6 +24,22 @@ SEED_FIELDS = ('seeds', 'training.seed')  # set by the sweep itself
 # Fields that change neither updates nor results: runs that differ in them are the same experiment.
 IRRELEVANT_FIELDS = frozenset(
   (*SEED_FIELDS, *MESH_FIELDS, 'training.checkpoint_every', 'training.keep', 'training.log_every')
+)
+# Strings that are no spec strings; a path below them is an unknown field, not an option.
+PLAIN_STRINGS = frozenset(
+  (
+    'system',
+    'initial_run',
+    'initial_vectors',
+    'data.batch_unit',
+    'data.folder',
+    'model.attention.implementation',
+    'model.dtype',
+    'training.anneal',
+    'training.frozen',
+    'training.on_nonfinite',
+    'training.select',
+  )
 )
 FIXED_FIELDS = {'system': 'is that of the config file'} | dict.fromkeys(SEED_FIELDS, 'is set by --seeds')
 SWITCHES = {'true': True, 'false': False}
@@ -108,6 +124,24 @@ def check_baseline(resolved: Sequence[Resolved], baseline: Setting | None, exten
     raise UserError(f'--baseline: {label(baseline)} matches {len(matches)} settings, expected one of: {names}')
 
 
+def check_metrics(resolved: Sequence[Resolved], metrics: Sequence[str], extends: bool = False) -> None:
+  """Checks that runs of the settings may measure the metrics of the report; some of them depend on the data.
+
+  Args:
+    resolved: the settings.
+    metrics: the metrics of the report.
+    extends: whether the sweep may also have earlier settings, whose metrics are not checked.
+
+  Raises:
+    UserError: for a metric that no run can measure.
+  """
+  if extends:
+    return
+  names = set().union(*(measurable_metrics(result.config) for result in resolved))
+  for metric in metrics:
+    choose(metric, names, 'metric of the report')
+
+
 def _has_values(result: Resolved, values: Setting) -> bool:
   fields = flatten_dict(result.config, sep='.') | dict(result.setting)
   return all(
@@ -161,7 +195,7 @@ def _apply(fields: Fields, field: str, value: Any) -> Any:
     fields[field] = parse_value(field, value, fields[field])
     return fields[field]
   parent, _, option = field.rpartition('.')
-  if isinstance(fields.get(parent), str) and fields[parent]:
+  if isinstance(fields.get(parent), str) and fields[parent] and parent not in PLAIN_STRINGS:
     name, options = parse(fields[parent])
     parsed = _literal(value)
     fields[parent] = format_spec(name, options | {option: parsed})

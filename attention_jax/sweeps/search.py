@@ -86,9 +86,11 @@ def search(ranges: Mapping[str, str], points: int, method: str = 'halton', seed:
     seed: seed of the points, at least 0.
 
   Raises:
-    UserError: for an unknown range or method, for a range whose ends are not in order, for fewer than one point, and
-      for a negative seed.
+    UserError: without a range, for an unknown range or method, for a range whose ends are not in order, for fewer than
+      one point, and for a negative seed.
   """
+  if not ranges:
+    raise UserError('--search is empty; expected field=log(low=1e-4, high=1e-2) or another range')
   if points < 1:
     raise UserError(f'--points must be at least 1, got {points}')
   if seed < 0:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attention_jax.errors import UserError
+from attention_jax.specs import bind
 from attention_jax.sweeps import halving
 from attention_jax.sweeps.adopt import adopt
-from attention_jax.sweeps.cluster import make_executor
+from attention_jax.sweeps.cluster import CLUSTERS, make_executor
 from attention_jax.sweeps.driver import Driver
 from attention_jax.sweeps.estimate import (
   Costs,
@@ -100,6 +101,8 @@ def check_request(request: SweepRequest) -> list[Resolved]:
     raise UserError(f'--seeds must be at least 1, got {request.seeds}')
   if 'seeds' in request.base.overrides:
     raise UserError('config.seeds is set by --seeds; config.training.seed is the first of them')
+  if request.cluster:
+    bind(request.cluster, CLUSTERS, 'cluster')  # for its errors
   resolved = resolve_settings(request.base, request.settings)
   if not request.halving:
     return resolved
@@ -151,7 +154,7 @@ def run_sweep(request: SweepRequest, resolved: Sequence[Resolved], log: Log) -> 
     else:
       steps = {setting.id: setting.config['training']['steps'] for setting in resolved}
       driver.run(_pending(ledger.state, resolved, seeds, request.retry, steps), lambda unit: steps[unit.setting_id])
-    outcome = _summarize(requested_units(ledger.state, resolved, seeds), log)
+    outcome = _summarize(requested_units(ledger.state, resolved, seeds), request.retry, log)
     if outcome.finished and not stop.reason:
       _store_costs(ledger, resolved, log)
     return outcome
@@ -219,42 +222,49 @@ def _run_rungs(
   stop: StopRequest,
   log: Log,
 ) -> None:
-  """Trains all settings up to the first rung, the best of them up to the second, and so on."""
+  """Trains all settings up to the first rung, the best of them up to the second, and so on.
+
+  Settings that extend the sweep start at the first rung too, and are compared with those that were compared there.
+  """
   first, factor = halving.parse_halving(request.halving)
   total = max(setting.config['training']['steps'] for setting in resolved)
   alive = [setting for setting in resolved if setting.id not in ledger.state.dropped]
   for rung in halving.rungs(total, first, factor):
-    if rung in ledger.state.rungs:
+    compared = ledger.state.compared.get(rung, {})
+    new = [setting for setting in alive if setting.id not in compared]
+    if not new:
       continue
-    steps = {setting.id: min(rung, setting.config['training']['steps']) for setting in alive}
-    driver.run(_pending(ledger.state, alive, seeds, request.retry, steps), lambda unit: steps[unit.setting_id])  # noqa: B023
-    if stop.reason or rung == total:
+    steps = {setting.id: min(rung, setting.config['training']['steps']) for setting in new}
+    driver.run(_pending(ledger.state, new, seeds, request.retry, steps), lambda unit: steps[unit.setting_id])  # noqa: B023
+    # Settings are compared when every run of the rung has ended; with `retry`, or after an interruption, some have not.
+    if stop.reason or rung == total or _pending(ledger.state, new, seeds, False, steps):
       return
-    alive = _drop_settings(alive, seeds, ledger, rung, factor, log)
+    _drop_settings(new, seeds, ledger, rung, factor, log)
+    alive = [setting for setting in alive if setting.id not in ledger.state.dropped]
 
 
 def _drop_settings(
-  alive: Sequence[Resolved], seeds: Sequence[int], ledger: Ledger, rung: int, factor: int, log: Log
-) -> list[Resolved]:
-  """Records which settings are not trained further after a rung; returns the others."""
-  select = alive[0].config['training']['select']
-  higher_is_better = selectable_metrics(alive[0].config)[select]
+  new: Sequence[Resolved], seeds: Sequence[int], ledger: Ledger, rung: int, factor: int, log: Log
+) -> None:
+  """Records which settings that have not been compared after a rung before are not trained further."""
+  select = new[0].config['training']['select']
+  higher_is_better = selectable_metrics(new[0].config)[select]
   values = {}
-  for setting in alive:
+  for setting in new:
     folders = []
     for entry in requested_units(ledger.state, [setting], seeds):
       folders += run_folders(entry.unit, ledger.folder).values()
     values[setting.id] = halving.best_validation(folders, select, rung, higher_is_better)
-  kept = halving.survivors(values, factor, higher_is_better)
-  dropped = [setting.id for setting in alive if setting.id not in kept]
+  earlier = ledger.state.compared.get(rung, {})
+  kept = halving.survivors({**earlier, **values}, factor, higher_is_better)
+  dropped = [setting.id for setting in new if setting.id not in kept]
   ledger.append(RUNG, steps=rung, select=select, values=values, dropped=dropped)
-  for setting in alive:
+  for setting in new:
     if setting.id in dropped:
       log(f'not continued after {rung} updates: {label(setting.setting)}, validation {select} {values[setting.id]:.4g}')
-  return [setting for setting in alive if setting.id in kept]
 
 
-def _summarize(entries: Sequence[UnitState], log: Log) -> Outcome:
+def _summarize(entries: Sequence[UnitState], retry: bool, log: Log) -> Outcome:
   """Logs every failed unit with its error, and counts."""
   failed = [entry for entry in entries if entry.state == FAILED]
   for entry in failed:
@@ -262,7 +272,8 @@ def _summarize(entries: Sequence[UnitState], log: Log) -> Outcome:
   finished = sum(entry.state == FINISHED for entry in entries)
   outcome = Outcome(finished, len(failed), len(entries) - finished - len(failed))
   hint = '; --retry runs the failed ones again' if failed else ''
-  hint += '; the same command continues' if outcome.unfinished else ''
+  if outcome.unfinished:
+    hint += f'; the same command{" without --retry" if retry else ""} continues'
   log(f'{outcome.finished} finished, {outcome.failed} failed, {outcome.unfinished} unfinished{hint}')
   return outcome
 

@@ -61,6 +61,7 @@ class System(abc.ABC):
     config_groups: the dataclass of every group of the config, by dotted path; outer groups come first.
     plot_filename: default file name of `plot`.
     extra_plot_suffixes: suffixes of the files that `plot` writes beside that file.
+    extra_metrics: names of the metrics that `evaluate` may return beside those of `selectable_metrics`.
     config: the whole config of the run.
     model: the flax module.
   """
@@ -68,6 +69,7 @@ class System(abc.ABC):
   config_groups: ClassVar[Mapping[str, type]]
   plot_filename: ClassVar[str]
   extra_plot_suffixes: ClassVar[Sequence[str]] = ()
+  extra_metrics: ClassVar[Sequence[str]] = ()
   config: Config
   model: nn.Module
 

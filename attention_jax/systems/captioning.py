@@ -106,6 +106,7 @@ class CaptioningSystem(System):
   }
   plot_filename = 'attention.png'
   extra_plot_suffixes = ('.gif',)
+  extra_metrics = ('entropy',)
 
   def __init__(
     self,

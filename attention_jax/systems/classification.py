@@ -120,6 +120,7 @@ class ClassificationSystem(System):
     'evaluation': ClassificationEvaluationConfig,
   }
   plot_filename = 'attention.html'
+  extra_metrics = ('entropy',)
 
   def __init__(
     self,

@@ -260,6 +260,11 @@ def selectable_metrics(config: Config) -> dict[str, bool]:
   return SYSTEMS[config['system']].selectable_metrics(config)
 
 
+def measurable_metrics(config: Config) -> set[str]:
+  """Returns the names of all metrics that runs of a config may have; some of them depend on the data."""
+  return {*selectable_metrics(config), *SYSTEMS[config['system']].extra_metrics}
+
+
 def _check_data(system: System, log: Log) -> None:
   """Raises UserError for mistakes in the config that only the data reveal."""
   if 'validation' not in system.splits:

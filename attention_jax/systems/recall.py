@@ -93,6 +93,7 @@ class RecallSystem(System):
     'evaluation': RecallEvaluationConfig,
   }
   plot_filename = 'memory.png'
+  extra_metrics = ('cost_of_best_estimate',)
   splits = ('train', *NUM_EPISODES)
 
   def __init__(self, config: Config):

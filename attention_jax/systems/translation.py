@@ -134,6 +134,7 @@ class TranslationSystem(System):
     'evaluation': TranslationEvaluationConfig,
   }
   plot_filename = 'attention.png'
+  extra_metrics = ('entropy', 'monotonicity', 'average_lagging')
 
   def __init__(
     self,

@@ -3,7 +3,6 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 DATA = 'waiting for data'
 COMPILATION = 'compiling'
@@ -20,7 +19,7 @@ class TrainingClock:
     self._seconds = dict.fromkeys((DATA, COMPILATION, EVALUATION, SAVING), 0.0)
 
   def lap(self) -> float:
-    """Returns the seconds since the last lap, and starts the next one."""
+    """Returns the seconds since the last lap, without pauses, and starts the next one."""
     now = time.monotonic()
     seconds = now - self._lap_start
     self._lap_start = now
@@ -35,7 +34,7 @@ class TrainingClock:
     self._lap_start += time.monotonic() - pause_start
 
   def timed_stream(self, stream: Callable[[int, int], Iterable]) -> Callable[[int, int], Iterator]:
-    """Returns `stream`, (start, stop) -> batches, with the time until each batch is there counted as DATA."""
+    """Returns `stream`, (start, stop) -> batches, and counts the time until each batch is available as DATA."""
 
     def timed(start: int, stop: int) -> Iterator:
       batches = iter(stream(start, stop))
@@ -45,24 +44,6 @@ class TrainingClock:
         if batch is None:
           return
         yield batch
-
-    return timed
-
-  def timed_step(self, train_step: Callable, compilations: Callable[[], int]) -> Callable:
-    """Returns a training step; the calls that compile count as COMPILATION.
-
-    Args:
-      train_step: called with any arguments.
-      compilations: returns the number of compilations so far.
-    """
-
-    def timed(*args: Any) -> Any:
-      before = compilations()
-      start = time.monotonic()
-      result = train_step(*args)
-      if compilations() > before:
-        self._seconds[COMPILATION] += time.monotonic() - start
-      return result
 
     return timed
 

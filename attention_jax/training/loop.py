@@ -259,14 +259,14 @@ def fit(
     ]
 
     def make_update(state, batch):
-      ahead.prepare(batch)
+      with clock.paused(COMPILATION):
+        ahead.prepare(batch)
       return train_step(state, batch)
 
     if not restored:
       with clock.paused(COMPILATION):
         state = ahead.first_state()
-    timed_step = clock.timed_step(make_update, train_step.compilations)
-    state, reason = train_loop(timed_step, state, clock.timed_stream(stream), hooks, start, training.steps)
+    state, reason = train_loop(make_update, state, clock.timed_stream(stream), hooks, start, training.steps)
     if jax.process_index() == 0:
       print(clock.describe())
     return FitResult(state, reason, best_so_far(), train_step.compilations())

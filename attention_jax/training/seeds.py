@@ -249,14 +249,14 @@ def fit_seeds(
     ]
 
     def step_live_runs(states, batch):
-      ahead.prepare(jax.tree.map(lambda x: x[0], batch))
+      with clock.paused(COMPILATION):
+        ahead.prepare(jax.tree.map(lambda x: x[0], batch))
       return side_by_side(states, batch, runs.live)
 
     if not restored:
       with clock.paused(COMPILATION):
         states = ahead.first_state()
-    timed_step = clock.timed_step(step_live_runs, side_by_side.compilations)
-    states, reason = train_loop(timed_step, states, clock.timed_stream(stream), hooks, start, training.steps)
+    states, reason = train_loop(step_live_runs, states, clock.timed_stream(stream), hooks, start, training.steps)
     if jax.process_index() == 0:
       print(clock.describe())
     reasons = [runs.stopped.get(i, reason) for i in range(len(seeds))]

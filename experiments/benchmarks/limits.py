@@ -93,7 +93,7 @@ def _matmul_side(left, right, dimensions, dtype, *, gradients: bool) -> Side:
 def _matmul(left, right, dimensions) -> Callable:
   """Returns the product of arrays of these shapes over these dimension numbers, as the models compute it."""
   last_with_first = (((len(left) - 1,), (0,)), ((), ()))
-  if len(right) <= 2 and dimensions == last_with_first:
+  if len(right) == 2 and dimensions == last_with_first:
     return product
   return lambda x, y: jax.lax.dot_general(
     x, y, dimension_numbers=dimensions, preferred_element_type=accumulation_dtype(x, y)

@@ -28,11 +28,17 @@ MISTAKES = [
   (['--workdir=x', CONFIG, '--grid=a'], ['--grid=a: expected field=value,value,...']),
   (['--workdir=x', CONFIG, '--pair=seed=1,2; steps=3'], ['paired fields must have the same number of values']),
   (['--workdir=x', CONFIG, '--search=model.dropout=log(low=0.1)'], ['needs high']),
+  (['--workdir=x', CONFIG, '--search='], ['--search is empty; expected field=log(low=1e-4, high=1e-2)']),
+  (
+    ['--workdir=x', CONFIG, *2 * ['--search=model.dropout=linear(low=0.1, high=0.2)']],
+    ['model.dropout must be set once'],
+  ),
   (['--workdir=x', CONFIG, '--grid=score=dot'], ["unknown field of config: 'score'", "'model.attention.score'?"]),
   (['--workdir=x', CONFIG, '--grid=preset=luong'], ["unknown preset 'luong'", "'luong2015'?"]),
   (['--workdir=x', CONFIG, '--halving=halving(first=0)'], ['option first must be at least 1, got 0']),
   (['--workdir=x', CONFIG, '--seeds=0'], ['--seeds must be at least 1, got 0']),
   (['--workdir=x', CONFIG, '--dry_run', '--test=wilcox'], ["unknown value of --test 'wilcox'", "'wilcoxon'?"]),
+  (['--workdir=x', CONFIG, '--metrics=exact'], ["unknown metric of the report 'exact'", "'exact_match'?"]),
   (['--workdir=x', CONFIG, 'extra'], ["unexpected argument 'extra'"]),
   (['--workdir=nowhere', '--report'], ['nowhere holds no ledger.jsonl']),
 ]

@@ -44,6 +44,12 @@ def test_products_are_timed_with_their_gradients():
   assert flop == 3 * 2 * 4 * 3 * 5 and seconds > 0
 
 
+def test_products_with_a_vector_are_timed():
+  counts = count_matmuls(lambda x, v: x @ v, jnp.ones((4, 3)), jnp.ones(3))
+  seconds, flop = limits.time_matmuls(counts, gradients=True)
+  assert flop == 3 * 2 * 4 * 3 and seconds > 0
+
+
 def test_the_limit_of_a_kernel_is_the_time_of_its_bounding_operation():
   first = Timing('kernels', 'a case', 'xla', 2.0, 1.9, 2.1, 1.0, memory=3)
   rates = {'tanh': 8.0, 'matrix product': 64.0}

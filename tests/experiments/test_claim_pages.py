@@ -6,7 +6,7 @@ import re
 import pytest
 
 from attention_jax.sweeps.records import block_names
-from attention_jax.sweeps.resolve import Base, check_baseline, resolve
+from attention_jax.sweeps.resolve import Base, check_baseline, check_metrics, resolve
 from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.experiment import check_config
 from experiments.claim_pages import CLAIMS
@@ -39,6 +39,7 @@ def test_settings_of_sweeps_exist(name, form):
   resolved = [resolve(base, setting) for setting in sweep.settings]
   assert len({setting.id for setting in resolved}) == len(sweep.settings)
   check_baseline(resolved, sweep.baseline)
+  check_metrics(resolved, sweep.metrics)
   check_config(fill_defaults(resolved[-1].config, path))
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from attention_jax.errors import UserError
 from attention_jax.sweeps.records import block_names, read_table
+from attention_jax.systems.experiment import measurable_metrics
 from experiments import result_tables
 from experiments.config_files import load_config
 from experiments.result_tables import RECORDS, add_results, documents, outdated_documents, write_documents
@@ -28,8 +29,10 @@ def test_every_record_is_shown():
 def test_records_name_configs_presets_and_commits(path):
   for row in read_table(path).rows:
     if 'config' in row:
-      load_config(f'{row["config"]}:{row["preset"]}')
+      config = load_config(f'{row["config"]}:{row["preset"]}')
       assert row['commits'] and row['seeds'] and row['metrics']
+      names = {name.rpartition('/')[2] for name in row['metrics']} - {'published'}  # a number of the paper
+      assert names <= measurable_metrics(config.to_dict())
 
 
 def test_a_change_by_hand_is_found_and_undone(tmp_path):

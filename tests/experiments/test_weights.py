@@ -35,5 +35,9 @@ def test_mistakes_are_reported_in_one_line(trained, tmp_path):
   folder, _ = trained
   result = run('weights', f'--workdir={folder}', f'--output={tmp_path}/weights.npz')
   assert (result.code, result.err) == (2, f'error: {tmp_path}/weights.npz must end with .safetensors\n')
+  result = run('weights', f'--workdir={folder}', f'--input={tmp_path}/torch.safetensors')
+  assert result.code == 2 and result.err.startswith('error: --input is only for --layout')
+  result = run('weights', f'--workdir={folder}', '--layout=bahdanau', f'--input={tmp_path}/torch.safetensors')
+  assert result.code == 2 and result.err.endswith('expected one of them\n')
   result = run('translate', f'--workdir={folder}', '--checkpoint=none.safetensors', f'--input={__file__}')
   assert (result.code, result.err) == (2, 'error: none.safetensors: cannot be read (No such file or directory)\n')

@@ -112,6 +112,20 @@ def test_an_edit_of_one_head_needs_a_module_with_heads():
     attend('scaled_dot', with_edit('softmax', 'uniform(head=0)'), problem)
 
 
+@pytest.mark.parametrize(
+  ('edit', 'message'),
+  [
+    ('fixed(at=-1)', 'fixed: at must be at least 0, got -1'),
+    ('fixed(position=-2)', 'fixed: position must be at least 0, got -2'),
+    ('tempered(temperature=0.0)', 'tempered: temperature must be greater than 0, got 0.0'),
+    ('tempered(temperature=-1)', 'tempered: temperature must be greater than 0, got -1'),
+  ],
+)
+def test_values_that_an_edit_does_not_accept(edit, message):
+  with pytest.raises(aj.UserError, match=message):
+    attend('scaled_dot', with_edit('softmax', edit), make_problem('scaled_dot', 'softmax', queries=3, size=4))
+
+
 def test_dropout_is_below_the_edit():
   row = with_edit(aj.with_dropout('softmax', 0.5), 'uniform')
   assert row.dropout is None and 'rng' in row.required_inputs

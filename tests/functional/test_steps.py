@@ -49,6 +49,20 @@ def test_a_function_may_be_a_variant():
   np.testing.assert_array_equal(attended.weights, [0, 1, 0])
 
 
+@pytest.mark.parametrize(
+  ('variants', 'params', 'message'),
+  [
+    (('additive', 'softmax'), {}, r"params must have the entries \['v'\], got \[\]; use init_params"),
+    (('dot', 'local_p'), {'alignment': {'w': jnp.ones((2, 3))}}, r"\['v', 'w'\], got \['w'\]"),
+    (('dot', 'mocha'), {}, 'params must have the entries'),
+  ],
+)
+def test_missing_parameters_raise(variants, params, message):
+  memory = aj.remember(jnp.eye(3), jnp.eye(3))
+  with pytest.raises(aj.UserError, match=message):
+    aj.attend_step(*variants, params, aj.init_carry(*variants, 3), jnp.ones(3), memory)
+
+
 def test_unknown_variants_raise():
   with pytest.raises(aj.UserError, match="unknown score 'dott'"):
     aj.init_carry('dott', 'softmax', 3)

@@ -96,6 +96,17 @@ def test_integrated_gradients_are_complete():
   np.testing.assert_allclose(total, expected, rtol=1e-2, atol=1e-5)
 
 
+def test_weights_are_compared_with_measures_of_the_same_axes():
+  subject = subject_of(build_transformer)
+  square = subject._replace(
+    pair=subject.pair._replace(source=subject.pair.source[:T]),
+    source_tokens=subject.source_tokens[:T],
+    weights=subject.weights[:, :T],
+  )
+  with pytest.raises(UserError, match='must measure each target token and source token'):
+    analyse('kendall(other="self_attention")', square)
+
+
 @pytest.mark.parametrize(
   ('spec', 'build', 'message'),
   [

@@ -22,6 +22,7 @@ from attention_jax.sweeps.explanations import (
   pair_examples,
 )
 from attention_jax.sweeps.space import grid
+from attention_jax.tokens import EOS, PAD, UNK
 from tests.sweeps.helpers import make_sweep
 
 N, T, S, TOKENS = 30, 2, 4, 5
@@ -121,7 +122,9 @@ def test_examples_of_documents_are_spread_over_the_split():
 
 def test_examples_of_pairs_have_the_lengths_of_the_longest():
   encoded = EncodedCorpus(np.array([4, 2, 5, 6, 2]), np.array([0, 2, 5]), np.array([7, 2, 2]), np.array([0, 2, 3]))
-  system = types.SimpleNamespace(data=types.SimpleNamespace(encoded={'train': encoded}))
+  model = types.SimpleNamespace(output_size=lambda source_length: 7)
+  system = types.SimpleNamespace(data=types.SimpleNamespace(encoded={'train': encoded}), model=model)
   examples = pair_examples(system, 'train', 9)
   np.testing.assert_array_equal(examples.source, [[4, 2, 0], [5, 6, 2]])
+  np.testing.assert_array_equal(examples.target, [[UNK, EOS], [EOS, PAD]])  # id 7 is of no word that the model emits
   np.testing.assert_array_equal(examples.target_mask, [[True, True], [True, False]])

@@ -39,6 +39,13 @@ def test_values_after_a_rung_do_not_look_ahead(tmp_path):
   assert math.isnan(best_validation([first, tmp_path / 'missing'], 'exact_match', 20, higher_is_better=True))
 
 
+@pytest.mark.parametrize('curve', [[math.nan, 4.0, 5.0], [4.0, math.nan, 5.0], [4.0, 5.0, math.nan]])
+def test_an_evaluation_that_is_nan_is_never_the_best(tmp_path, curve):
+  folder = write_run(tmp_path / 'a', base_config(), {}, curve=curve)
+  assert best_validation([folder], 'exact_match', 30, higher_is_better=True) == 5
+  assert best_validation([folder], 'exact_match', 30, higher_is_better=False) == 4
+
+
 def test_schedules_are_those_of_the_whole_run():
   assert fix_schedule_length('cosine(peak=0.1)', 90) == 'cosine(steps=90, peak=0.1)'
   assert fix_schedule_length('cosine(steps=40)', 90) == 'cosine(steps=40)'

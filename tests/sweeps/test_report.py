@@ -52,6 +52,8 @@ def test_another_baseline_and_other_metrics(folder):
   )
   report = sweep_report(folder, options, print)
   assert report.baseline.label == 'score=general, alignment=softmax'
+  also_fixed = options._replace(baseline={**options.baseline, 'training.steps': '100', 'model.dropout': '0'})
+  assert sweep_report(folder, also_fixed, print).baseline.label == report.baseline.label
   assert [column.metric for column in report.columns] == ['loss', 'entropy']
   assert {contrast.column.metric for contrast in report.contrasts} == {'loss'}  # neither high nor low entropy is better
   assert {contrast.verdict for contrast in report.contrasts} == {'no difference found'}  # all losses are equal

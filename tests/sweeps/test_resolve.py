@@ -1,9 +1,21 @@
 """Resolving settings to configs: types, spec options, identity, and mistakes that are all reported at once."""
 
+import re
+
 import pytest
 
 from attention_jax.errors import UserError, UserErrors
-from attention_jax.sweeps.resolve import Base, check_baseline, config_id, resolve, resolve_settings
+from attention_jax.sweeps.resolve import (
+  PLAIN_STRINGS,
+  Base,
+  check_baseline,
+  check_metrics,
+  config_id,
+  resolve,
+  resolve_settings,
+)
+from attention_jax.systems.config import describe_config
+from attention_jax.systems.registry import SYSTEMS
 from tests.sweeps.helpers import PATH, base_config, make_base
 
 # setting -> parts of the message
@@ -25,6 +37,8 @@ MISTAKES = [
   ({'model.attention.alignment': 'entmax(alfa=1)'}, "unknown option of alignment 'entmax': 'alfa'"),
   ({'model.attention.heads': '3'}, 'features must be a multiple of heads'),
   ({'training.schedule.pek': '1'}, "unknown option of schedule 'cosine': 'pek' (did you mean 'peak'?)"),
+  ({'data.folder.foo': '1'}, "config.data.folder is 'data' and has no fields, got 'data.folder.foo'"),
+  ({'training.frozen': 'encoder', 'training.frozen.foo': '1'}, "config.training.frozen is 'encoder' and has no fields"),
   ({'training.select': 'bleu'}, "unknown metric in training.select: 'bleu'"),
 ]
 
@@ -34,6 +48,15 @@ def test_mistakes(setting, message):
   with pytest.raises(UserError) as error:
     resolve_settings(make_base(), [setting])
   assert message in str(error.value) and len(error.value.lines) == 1
+
+
+@pytest.mark.parametrize('system', SYSTEMS)
+def test_strings_are_spec_strings_or_plain(system):
+  for group, fields in describe_config(system).items():
+    for name, field in fields.items():
+      if field.type == 'str':
+        is_spec = re.search(r'\bspecs?\b', field.meaning) is not None
+        assert is_spec != (f'{group}.{name}'.lstrip('.') in PLAIN_STRINGS), (group, name)
 
 
 def test_fields_that_only_the_config_file_sets():
@@ -51,6 +74,14 @@ def test_a_baseline_is_one_of_the_settings():
   for baseline in ({'training.steps': 100}, {'model.attention.score': 'additive'}, {'model.attention.scor': 'dot'}):
     with pytest.raises(UserError, match=r'--baseline: .* matches [02] settings, expected one of: score=dot; score=gen'):
       check_baseline(resolved, baseline)
+
+
+def test_metrics_of_the_report_are_those_of_a_setting():
+  resolved = [resolve(make_base(), {'evaluation.metrics': metrics}) for metrics in (('bleu',), ('ter',))]
+  check_metrics(resolved, ('bleu', 'ter', 'loss', 'alignment_error_rate', 'entropy'))
+  check_metrics(resolved, ('chrf',), extends=True)
+  with pytest.raises(UserError, match=r"unknown metric of the report 'bleuu' \(did you mean 'bleu'\?\)"):
+    check_metrics(resolved, ('ter', 'bleuu'))
 
 
 def test_every_mistake_is_reported_once_with_its_settings():

@@ -1,5 +1,6 @@
 """Whole sweeps with a training program without jax: interrupted, failed, retried, extended, adopted, halved."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -204,6 +205,40 @@ def test_hopeless_settings_are_dropped(folder, capsys):
   assert len(starts(folder)) == 20
 
 
+def test_settings_are_compared_when_all_runs_of_a_rung_have_ended(folder, monkeypatch):
+  request = make_request(folder, halving='halving(first=25, factor=2)')
+  monkeypatch.setenv('FAKE_FAIL', 'dot')
+  run(request)
+  lines = (folder / LEDGER).read_text().splitlines(keepends=True)
+  first_failure = next(i for i, line in enumerate(lines) if '"event": "failed"' in line)
+  (folder / LEDGER).write_text(''.join(lines[: first_failure + 1]))  # killed before the other units were started
+  monkeypatch.delenv('FAKE_FAIL')
+  outcome, lines = run(request._replace(retry=True))
+  assert outcome == (1, 0, 7)
+  assert lines[-1] == '1 finished, 0 failed, 7 unfinished; the same command without --retry continues'
+  assert read_state(folder).dropped == {} and read_state(folder).compared == {}
+  outcome, _ = run(request)
+  assert outcome == (8, 0, 0) and 'score=dot' in starts(folder)[-1]
+
+
+def test_settings_that_extend_a_sweep_pass_every_rung(folder):
+  options = {'halving': 'halving(first=25, factor=2)'}
+  run(make_request(folder, SETTINGS[2:], **options))  # of score general, worse than dot
+  before = len(starts(folder))
+  more = [*SETTINGS, {'model.attention.score': 'cosine', 'model.attention.alignment': 'softmax'}]
+  run(make_request(folder, more, **options))
+  steps = [line.rpartition('steps=')[2] for line in starts(folder)[before:]]
+  # The best three of five, then the best two of three, as if all had been compared at once.
+  assert steps == ['25'] * 6 + ['50'] * 4 + ['100'] * 4
+  state = read_state(folder)
+  names = {entry.unit.setting_id: entry.unit.setting['model.attention.score'] for entry in state.units.values()}
+  dropped = {(names[setting_id], updates) for setting_id, updates in state.dropped.items()}
+  assert dropped == {('general', 25), ('cosine', 25)}
+  # Another first rung, for a setting that has been dropped: nothing is compared.
+  run(make_request(folder, SETTINGS[3:], halving='halving(first=30, factor=2)'))
+  assert read_state(folder) == dataclasses.replace(state, opened=read_state(folder).opened)
+
+
 def test_mistakes_are_found_before_anything_starts(folder):
   settings = [{'model.attention.score': 'dott'}, {'training.steps': 'x'}]
   with pytest.raises(UserErrors) as error:
@@ -211,6 +246,8 @@ def test_mistakes_are_found_before_anything_starts(folder):
   assert len(error.value.lines) == 2 and not folder.exists()
   with pytest.raises(UserError, match='--seeds must be at least 1'):
     run(make_request(folder, seeds=0))
+  with pytest.raises(UserError, match="unknown cluster 'slrm'"):
+    check_request(make_request(folder, cluster='slrm'))
   with pytest.raises(UserError, match='needs first'):
     run(make_request(folder, halving='halving'))
   with pytest.raises(UserError, match=r'config\.seeds is set by --seeds'):

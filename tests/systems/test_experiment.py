@@ -138,6 +138,7 @@ def test_results_of_a_finished_run(trained, config):
     assert record['results']['test'][name] == result._asdict()
     assert math.isfinite(result.value) and result.unit and result.signature
   assert {'loss', 'accuracy', 'exact_match', 'token_error_rate', 'entropy'} <= set(trained.results['test'])
+  assert set(trained.results['test']) <= experiment.measurable_metrics(config)
   hypotheses = (trained.folder / 'hypotheses.test.txt').read_text('utf-8')
   assert hypotheses.count('\n') == 6  # the rows of test.tsv
 

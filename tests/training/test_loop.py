@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import jax
@@ -17,6 +18,7 @@ import pytest
 
 from attention_jax import training as training_package
 from attention_jax.errors import UserError
+from attention_jax.training.ahead import CompileAhead
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.hooks import BestEvaluation, InterruptReason
 from attention_jax.training.loop import Training
@@ -80,6 +82,27 @@ def test_progress_is_printed(capsys, tmp_path):
   for words in ('step 5/5', 'left 0:00:00', 'loss ', 'tokens/s', 'steps/s', 'learning rate', 'compiled shapes 1'):
     assert words in lines[1]
   assert lines[2].startswith('step 5/5  validation/loss')
+
+
+def test_rates_exclude_compiling(tmp_path, monkeypatch):
+  clock = types.SimpleNamespace(now=0.0)
+  clock.monotonic = lambda: clock.now
+  monkeypatch.setattr('attention_jax.training.clock.time', clock)
+  prepare = CompileAhead.prepare
+
+  def slow_prepare(ahead, batch):
+    clock.now += 1000.0
+    prepare(ahead, batch)
+
+  def stream(start, stop):
+    for batch in LIGHT['stream'](start, stop):
+      clock.now += 1.0
+      yield batch
+
+  monkeypatch.setattr(CompileAhead, 'prepare', slow_prepare)
+  fit_toy(tmp_path, steps=4, log_every=2, evaluate_every=0, **LIGHT | {'stream': stream})
+  records = read_metrics(tmp_path)
+  assert [record['train/steps_per_second'] for record in records if 'train/loss' in record] == [1.0, 1.0]
 
 
 @pytest.mark.long
