@@ -248,6 +248,9 @@ def _has_type(value: Any, annotation: Any) -> bool:
     return isinstance(value, (int, float) if annotation is float else int) and not isinstance(value, bool)
   if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
     return isinstance(value, annotation)
+  if typing.get_origin(annotation) is tuple and typing.get_args(annotation)[1:] == (...,):
+    item = typing.get_args(annotation)[0]  # of such a tuple, beartype checks one entry, which it draws at random
+    return isinstance(value, tuple) and all(_has_type(entry, item) for entry in value)
   return _is_bearable()(value, annotation) and (not isinstance(value, bool) or bool in typing.get_args(annotation))
 
 
