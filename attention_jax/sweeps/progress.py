@@ -91,6 +91,8 @@ class SweepProgress:
 def time_left(entries: Sequence[UnitState], running: Mapping[str, float], slots: int) -> float | None:
   """Estimates the seconds until all units have ended, from the mean time of a seed in those that finished.
 
+  A unit resumes what its earlier processes have trained, and runs as one process however many slots are free.
+
   Args:
     entries: the units.
     running: ids of the units that run, and seconds since their start.
@@ -103,11 +105,12 @@ def time_left(entries: Sequence[UnitState], running: Mapping[str, float], slots:
   if not finished:
     return None
   per_seed = sum(entry.seconds for entry in finished) / sum(len(entry.unit.seeds) for entry in finished)
-  total = 0.0
-  for entry in entries:
-    if entry.state not in (FINISHED, FAILED):
-      total += max(0.0, per_seed * len(entry.unit.seeds) - running.get(entry.unit.id, 0.0))
-  return total / slots
+  remaining = [
+    max(0.0, per_seed * len(entry.unit.seeds) - entry.seconds - running.get(entry.unit.id, 0.0))
+    for entry in entries
+    if entry.state not in (FINISHED, FAILED)
+  ]
+  return max(sum(remaining) / slots, *remaining, 0.0)
 
 
 def read_tail(path: Path, size: int) -> bytes:
