@@ -119,8 +119,8 @@ def _check_plot(name: str, system: type, path: Path, output: str | None) -> None
   suffixes = dict.fromkeys([Path(system.plot_filename).suffix, PAGE])
   if path.suffix.lower() not in suffixes:
     raise UserError(f'--output={path} must end with {" or ".join(suffixes)}, the formats of this run')
-  for flag in ('compare', 'layers', 'words', 'analyses', 'edit', 'relative'):
-    if FLAGS[flag].value:
+  for flag in ('compare', 'layers', 'words', 'analyses', 'edit', 'relative', 'hypotheses'):
+    if FLAGS[flag].value != FLAGS[flag].default:
       raise UserError(f"--{flag}: expected a run of system 'translation', got one of {name!r}")
   if output:
     for extra_path in _extra_paths(system, path):

@@ -39,6 +39,13 @@ def test_hypotheses_of_lines(reader, predictor):
     reader.read_lines(predictor, 3, ReadingRequest(inputs=[' ']))
 
 
+def test_a_number_of_hypotheses_that_does_not_exist_raises(reader, predictor):
+  with pytest.raises(UserError, match='hypotheses must be at most 3, the beam size of the run, got 4'):
+    reader.read_lines(predictor, 3, ReadingRequest(inputs=['a b'], hypotheses=4))
+  with pytest.raises(UserError, match='hypotheses must be 1 for rows, which are read with their reference, got 2'):
+    reader.read_rows(Corpus(['a b'], ['d']), ReadingRequest(rows=['0'], hypotheses=2))
+
+
 def test_layers_and_analyses_of_hypotheses(reader, predictor):
   request = ReadingRequest(inputs=['a b'], layers=True, analyses=['entropy', 'rollout'])
   readings = reader.read_lines(predictor, 2, request)
