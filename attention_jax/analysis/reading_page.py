@@ -72,16 +72,18 @@ def _record(reading: Reading) -> dict[str, Any]:
 def _agreement(reading: Reading) -> dict[str, float] | None:
   """Precision and recall of the largest weights against the gold links; target tokens without a link are left out.
 
-  None for an example without links, of which both would be 1.
+  There is no precision without a predicted link, and no recall without a sure link. None for an example without links.
   """
   if reading.gold is None or not len(reading.gold):
     return None
   gold = _link_set(reading.gold)
   sure = gold if reading.sure is None else _link_set(reading.sure)
   linked_targets = {target for _, target in gold}
-  predicted = links_from_weights(reading.weights, len(reading.source_tokens) - 1, len(reading.target_tokens) - 1)
-  scores = alignment_scores([[link for link in predicted if link[1] in linked_targets]], [sure], [gold])
-  return {'precision': scores.precision, 'recall': scores.recall}
+  links = links_from_weights(reading.weights, len(reading.source_tokens) - 1, len(reading.target_tokens) - 1)
+  predicted = [link for link in links if link[1] in linked_targets]
+  scores = alignment_scores([predicted], [sure], [gold])
+  agreement = {'precision': scores.precision} if predicted else {}
+  return agreement | ({'recall': scores.recall} if sure else {})
 
 
 def _link_set(links: Sequence[Link]) -> set[Link]:

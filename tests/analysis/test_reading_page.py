@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from attention_jax.analysis import reading_files
-from attention_jax.analysis.reading import Measurement
+from attention_jax.analysis.reading import WEIGHTS, Measurement
 from attention_jax.analysis.reading_page import render_page
 from tests.analysis.helpers import HOSTILE, Page, check_page, move_slider, open_page
 from tests.analysis.test_reading import READING, SOURCE
@@ -46,6 +46,10 @@ def test_agreement_with_gold_links():
   possible = Page(render_page([other._replace(sure=np.array([[1, 0]]))])).data[0]['readings'][0]
   assert possible['agreement'] == {'precision': 1, 'recall': 1}
   assert possible['sure'] == [[1, 0]] and possible['gold'] == [[1, 0], [0, 0]]
+  unsure = Page(render_page([other._replace(sure=np.zeros((0, 2), np.int32))])).data[0]['readings'][0]
+  assert unsure['agreement'] == {'precision': 1}
+  unlinked = other._replace(matrices={WEIGHTS: np.zeros_like(other.weights)})
+  assert Page(render_page([unlinked])).data[0]['readings'][0]['agreement'] == {'recall': 0}
   for gold in (None, np.zeros((0, 2), np.int32)):
     assert Page(render_page([READING._replace(gold=gold)])).data[0]['readings'][0]['agreement'] is None
 
