@@ -26,6 +26,10 @@ flags.DEFINE_string('hardware', None, "hardware on which the runs of --add were 
 
 def main() -> None:
   """Writes the tables, after the records of --add. Raises UserError if --check finds a table that differs."""
+  if FLAGS.check and FLAGS.add:
+    raise UserError('--check writes nothing, but --add adds rows; leave one of them out')
+  if not FLAGS.add and (unused := [name for name in ('table', 'config', 'hardware') if FLAGS[name].value]):
+    raise UserError(f'--{unused[0]} has no effect without --add, the folder of a run or of a sweep')
   if FLAGS.check:
     if outdated := outdated_documents():
       raise UserError(f'{", ".join(map(str, outdated))} differ from results/; run: python -m experiments.results')

@@ -9,6 +9,7 @@ from attention_jax.sweeps.records import block_names, read_table
 from experiments import result_tables
 from experiments.config_files import load_config
 from experiments.result_tables import RECORDS, add_results, documents, outdated_documents, write_documents
+from tests.experiments.helpers import run
 from tests.sweeps.helpers import write_run
 
 PATH = 'configs/nettalk.py:bahdanau2015_deep_tanh'
@@ -60,3 +61,16 @@ def test_results_are_added(tmp_path):
   assert rows[changed[0]]['metrics']['validation/alignment_error_rate'] == {'value': 5.0}
   with pytest.raises(UserError, match="unknown table 'netalk'"):
     add_results(folder, 'netalk', PATH, '2 cores', records)
+
+
+@pytest.mark.parametrize(
+  ('args', 'message'),
+  [
+    (['--check', '--add=runs/x', '--table=dates', '--hardware=x'], '--check writes nothing, but --add adds rows'),
+    (['--table=dates', '--hardware=x'], '--table has no effect without --add, the folder of a run or of a sweep'),
+    (['--check', '--config=configs/dates.py'], '--config has no effect without --add'),
+  ],
+)
+def test_flags_without_effect_are_errors(args, message):
+  result = run('results', *args)
+  assert result.code == 2 and message in result.err and result.err.count('\n') == 1, result.err
