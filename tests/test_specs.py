@@ -111,7 +111,10 @@ def test_bind_returns_the_row_and_its_options():
 @pytest.mark.parametrize(
   ('spec', 'message'),
   [
-    ('read_tabel', "unknown reader 'read_tabel' (did you mean 'read_table'?); expected one of: no_options, read_many, read_table"),
+    (
+      'read_tabel',
+      "unknown reader 'read_tabel' (did you mean 'read_table'?); expected one of: no_options, read_many, read_table",
+    ),
     ('read_table', "reader 'read_table' needs size; its options: size, rate, scale, names"),
     ('read_table(siz=1)', "unknown option of reader 'read_table': 'siz' (did you mean 'size'?)"),
     ('read_table(size=1.5)', "reader 'read_table': option size must be a whole number, got 1.5"),

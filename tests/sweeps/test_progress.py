@@ -1,5 +1,6 @@
 """Progress: what is printed to a file, and the time left."""
 
+import dataclasses
 import io
 
 import rich.console
@@ -33,9 +34,11 @@ def test_time_left_is_that_of_the_longest_unit_if_slots_are_free():
   assert time_left(entries[:1], {}, slots=4) == 0
 
 
-def test_time_left_subtracts_earlier_processes_of_a_unit():
+def test_time_left_subtracts_interrupted_processes_but_not_earlier_rungs():
   entries = [entry('a', FINISHED, 10.0), entry('b', INTERRUPTED, 7.0), entry('c', STARTED, 3.0)]
   assert time_left(entries, {'c': 2.0}, slots=1) == (10 - 7) + (10 - 3 - 2)
+  after_a_rung = dataclasses.replace(entries[2], steps=100)
+  assert time_left([entries[0], after_a_rung], {'c': 2.0}, slots=1) == 10 - 2
 
 
 def test_lines_for_a_file(tmp_path):
