@@ -64,6 +64,8 @@ def _record(reading: Reading) -> dict[str, Any]:
   """The record of a reading, with tokens that are visible and maps among its matrices."""
   record = to_record(reading, DIGITS)
   record |= {side: [visible_form(token) for token in record[side]] for side in ('source_tokens', 'target_tokens')}
+  for measured in record['measurements'].values():
+    measured['axes'] = [list(map(visible_form, axis)) for axis in measured['axes']]
   for spec in reading.maps:
     record['matrices'][spec] = record['measurements'][spec]['values']
   return record | {'agreement': _agreement(reading)}
