@@ -38,8 +38,10 @@ class Picture(NamedTuple):
 
 
 def draw_pictures(report: Report) -> list[Picture]:
-  """Draws every picture that the data allow."""
+  """Draws every picture that the data allow; none for a task with a training split alone, which measures nothing."""
   main = _main_columns(report)
+  if not main:
+    return []
   drawn = [_draw_values(report, main), _draw_curves(report)]
   drawn += [_draw_interaction(report, column) for column in main]
   drawn += [_draw_alignment(report)]

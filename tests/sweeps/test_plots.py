@@ -22,6 +22,11 @@ def test_an_interaction_is_drawn_if_every_row_has_levels_of_its_own(report):
   assert not any(picture.name.startswith('interaction') for picture in draw_pictures(repeated))
 
 
+def test_a_report_without_metrics_has_no_pictures(report):
+  rows = [row._replace(cells={}) for row in report.rows]
+  assert draw_pictures(report._replace(columns=[], contrasts=[], rows=rows)) == []
+
+
 @pytest.mark.parametrize(
   ('select', 'label'),
   [('exact_match', 'exact_match, validation (greedy)'), ('loss', 'loss, validation')],
