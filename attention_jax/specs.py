@@ -151,7 +151,8 @@ def check_value(subject: str, value: Any, option: Option) -> None:
     raise UserError(f'{subject} must be {kind}, got {value!r}')
   is_number = isinstance(value, int | float) and not isinstance(value, bool)
   if option.range is not None and is_number and value not in option.range:
-    raise UserError(f'{subject} must be {option.range}, got {value}')
+    expected = 'finite' if value in (math.inf, -math.inf) else option.range
+    raise UserError(f'{subject} must be {expected}, got {value}')
   if isinstance(value, int) and abs(value) > MAX_INTEGER:
     bound = f'at most {MAX_INTEGER}' if value > 0 else f'at least {-MAX_INTEGER}'
     raise UserError(f'{subject} must be {bound}, got {value}')

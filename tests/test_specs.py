@@ -122,7 +122,7 @@ def test_bind_returns_the_row_and_its_options():
     ('read_table(size=0)', 'option size must be at least 1, got 0'),
     ('read_table(size=1, rate=1)', 'option rate must be at least 0 and less than 1, got 1'),
     ('read_table(size=1, scale=0)', 'option scale must be greater than 0, got 0'),
-    ('read_table(size=1, scale=1e999)', 'option scale must be greater than 0, got inf'),
+    ('read_table(size=1, scale=1e999)', 'option scale must be finite, got inf'),
     ("read_table(size=1, names=('a',))", "option names must be str | tuple[str, str], got ('a',)"),
     ('read_table(size=1, names=True)', 'option names must be str | tuple[str, str], got True'),
     ('no_options(size=1)', "reader 'no_options' has no options, got 'size'"),
