@@ -125,5 +125,5 @@ def last_step(folder: Path) -> int | None:
   """Returns the last step in metrics.jsonl of a run, or None."""
   try:
     return json.loads(read_tail(folder / METRICS_FILE, TAIL_BYTES).split(b'\n')[-2])['step']
-  except (OSError, ValueError, IndexError, KeyError):
+  except (OSError, ValueError, IndexError, KeyError, TypeError):  # TypeError: a line that is no object
     return None

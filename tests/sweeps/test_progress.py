@@ -68,3 +68,5 @@ def test_the_last_step_of_a_run(tmp_path):
   assert last_step(tmp_path) is None
   (tmp_path / 'metrics.jsonl').write_text('{"step": 3}\n{"step": 4}\n{"st')
   assert last_step(tmp_path) == 4
+  (tmp_path / 'metrics.jsonl').write_text('[]\n')
+  assert last_step(tmp_path) is None
