@@ -217,7 +217,7 @@ def test_evaluate_hypotheses(trained):
   with pytest.raises(UserError, match='1 hypotheses for the 6 rows of test; expected one for each row'):
     runs.evaluate_hypotheses(run, 'test', references[:1])
   without_metrics = open_run(trained.folder, evaluation={'metrics': ()})
-  with pytest.raises(UserError, match='config.evaluation.metrics of the run is empty'):
+  with pytest.raises(UserError, match=r'evaluation\.metrics of the run is empty'):
     runs.evaluate_hypotheses(without_metrics, 'test', references)
 
 
