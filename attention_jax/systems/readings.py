@@ -155,9 +155,12 @@ class Reader:
       pairs = {(source_words[s], target_words[t]) for s, t in links}
       return sorted(pair for pair in pairs if min(pair) >= 0)
 
+    def words(text, word_ids):  # up to the last word that has a token, as in `merge_weights`
+      return [*text.split()[: max(word_ids, default=-1) + 1], END]
+
     return reading._replace(
-      source_tokens=[*reading.source.split(), END],
-      target_tokens=[*reading.target.split(), END],
+      source_tokens=words(reading.source, source_words),
+      target_tokens=words(reading.target, target_words),
       matrices={name: merge_weights(x, source_words, target_words) for name, x in reading.matrices.items()},
       gold=merge(reading.gold),
       sure=merge(reading.sure),
