@@ -15,7 +15,7 @@ from absl import flags
 
 from attention_jax.errors import UserError
 from experiments.launch import FLAGS, launch, require_flag
-from experiments.result_tables import add_results, outdated_documents, write_documents
+from experiments.result_tables import add_results, check_flags, outdated_documents, write_documents
 
 flags.DEFINE_bool('check', False, 'write nothing; fail if a document differs from the records')
 flags.DEFINE_string('add', None, 'the folder of a finished run or of a sweep')
@@ -26,10 +26,7 @@ flags.DEFINE_string('hardware', None, "hardware on which the runs of --add were 
 
 def main() -> None:
   """Writes the tables, after the records of --add. Raises UserError if --check finds a table that differs."""
-  if FLAGS.check and FLAGS.add:
-    raise UserError('--check writes nothing, but --add adds rows; leave one of them out')
-  if not FLAGS.add and (unused := [name for name in ('table', 'config', 'hardware') if FLAGS[name].value]):
-    raise UserError(f'--{unused[0]} has no effect without --add, the folder of a run or of a sweep')
+  check_flags({name: FLAGS[name].value for name in ('check', 'add', 'table', 'config', 'hardware')})
   if FLAGS.check:
     if outdated := outdated_documents():
       raise UserError(f'{", ".join(map(str, outdated))} differ from results/; run: python -m experiments.results')

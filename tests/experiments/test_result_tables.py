@@ -8,8 +8,14 @@ from attention_jax.errors import UserError
 from attention_jax.sweeps.records import block_names, read_table
 from experiments import result_tables
 from experiments.config_files import load_config
-from experiments.result_tables import RECORDS, add_results, documents, outdated_documents, write_documents
-from tests.experiments.helpers import run
+from experiments.result_tables import (
+  RECORDS,
+  add_results,
+  check_flags,
+  documents,
+  outdated_documents,
+  write_documents,
+)
 from tests.sweeps.helpers import write_run
 
 PATH = 'configs/nettalk.py:bahdanau2015_deep_tanh'
@@ -64,13 +70,16 @@ def test_results_are_added(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ('args', 'message'),
+  ('values', 'message'),
   [
-    (['--check', '--add=runs/x', '--table=dates', '--hardware=x'], '--check writes nothing, but --add adds rows'),
-    (['--table=dates', '--hardware=x'], '--table has no effect without --add, the folder of a run or of a sweep'),
-    (['--check', '--config=configs/dates.py'], '--config has no effect without --add'),
+    ({'check': True, 'add': 'runs/x', 'table': 'dates'}, '--check writes nothing, but --add adds rows'),
+    ({'table': 'dates'}, '--table has no effect without --add, the folder of a run or of a sweep'),
+    ({'check': True, 'config': 'configs/dates.py'}, '--config has no effect without --add'),
   ],
 )
-def test_flags_without_effect_are_errors(args, message):
-  result = run('results', *args)
-  assert result.code == 2 and message in result.err and result.err.count('\n') == 1, result.err
+def test_flags_without_effect_are_errors(values, message):
+  unset = {'check': False, 'add': None, 'table': None, 'config': '', 'hardware': None}
+  with pytest.raises(UserError, match=message):
+    check_flags(unset | values)
+  for valid in ({}, {'check': True}, {'add': 'runs/x', 'table': 'dates', 'hardware': '2 cores'}):
+    check_flags(unset | valid)
