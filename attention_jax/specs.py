@@ -151,7 +151,8 @@ def check_value(subject: str, value: Any, option: Option) -> None:
     raise UserError(f'{subject} must be {kind}, got {value!r}')
   is_number = isinstance(value, int | float) and not isinstance(value, bool)
   if option.range is not None and is_number and value not in option.range:
-    raise UserError(f'{subject} must be {option.range}, got {value}')
+    expected = 'finite' if value in (math.inf, -math.inf) else option.range
+    raise UserError(f'{subject} must be {expected}, got {value}')
   if isinstance(value, int) and abs(value) > MAX_INTEGER:
     bound = f'at most {MAX_INTEGER}' if value > 0 else f'at least {-MAX_INTEGER}'
     raise UserError(f'{subject} must be {bound}, got {value}')
@@ -248,6 +249,9 @@ def _has_type(value: Any, annotation: Any) -> bool:
     return isinstance(value, (int, float) if annotation is float else int) and not isinstance(value, bool)
   if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
     return isinstance(value, annotation)
+  if typing.get_origin(annotation) is tuple and typing.get_args(annotation)[1:] == (...,):
+    item = typing.get_args(annotation)[0]  # of such a tuple, beartype checks one entry, which it draws at random
+    return isinstance(value, tuple) and all(_has_type(entry, item) for entry in value)
   return _is_bearable()(value, annotation) and (not isinstance(value, bool) or bool in typing.get_args(annotation))
 
 

@@ -54,15 +54,17 @@ CONFIG_INTRODUCTION = (
 )
 
 ANALYSES_INTRODUCTION = """`inspect_attention --analyses=NAME`, which may be repeated, computes analyses of a trained
-run of translation. Values for each target token and source token are drawn beside the weights. An `--output` with the
-suffix `.html` is a page for a browser, which needs no network: tokens joined by lines, a heatmap, sliders over steps,
-layers, heads and hypotheses, and several runs side by side (`--compare`). One with the suffix `.json` has all numbers.
+run of translation. A picture (`.png`, the default) has heatmaps of values for pairs of tokens beside the weights, no
+lists, such as those of `kendall`. An `--output` with the suffix `.html` is a page for a browser, which needs no
+network: tokens joined by lines, heatmaps, lists, sliders over steps, layers, heads and hypotheses, and several runs
+side by side (`--compare`). One with the suffix `.json` has all numbers.
 `--words` merges the weights of subwords or characters to those of words. In a notebook,
 `aj.analysis.show(run, 'a sentence', analyses=['entropy'])` shows the page; `run` is
 `attention_jax.systems.runs.open_run('runs/dates')`.
 
 ```sh
-python -m experiments.inspect_attention --workdir=runs/dates --rows=0 --analyses=integrated_gradients --analyses=kendall
+python -m experiments.inspect_attention --workdir=runs/dates --rows=0 --analyses=integrated_gradients
+python -m experiments.inspect_attention --workdir=runs/dates --rows=0 --analyses=kendall --output=kendall.html
 python -m experiments.inspect_attention --workdir=runs/dates --text='5. März 1999' --output=what_if.json \\
   --analyses='what_if(edit="fixed(at=8, position=3)")'
 python -m experiments.inspect_attention --workdir=runs/transformer --rows=0 --layers --output=edited.html \\

@@ -2,7 +2,8 @@
 
   python -m experiments.inspect_attention --workdir=runs/dates --rows=0,1,2,3
   python -m experiments.inspect_attention --workdir=runs/dates --text='5. März 1999'
-  python -m experiments.inspect_attention --workdir=runs/dates --rows=0 --analyses=entropy --analyses=leave_one_out
+  python -m experiments.inspect_attention --workdir=runs/dates --rows=0 --analyses=leave_one_out
+  python -m experiments.inspect_attention --workdir=runs/dates --rows=0 --analyses=entropy --output=page.html
   python -m experiments.inspect_attention --workdir=runs/transformer --rows=0 --layers
   python -m experiments.inspect_attention --workdir=runs/a --compare=runs/b --rows=0,1,2 --output=page.html
   python -m experiments.inspect_attention --workdir=runs/dates --text='5 mars 1999' --edit='uniform' --output=page.html
@@ -84,8 +85,11 @@ def main() -> None:
     if FLAGS.serve:
       serving.serve(functools.partial(_read, opened), FLAGS.port, edit=FLAGS.edit, relative=FLAGS.relative)
       return
-    reading_files.write(_read(opened, FLAGS.text, FLAGS.edit), path, relative=FLAGS.relative)
+    readings = _read(opened, FLAGS.text, FLAGS.edit)
+    reading_files.write(readings, path, relative=FLAGS.relative)
     print(f'written to {path}')
+    if specs := reading_files.left_out(readings, path):
+      print(f'not in a picture: {", ".join(specs)}; --output=FILE.html or FILE.json contains them')
   else:
     _plot(run, path)
 
@@ -119,8 +123,8 @@ def _check_plot(name: str, system: type, path: Path, output: str | None) -> None
   suffixes = dict.fromkeys([Path(system.plot_filename).suffix, PAGE])
   if path.suffix.lower() not in suffixes:
     raise UserError(f'--output={path} must end with {" or ".join(suffixes)}, the formats of this run')
-  for flag in ('compare', 'layers', 'words', 'analyses', 'edit', 'relative'):
-    if FLAGS[flag].value:
+  for flag in ('compare', 'layers', 'words', 'analyses', 'edit', 'relative', 'hypotheses'):
+    if FLAGS[flag].value != FLAGS[flag].default:
       raise UserError(f"--{flag}: expected a run of system 'translation', got one of {name!r}")
   if output:
     for extra_path in _extra_paths(system, path):

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from attention_jax import atomic
+from attention_jax.errors import UserError
 from attention_jax.sweeps.measured import measured_rows
 from attention_jax.sweeps.records import add_rows, fill_blocks, find_table, read_table, write_table
 from experiments.config_files import PROJECT, load_config
@@ -28,6 +30,22 @@ def write_documents(root: Path = PROJECT) -> None:
   for path, text in outdated_documents(root).items():
     atomic.write_text(path, text)
     print(f'written to {path}')
+
+
+def check_flags(values: Mapping[str, Any]) -> None:
+  """Checks the flags of `experiments.results`.
+
+  Args:
+    values: value by name.
+
+  Raises:
+    UserError: for --check with --add, and for a flag of --add without it.
+  """
+  if values['check'] and values['add']:
+    raise UserError('--check writes nothing, but --add adds rows; leave one of them out')
+  unused = [name for name, value in values.items() if value and name != 'check']
+  if unused and not values['add']:
+    raise UserError(f'--{unused[0]} has no effect without --add, the folder of a run or of a sweep')
 
 
 def add_results(folder: Path, name: str, config: str, hardware: str, records: Path = RECORDS) -> None:

@@ -15,17 +15,18 @@ from absl import flags
 
 from attention_jax.errors import UserError
 from experiments.launch import FLAGS, launch, require_flag
-from experiments.result_tables import add_results, outdated_documents, write_documents
+from experiments.result_tables import add_results, check_flags, outdated_documents, write_documents
 
 flags.DEFINE_bool('check', False, 'write nothing; fail if a document differs from the records')
 flags.DEFINE_string('add', None, 'the folder of a finished run or of a sweep')
 flags.DEFINE_string('table', None, 'name of the table in results/ to which --add adds rows')
-flags.DEFINE_string('config', '', 'config file and preset of a run folder, without the flags of the run')
+flags.DEFINE_string('config', '', 'config file and preset of a run folder, FILE:PRESET, without the flags of the run')
 flags.DEFINE_string('hardware', None, "hardware on which the runs of --add were measured, such as '2 cores'")
 
 
 def main() -> None:
   """Writes the tables, after the records of --add. Raises UserError if --check finds a table that differs."""
+  check_flags({name: FLAGS[name].value for name in ('check', 'add', 'table', 'config', 'hardware')})
   if FLAGS.check:
     if outdated := outdated_documents():
       raise UserError(f'{", ".join(map(str, outdated))} differ from results/; run: python -m experiments.results')

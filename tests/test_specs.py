@@ -26,11 +26,15 @@ def read_table(path, *, size: Size, rate: Fraction = 0.0, scale: Positive = 1.0,
   """A row with every kind of option."""
 
 
+def read_many(path, *, names: tuple[str, ...] = ()):
+  """A row with a tuple of any length."""
+
+
 def no_options(path):
   """A row without options."""
 
 
-TABLE = {'read_table': read_table, 'no_options': no_options}
+TABLE = {'read_table': read_table, 'read_many': read_many, 'no_options': no_options}
 
 
 @pytest.mark.parametrize(
@@ -107,7 +111,10 @@ def test_bind_returns_the_row_and_its_options():
 @pytest.mark.parametrize(
   ('spec', 'message'),
   [
-    ('read_tabel', "unknown reader 'read_tabel' (did you mean 'read_table'?); expected one of: no_options, read_table"),
+    (
+      'read_tabel',
+      "unknown reader 'read_tabel' (did you mean 'read_table'?); expected one of: no_options, read_many, read_table",
+    ),
     ('read_table', "reader 'read_table' needs size; its options: size, rate, scale, names"),
     ('read_table(siz=1)', "unknown option of reader 'read_table': 'siz' (did you mean 'size'?)"),
     ('read_table(size=1.5)', "reader 'read_table': option size must be a whole number, got 1.5"),
@@ -115,7 +122,7 @@ def test_bind_returns_the_row_and_its_options():
     ('read_table(size=0)', 'option size must be at least 1, got 0'),
     ('read_table(size=1, rate=1)', 'option rate must be at least 0 and less than 1, got 1'),
     ('read_table(size=1, scale=0)', 'option scale must be greater than 0, got 0'),
-    ('read_table(size=1, scale=1e999)', 'option scale must be greater than 0, got inf'),
+    ('read_table(size=1, scale=1e999)', 'option scale must be finite, got inf'),
     ("read_table(size=1, names=('a',))", "option names must be str | tuple[str, str], got ('a',)"),
     ('read_table(size=1, names=True)', 'option names must be str | tuple[str, str], got True'),
     ('no_options(size=1)', "reader 'no_options' has no options, got 'size'"),
@@ -125,6 +132,15 @@ def test_mistakes_in_a_spec_are_named(spec, message):
   with pytest.raises(aj.UserError) as error:
     bind(spec, TABLE, 'reader')
   assert message in str(error.value)
+
+
+def test_every_entry_of_a_tuple_is_checked():
+  assert bind("read_many(names=('a', 'b'))", TABLE, 'reader')[2] == {'names': ('a', 'b')}
+  names = ('a', 3, *'bcdefgh')
+  for _ in range(20):
+    with pytest.raises(aj.UserError) as error:
+      bind(f'read_many(names={names})', TABLE, 'reader')
+    assert str(error.value) == f"reader 'read_many': option names must be tuple[str, ...], got {names}"
 
 
 @dataclasses.dataclass(frozen=True)

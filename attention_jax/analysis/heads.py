@@ -15,17 +15,19 @@ from attention_jax.errors import UserError
 
 Gates = Mapping[str, jax.Array]  # [N] for each attention with several heads, by the path of its parameters
 SEPARATOR = '/'
-QUERY = f'{SEPARATOR}query_kernel{SEPARATOR}kernel'  # [N, D, F]
-JOIN = f'{SEPARATOR}join{SEPARATOR}kernel'  # [N F, D]
+QUERY = ('query_kernel', 'kernel')  # [N, D, F]
+JOIN = ('join', 'kernel')  # [N F, D]
 
 
 def open_gates(params: Any) -> dict[str, jax.Array]:
   """Returns gates of 1 for every head of the parameters of a model; an attention with a single head has no gate."""
   from flax.traverse_util import flatten_dict
 
-  flat = flatten_dict(params, sep=SEPARATOR)
-  heads = {path.removesuffix(QUERY): kernel.shape[0] for path, kernel in flat.items() if path.endswith(QUERY)}
-  return {path: jnp.ones(count) for path, count in heads.items() if path + JOIN in flat and count > 1}
+  flat = flatten_dict(params)
+  heads = {path[:-2]: kernel.shape[0] for path, kernel in flat.items() if path[-2:] == QUERY}
+  return {
+    SEPARATOR.join(path): jnp.ones(count) for path, count in heads.items() if (*path, *JOIN) in flat and count > 1
+  }
 
 
 def gate_heads(params: Any, gates: Gates) -> Any:
@@ -37,12 +39,13 @@ def gate_heads(params: Any, gates: Gates) -> Any:
   """
   from flax.traverse_util import flatten_dict, unflatten_dict
 
-  flat = flatten_dict(params, sep=SEPARATOR)
-  for path, gate in gates.items():
-    kernel = flat[path + JOIN]
+  flat = flatten_dict(params)
+  for name, gate in gates.items():
+    path = (*filter(None, name.split(SEPARATOR)), *JOIN)
+    kernel = flat[path]
     rows = kernel.reshape(gate.shape[0], -1, kernel.shape[-1])
-    flat[path + JOIN] = (rows * gate[:, None, None].astype(kernel.dtype)).reshape(kernel.shape)
-  return unflatten_dict(flat, sep=SEPARATOR)
+    flat[path] = (rows * gate[:, None, None].astype(kernel.dtype)).reshape(kernel.shape)
+  return unflatten_dict(flat)
 
 
 def head_sensitivity(loss: Callable[[Any], jax.Array], params: Any) -> dict[str, jax.Array]:

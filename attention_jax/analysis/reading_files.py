@@ -16,10 +16,10 @@ from attention_jax.errors import choose
 
 
 def write_heatmaps(readings: Sequence[Reading], path: str | Path, *, relative: bool = False) -> None:
-  """Writes one PNG with a heatmap of every matrix and every map of the readings.
+  """Writes one PNG with a heatmap of every matrix of the readings, and of every measurement with two axes.
 
-  Weights of layers and heads replace those of the model, which are made of them. Maps, which may be negative, are drawn
-  as absolute values.
+  Weights of layers and heads replace those of the model, which are made of them. Measurements, which may be negative,
+  are drawn as absolute values; those with one value, or with one for each token, are left out, see `left_out`.
 
   Args:
     readings: what to draw.
@@ -40,9 +40,20 @@ def write_heatmaps(readings: Sequence[Reading], path: str | Path, *, relative: b
       gold = (None, None) if layers else (reading.gold, reading.sure)
       heading = f'{title}, {name}' if name else title
       heatmaps.append(Heatmap(weights, *tokens, gold[0], heading, relative, gold[1]))
-    for spec, values in reading.maps.items():
-      heatmaps.append(Heatmap(np.abs(values), *tokens, reading.gold, f'{title}, {spec}', True, reading.sure))
+    for spec, measured in reading.measurements.items():
+      if measured.values.ndim == 2:
+        rows, columns = measured.axes
+        gold = (reading.gold, reading.sure) if spec in reading.maps else (None, None)
+        heatmaps.append(Heatmap(np.abs(measured.values), columns, rows, gold[0], f'{title}, {spec}', True, gold[1]))
   grid(heatmaps, path)
+
+
+def left_out(readings: Sequence[Reading], path: str | Path) -> list[str]:
+  """Returns the specs of the measurements that the file of a path lacks: of a picture, all but those with two axes."""
+  if WRITERS[check_format(path)] is not write_heatmaps:
+    return []
+  measurements = (pair for reading in readings for pair in reading.measurements.items())
+  return list(dict.fromkeys(spec for spec, measured in measurements if measured.values.ndim != 2))
 
 
 def write_json(readings: Sequence[Reading], path: str | Path, *, relative: bool = False) -> None:

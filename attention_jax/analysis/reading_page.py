@@ -64,6 +64,8 @@ def _record(reading: Reading) -> dict[str, Any]:
   """The record of a reading, with tokens that are visible and maps among its matrices."""
   record = to_record(reading, DIGITS)
   record |= {side: [visible_form(token) for token in record[side]] for side in ('source_tokens', 'target_tokens')}
+  for measured in record['measurements'].values():
+    measured['axes'] = [list(map(visible_form, axis)) for axis in measured['axes']]
   for spec in reading.maps:
     record['matrices'][spec] = record['measurements'][spec]['values']
   return record | {'agreement': _agreement(reading)}
@@ -72,16 +74,18 @@ def _record(reading: Reading) -> dict[str, Any]:
 def _agreement(reading: Reading) -> dict[str, float] | None:
   """Precision and recall of the largest weights against the gold links; target tokens without a link are left out.
 
-  None for an example without links, of which both would be 1.
+  There is no precision without a predicted link, and no recall without a sure link. None for an example without links.
   """
   if reading.gold is None or not len(reading.gold):
     return None
   gold = _link_set(reading.gold)
   sure = gold if reading.sure is None else _link_set(reading.sure)
   linked_targets = {target for _, target in gold}
-  predicted = links_from_weights(reading.weights, len(reading.source_tokens) - 1, len(reading.target_tokens) - 1)
-  scores = alignment_scores([[link for link in predicted if link[1] in linked_targets]], [sure], [gold])
-  return {'precision': scores.precision, 'recall': scores.recall}
+  links = links_from_weights(reading.weights, len(reading.source_tokens) - 1, len(reading.target_tokens) - 1)
+  predicted = [link for link in links if link[1] in linked_targets]
+  scores = alignment_scores([predicted], [sure], [gold])
+  agreement = {'precision': scores.precision} if predicted else {}
+  return agreement | ({'recall': scores.recall} if sure else {})
 
 
 def _link_set(links: Sequence[Link]) -> set[Link]:

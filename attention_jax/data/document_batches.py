@@ -110,13 +110,19 @@ def encode_documents(
     labels: all labels; the id of a label is its position.
     limits: see `cut_document`.
     joined: see `cut_document`.
+
+  Raises:
+    UserError: for a text that has no token, such as '▁' with a vocabulary of subwords.
   """
+  min_pieces = min(2, limits[0]) if documents.pairs and not joined else 1
   flat = []
   sentence_lengths = []
   document_lengths = []
   num_truncated_words = 0
-  for sentences in documents.sentences:
+  for row, sentences in enumerate(documents.sentences):
     pieces, num_left_out = cut_document(sentences, vocabulary, limits, joined=joined, pairs=documents.pairs)
+    if len(pieces) < min_pieces:
+      raise UserError(f'{documents.location(row)}: the text has no token, got {" ".join(sentences)[:40]!r}')
     num_truncated_words += num_left_out
     flat += [id for _, ids in pieces for id in ids]
     sentence_lengths += [len(ids) for _, ids in pieces]

@@ -130,7 +130,8 @@ def read_runs(folder: Path) -> list[FinishedRun]:
 def collect_sweep(folder: Path, state: SweepState) -> list[SettingRuns]:
   """Returns the settings of a sweep that have finished runs, in the order in which they were planned.
 
-  Settings that successive halving dropped are left out, because their runs had fewer updates.
+  Settings that successive halving dropped are left out, because their runs had fewer updates. Factors are the fields of
+  all settings and, if these are equal for several settings, the other fields that distinguish them.
 
   Args:
     folder: the folder of the sweep.
@@ -144,17 +145,40 @@ def collect_sweep(folder: Path, state: SweepState) -> list[SettingRuns]:
     if entry.state == FINISHED and unit.setting_id not in state.dropped:
       folders = run_folders(unit, folder).items()
       runs.setdefault(unit.setting_id, []).extend(read_run(path) for seed, path in folders)
+  runs = {
+    setting_id: sorted(runs[setting_id], key=lambda run: run.seed) for setting_id in settings if setting_id in runs
+  }
+  configs = {setting_id: flatten_dict(members[0].config, sep='.') for setting_id, members in runs.items()}
+
+  def factors_of(setting_id, fields):
+    # If a setting was planned before a field was varied, the value of the field is read from its config.
+    return {field: settings[setting_id].get(field, configs[setting_id].get(field, '')) for field in fields}
+
   fields = list(dict.fromkeys(field for setting in settings.values() for field in setting))
+  fields += _distinguishing_fields([(factors_of(setting_id, fields), config) for setting_id, config in configs.items()])
   names = short_names(fields)
   collected = []
-  for setting_id in settings:
-    if setting_id in runs:
-      members = sorted(runs[setting_id], key=lambda run: run.seed)
-      flat = flatten_dict(members[0].config, sep='.')
-      # If a setting was planned before a field was varied, the value of the field is read from its config.
-      factors = {field: settings[setting_id].get(field, flat.get(field, '')) for field in fields}
-      collected.append(SettingRuns(setting_id, label(factors, names), factors, members[0].config, members))
+  for setting_id, members in runs.items():
+    factors = factors_of(setting_id, fields)
+    collected.append(SettingRuns(setting_id, label(factors, names), factors, members[0].config, members))
   return collected
+
+
+def _distinguishing_fields(settings: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[str]:
+  """Returns the fields whose values differ between settings with equal factors, which a sweep that was extended has.
+
+  Args:
+    settings: factors and config of each setting, by dotted path.
+  """
+  groups: dict[str, list[Mapping[str, Any]]] = {}
+  for factors, config in settings:
+    groups.setdefault(json.dumps(factors), []).append(config)
+  fields = dict.fromkeys(field for _, config in settings for field in config if field not in IRRELEVANT_FIELDS)
+  return [
+    field
+    for field in fields
+    if any(len({json.dumps(config.get(field)) for config in group}) > 1 for group in groups.values())
+  ]
 
 
 def collect_folders(folders: Sequence[Path]) -> list[SettingRuns]:

@@ -27,17 +27,19 @@ def measured_rows(
   Args:
     folder: the folder.
     table: the table; the metrics of its columns are recorded, and its flags are not repeated in the rows.
-    path: 'FILE:PRESET' of a run folder, with which its config is compared; a sweep stores it in its ledger.
+    path: 'FILE:PRESET' with which the config of a run folder is compared, or that of a sweep that was started without a
+      preset; any other sweep stores it in its ledger.
     load: returns the config of such a path.
     hardware: where it was measured.
 
   Raises:
-    UserError: if nothing has finished, for a run folder without `path`, for a setting without any metric of the table,
-      or if only some of its seeds have a metric.
+    UserError: if nothing has finished, for a run folder without a preset in `path`, for a setting without any metric of
+      the table, or if only some of its seeds have a metric.
   """
   if (folder / LEDGER).exists():
     state = read_state(folder)
-    paths = {entry.unit.setting_id: entry.unit.path for entry in state.units.values()}
+    units = [entry.unit for entry in state.units.values()]
+    paths = {unit.setting_id: unit.path if ':' in unit.path else path for unit in units}
     settings = collect_sweep(folder, state)
   else:
     runs = read_runs(folder)
@@ -45,8 +47,8 @@ def measured_rows(
     settings = [SettingRuns('', str(folder), {}, runs[0].config, runs)]
   if not settings:
     raise UserError(f'{folder}: no run of this sweep has finished')
-  if not all(paths.values()):
-    raise UserError(f'{folder} does not record its config file; expected --config=FILE:PRESET')
+  if not all(':' in path for path in paths.values()):
+    raise UserError(f'{folder} does not record its config file and preset; expected --config=FILE:PRESET')
   return [_measured_row(setting, table, paths[setting.id], load, hardware) for setting in settings]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from attention_jax.analysis.fonts import font_families
 from attention_jax.analysis.plots import INK, LINE
+from attention_jax.inference.metrics import METRICS
 from attention_jax.sweeps.bins import BinnedMetrics
 from attention_jax.sweeps.contrasts import MetricColumn
 from attention_jax.sweeps.report import ALIGNMENT_ERROR, Report, ReportCell, ReportRow
@@ -37,8 +38,10 @@ class Picture(NamedTuple):
 
 
 def draw_pictures(report: Report) -> list[Picture]:
-  """Draws every picture that the data allow."""
+  """Draws every picture that the data allow; none for a task with a training split alone, which measures nothing."""
   main = _main_columns(report)
+  if not main:
+    return []
   drawn = [_draw_values(report, main), _draw_curves(report)]
   drawn += [_draw_interaction(report, column) for column in main]
   drawn += [_draw_alignment(report)]
@@ -110,7 +113,8 @@ def _draw_curves(report: Report) -> Picture | None:
     axes.plot(steps, mean, label=_shorten(label), linewidth=1.6, **style)
     axes.fill_between(steps, low, high, color=style['color'], alpha=0.12, linewidth=0)
   axes.set_xlabel('updates', color=INK, fontsize=9)
-  axes.set_ylabel(f'{select}, validation (greedy)', color=INK, fontsize=9)
+  search = ' (greedy)' if select in METRICS else ''  # other metrics need no search
+  axes.set_ylabel(f'{select}, validation{search}', color=INK, fontsize=9)
   axes.grid(color=LINE, linewidth=0.6)
   add_legend(axes)
   return Picture('curves', 'Learning curves: mean over seeds, shaded from the lowest to the highest', to_png(figure))
@@ -143,7 +147,8 @@ def _draw_interaction(report: Report, column: MetricColumn) -> Picture | None:
     for row in report.rows
     if column in row.cells
   }
-  if len(factors) != 2 or len(cells) < 4:
+  num_rows = sum(column in row.cells for row in report.rows)
+  if len(factors) != 2 or len(cells) < 4 or len(cells) < num_rows:  # several rows may have the same levels
     return None
   levels = [list(dict.fromkeys(key[i] for key in cells)) for i in range(2)]
   if min(map(len, levels)) < 2 or len(cells) < len(levels[0]) * len(levels[1]):

@@ -91,6 +91,8 @@ class SweepProgress:
 def time_left(entries: Sequence[UnitState], running: Mapping[str, float], slots: int) -> float | None:
   """Estimates the seconds until all units have ended, from the mean time of a seed in those that finished.
 
+  A unit resumes what its interrupted processes have trained, and runs as one process however many slots are free.
+
   Args:
     entries: the units.
     running: ids of the units that run, and seconds since their start.
@@ -103,11 +105,13 @@ def time_left(entries: Sequence[UnitState], running: Mapping[str, float], slots:
   if not finished:
     return None
   per_seed = sum(entry.seconds for entry in finished) / sum(len(entry.unit.seeds) for entry in finished)
-  total = 0.0
+  remaining = [0.0]
   for entry in entries:
     if entry.state not in (FINISHED, FAILED):
-      total += max(0.0, per_seed * len(entry.unit.seeds) - running.get(entry.unit.id, 0.0))
-  return total / slots
+      # After a rung of successive halving, `seconds` are those of fewer updates, and not part of the present ones.
+      seconds = running.get(entry.unit.id, 0.0) + (0.0 if entry.steps else entry.seconds)
+      remaining.append(max(0.0, per_seed * len(entry.unit.seeds) - seconds))
+  return max(sum(remaining) / slots, *remaining)
 
 
 def read_tail(path: Path, size: int) -> bytes:
@@ -121,5 +125,5 @@ def last_step(folder: Path) -> int | None:
   """Returns the last step in metrics.jsonl of a run, or None."""
   try:
     return json.loads(read_tail(folder / METRICS_FILE, TAIL_BYTES).split(b'\n')[-2])['step']
-  except (OSError, ValueError, IndexError, KeyError):
+  except (OSError, ValueError, IndexError, KeyError, TypeError):  # TypeError: a line that is no object
     return None

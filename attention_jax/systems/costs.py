@@ -22,7 +22,8 @@ COUNTED_BATCHES = 100  # at most; enough for the mean over the shapes of the buc
 def update_flop(system: System) -> float:
   """Returns the FLOP of the matrix products of one update, forward and backward; the mean over the first batches.
 
-  Convolutions and element-wise operations, such as exponentials, are not counted.
+  Convolutions and element-wise operations, such as exponentials, are not counted. Products of the implementation
+  `flash` are counted inexactly, because its blocks run in loops and branches, see `count_matmuls`.
 
   Args:
     system: a system with its data.

@@ -73,8 +73,10 @@ class Reader:
       request: the inputs.
 
     Raises:
-      UserError: for an empty line, and for a line without a hypothesis.
+      UserError: for an empty line, for a line without a hypothesis, and for more hypotheses than beams.
     """
+    if request.hypotheses > beams:
+      raise UserError(f'hypotheses must be at most {beams}, the beam size of the run, got {request.hypotheses}')
     if not all(line.strip() for line in request.inputs):
       raise UserError('an empty line has no attention weights; expected a line of text')
     readings = []
@@ -96,8 +98,10 @@ class Reader:
       request: its name and the rows.
 
     Raises:
-      UserError: for rows that do not exist, or fit no bucket.
+      UserError: for rows that do not exist, or fit no bucket, and for several hypotheses.
     """
+    if request.hypotheses > 1:
+      raise UserError(f'hypotheses must be 1 for rows, which are read with their reference, got {request.hypotheses}')
     numbers = parse_rows(request.rows, request.split, len(corpus.source))
     selected = _select(corpus, numbers)
     scorer = TeacherForcedScorer(self.model, self.buckets, len(numbers))
@@ -151,9 +155,12 @@ class Reader:
       pairs = {(source_words[s], target_words[t]) for s, t in links}
       return sorted(pair for pair in pairs if min(pair) >= 0)
 
+    def words(text, word_ids):  # up to the last word that has a token, as in `merge_weights`
+      return [*text.split()[: max(word_ids, default=-1) + 1], END]
+
     return reading._replace(
-      source_tokens=[*reading.source.split(), END],
-      target_tokens=[*reading.target.split(), END],
+      source_tokens=words(reading.source, source_words),
+      target_tokens=words(reading.target, target_words),
       matrices={name: merge_weights(x, source_words, target_words) for name, x in reading.matrices.items()},
       gold=merge(reading.gold),
       sure=merge(reading.sure),

@@ -192,10 +192,12 @@ def evaluate_hypotheses(run: Run, split: str, lines: Sequence[str]) -> dict[str,
     lines: one hypothesis per row of the split.
 
   Raises:
-    UserError: for another number of lines, and for a run of a system whose references are not texts.
+    UserError: for another number of lines, for a run of a system whose references are not texts, and without metrics.
   """
   choose(split, run.system.splits, 'split')
   corpus = run.system_with(SupportsCorpus).corpus(split)
+  if not run.config['evaluation']['metrics']:
+    raise UserError('config.evaluation.metrics of the run is empty; expected metrics of texts, as in --metrics=bleu')
   if len(lines) != len(corpus.source):
     raise UserError(f'{len(lines)} hypotheses for the {len(corpus.source)} rows of {split}; expected one for each row')
   return text_metrics(corpus, lines, run.config['evaluation'])

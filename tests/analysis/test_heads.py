@@ -50,6 +50,14 @@ def test_every_attention_with_several_heads_has_gates(transformer):
   assert analysis.open_gates(jax.eval_shape(model.init, jax.random.key(0), *inputs())['params']) == {}
 
 
+def test_parameters_of_one_attention_have_gates():
+  params = attend(None)
+  gates = analysis.open_gates(params)
+  assert gates.keys() == {''} and gates[''].shape == (3,)
+  pruned = analysis.prune_heads(params, {'': jnp.array([0.2, 0.1, 0.3])}, 1)
+  np.testing.assert_allclose(attend(pruned), attend(params, jnp.array([1.0, 0.0, 1.0])), rtol=1e-5, atol=1e-6)
+
+
 def test_sensitivity_is_the_slope_of_the_loss(transformer):
   """By the chain rule it is the sum of kernel x gradient over the rows of a head, which scale with its gate."""
   model, params = transformer

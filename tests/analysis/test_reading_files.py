@@ -18,6 +18,16 @@ def test_pictures_show_weights_and_maps(tmp_path):
   assert imread(tmp_path / 'both.png').shape[1] == 2 * imread(tmp_path / 'weights.png').shape[1]
 
 
+def test_pictures_show_maps_of_other_tokens_and_leave_out_lists(tmp_path):
+  square = {'rollout': Measurement(np.eye(3), (SOURCE, SOURCE))}
+  reading_files.write([READING._replace(measurements={})], tmp_path / 'weights.png')
+  reading_files.write([READING._replace(measurements=square)], tmp_path / 'both.png')
+  assert imread(tmp_path / 'both.png').shape[1] > 1.8 * imread(tmp_path / 'weights.png').shape[1]
+  readings = [READING, READING._replace(measurements=READING.measurements | square)]
+  assert reading_files.left_out(readings, 'x.png') == ['per target', 'number']
+  assert reading_files.left_out(readings, 'x.html') == reading_files.left_out(readings, 'x.json') == []
+
+
 def test_layers_replace_the_weights(tmp_path):
   heads = {'layer 0, head 0': READING.weights, 'layer 0, head 1': READING.weights}
   layered = READING._replace(matrices=READING.matrices | heads, measurements={})

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from attention_jax.analysis import reading_files
-from attention_jax.analysis.reading import Measurement
+from attention_jax.analysis.reading import WEIGHTS, Measurement
 from attention_jax.analysis.reading_page import render_page
 from tests.analysis.helpers import HOSTILE, Page, check_page, move_slider, open_page
 from tests.analysis.test_reading import READING, SOURCE
@@ -46,15 +46,21 @@ def test_agreement_with_gold_links():
   possible = Page(render_page([other._replace(sure=np.array([[1, 0]]))])).data[0]['readings'][0]
   assert possible['agreement'] == {'precision': 1, 'recall': 1}
   assert possible['sure'] == [[1, 0]] and possible['gold'] == [[1, 0], [0, 0]]
+  unsure = Page(render_page([other._replace(sure=np.zeros((0, 2), np.int32))])).data[0]['readings'][0]
+  assert unsure['agreement'] == {'precision': 1}
+  unlinked = other._replace(matrices={WEIGHTS: np.zeros_like(other.weights)})
+  assert Page(render_page([unlinked])).data[0]['readings'][0]['agreement'] == {'recall': 0}
   for gold in (None, np.zeros((0, 2), np.int32)):
     assert Page(render_page([READING._replace(gold=gold)])).data[0]['readings'][0]['agreement'] is None
 
 
 def test_invisible_tokens_are_visible(tmp_path):
-  spaced = READING._replace(source_tokens=['a', ' ', '</s>'], measurements={})
+  coverage = Measurement(np.ones(3), (['a', ' ', '</s>'],))
+  spaced = READING._replace(source_tokens=['a', ' ', '</s>'], measurements={'coverage': coverage})
   reading_files.write([spaced], tmp_path / 'page.html', relative=True)
   page = Page((tmp_path / 'page.html').read_text('utf-8'))
-  assert page.data[0]['readings'][0]['source_tokens'][1] == '␣'
+  (reading,) = page.data[0]['readings']
+  assert reading['source_tokens'][1] == reading['measurements']['coverage']['axes'][0][1] == '␣'
   assert next(a for _, a in page.tags if a.get('id') == 'relative').keys() >= {'checked'}
 
 
@@ -70,7 +76,10 @@ def test_the_page_in_a_browser(tmp_path):
       name=f'test {example}', source_tokens=tokens, target_tokens=tokens, matrices={'weights': weights}
     )
     readings += [reading._replace(run=run, measurements=values) for run in ('a', 'b')]
-  readings[0] = readings[0]._replace(name='test 0', source_tokens=[HOSTILE, *readings[0].source_tokens[1:]])
+  square = {'rollout': Measurement(np.eye(20), (readings[0].source_tokens,) * 2)}
+  readings[0] = readings[0]._replace(
+    name='test 0', source_tokens=[HOSTILE, *readings[0].source_tokens[1:]], measurements=square
+  )
   reading_files.write(readings, tmp_path / 'page.html')
   with open_page((tmp_path / 'page.html').as_uri()) as page:
     assert page.locator('.panel').count() == 2
@@ -78,6 +87,8 @@ def test_the_page_in_a_browser(tmp_path):
     target = page.locator('.panel').first.locator('.target .token').nth(3)
     target.hover()
     assert 'current' in target.get_attribute('class')
+    assert page.locator('.panel').first.locator('caption').text_content() == 'rollout'
+    assert page.locator('caption').count() == 1  # the map of the other run is one of its matrices
     assert page.locator('.panel').first.locator('.reading').text_content().startswith('слово3: ')
     page.mouse.move(0, 0)
     move_slider(page, 3)

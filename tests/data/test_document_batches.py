@@ -52,6 +52,15 @@ def test_a_long_text_of_a_pair_does_not_displace_the_other():
   assert rows.source[0].tolist() == [words.encode('a b c d'), [*words.encode('x y z'), PAD]]
 
 
+@pytest.mark.parametrize(('sentences', 'pairs'), [(['▁'], False), (['▁', 'a b'], True), (['a b', '▁'], True)])
+def test_a_text_without_tokens_raises(sentences, pairs):
+  subwords = vocab.train('subword(size=12)', ['a b c d'] * 9)
+  assert encode_documents(Documents([['a', '▁']], ['x'], 'here', [1]), subwords, ['x'], (2, 4), False).rows == 1
+  documents = Documents([['a', 'b'], sentences], ['x', 'x'], 'here', [1, 2], pairs)
+  with pytest.raises(UserError, match='here:2: the text has no token, got'):
+    encode_documents(documents, subwords, ['x'], (2, 4), joined=False)
+
+
 def test_batches_are_a_function_of_seed_and_step():
   _, encoded = encode((5, 5))
   buckets = check_document_buckets([[5, 5], (2, 5)])

@@ -119,7 +119,7 @@ def test_encoding_is_not_sampled_and_a_stored_vocabulary_samples_equally(spec, t
     ('subword(size=40, dropout=True)', 'option dropout must be a number, got True'),
     ("subword(size=40, dropout='x')", "option dropout must be a number, got 'x'"),
     ('unigram(size=19, sampling=-0.1)', 'option sampling must be at least 0, got -0.1'),
-    ('unigram(size=19, sampling=1e999)', 'option sampling must be at least 0, got inf'),
+    ('unigram(size=19, sampling=1e999)', 'option sampling must be finite, got inf'),
   ],
 )
 def test_invalid_sampling_options_are_reported(spec, message):

@@ -39,6 +39,22 @@ def test_filters_keep_the_expected_tokens(options, expected):
   np.testing.assert_allclose(filtered[ids], LOGITS[ids] / options.get('temperature', 1.0))
 
 
+@pytest.mark.parametrize('options', [{'top_p': 0.9}, {'top_p': 0.99}, {'top_k': 40}, {'top_k': 7, 'top_p': 0.6}])
+def test_filters_of_a_large_vocabulary_equal_those_of_sorted_probabilities(options):
+  rng = np.random.default_rng(0)
+  logits = rng.normal(size=(3, 2, 500), scale=3.0).astype(np.float32)
+  logits[0, 0, rng.integers(0, 500, 100)] = -np.inf
+  logits[1] = 0.0  # all are equally likely: every token is as likely as the last one of the nucleus
+  logits[2, :, 1:] -= 1e6
+  filtered = jax.jit(Sampling(**options).filter_logits)(logits)
+  descending = np.sort(logits.astype(np.float64), axis=-1)[..., ::-1]
+  probs = np.exp(descending - descending[..., :1])
+  probs /= probs.sum(-1, keepdims=True)
+  kept = (np.cumsum(probs, -1) - probs < options.get('top_p', 2)) & (np.arange(500) < options.get('top_k', 500))
+  lowest = np.where(kept, descending, np.inf).min(-1, keepdims=True)
+  np.testing.assert_array_equal(filtered, np.where(logits >= lowest, logits, -np.inf))
+
+
 def draw_samples(model, params, model_inputs, sampling, seed=0, numbers=None):
   source, mask, _ = model_inputs
   numbers = jnp.arange(B) if numbers is None else jnp.asarray(numbers)

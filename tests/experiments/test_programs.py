@@ -278,7 +278,8 @@ def test_analyses_of_a_trained_run(trained, tmp_path):
     assert record['matrices'].keys() == {'weights'} and record['gold'] is not None
     assert record['measurements'][analyses[-1]]['values'][0] != 0
   picture = tmp_path / 'lines.png'
-  assert run('inspect_attention', workdir, '--text=zwei', '--relative', flags[2], f'--output={picture}').code == 0
+  result = run('inspect_attention', workdir, '--text=zwei', '--relative', *flags[1:3], f'--output={picture}')
+  assert result.code == 0 and 'not in a picture: coverage; --output=FILE.html' in result.out, result.err
   height, width = matplotlib.image.imread(picture).shape[:2]
   assert width > height  # weights and the map side by side
 

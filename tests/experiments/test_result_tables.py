@@ -9,7 +9,14 @@ from attention_jax.sweeps.records import block_names, read_table
 from attention_jax.systems.experiment import measurable_metrics
 from experiments import result_tables
 from experiments.config_files import load_config
-from experiments.result_tables import RECORDS, add_results, documents, outdated_documents, write_documents
+from experiments.result_tables import (
+  RECORDS,
+  add_results,
+  check_flags,
+  documents,
+  outdated_documents,
+  write_documents,
+)
 from tests.sweeps.helpers import write_run
 
 PATH = 'configs/nettalk.py:bahdanau2015_deep_tanh'
@@ -63,3 +70,19 @@ def test_results_are_added(tmp_path):
   assert rows[changed[0]]['metrics']['validation/alignment_error_rate'] == {'value': 5.0}
   with pytest.raises(UserError, match="unknown table 'netalk'"):
     add_results(folder, 'netalk', PATH, '2 cores', records)
+
+
+@pytest.mark.parametrize(
+  ('values', 'message'),
+  [
+    ({'check': True, 'add': 'runs/x', 'table': 'dates'}, '--check writes nothing, but --add adds rows'),
+    ({'table': 'dates'}, '--table has no effect without --add, the folder of a run or of a sweep'),
+    ({'check': True, 'config': 'configs/dates.py'}, '--config has no effect without --add'),
+  ],
+)
+def test_flags_without_effect_are_errors(values, message):
+  unset = {'check': False, 'add': None, 'table': None, 'config': '', 'hardware': None}
+  with pytest.raises(UserError, match=message):
+    check_flags(unset | values)
+  for valid in ({}, {'check': True}, {'add': 'runs/x', 'table': 'dates', 'hardware': '2 cores'}):
+    check_flags(unset | valid)

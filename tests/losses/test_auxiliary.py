@@ -278,7 +278,7 @@ def test_auxiliary_losses_train_the_parameters_of_the_alignment():
       'reinforce(discount=1.5)',
       "auxiliary loss 'reinforce': option discount must be at least 0 and at most 1, got 1.5",
     ),
-    ('coverage(weight=1e999)', 'option weight must be at least 0, got inf'),
+    ('coverage(weight=1e999)', 'option weight must be finite, got inf'),
     ('guided + guided(weight=2)', r"cannot parse .*'name\(option=literal, ...\) \+ name \+ ...', each name once"),
     ('guided - coverage', 'cannot parse'),
     ('guided +', 'cannot parse'),

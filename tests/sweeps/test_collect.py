@@ -9,7 +9,7 @@ from attention_jax.errors import UserError
 from attention_jax.sweeps.collect import collect_folders, collect_sweep
 from attention_jax.sweeps.ledger import RUNG, open_ledger, read_state
 from attention_jax.sweeps.report import folders_report, sweep_report
-from tests.sweeps.helpers import NO_ROWS, SETTINGS, base_config, make_sweep, write_run
+from tests.sweeps.helpers import NO_ROWS, SETTINGS, base_config, make_base, make_sweep, write_run
 
 
 def test_settings_that_were_dropped_or_have_no_runs_are_left_out(tmp_path):
@@ -37,3 +37,15 @@ def test_any_finished_runs_are_compared(tmp_path):
   (second / 'results.json').unlink()
   with pytest.raises(UserError, match=r'b has no results\.json; expected a finished run'):
     collect_folders([first, second])
+
+
+def test_settings_of_a_sweep_that_was_extended_with_other_flags_are_distinguished(tmp_path):
+  make_sweep(tmp_path, SETTINGS[:2], seeds=1)
+  make_sweep(tmp_path, SETTINGS[:2], seeds=1, base=make_base(training__steps=200))
+  settings = collect_sweep(tmp_path, read_state(tmp_path))
+  assert [setting.label for setting in settings] == [
+    f'score=dot, alignment={alignment}, steps={steps}'
+    for steps in (100, 200)
+    for alignment in ('softmax', 'local_p(width=10)')
+  ]
+  assert settings[2].factors == SETTINGS[0] | {'training.steps': 200}

@@ -9,7 +9,7 @@ from attention_jax.errors import UserError
 from attention_jax.sweeps.measured import changed_flags, measured_rows, summarize
 from attention_jax.sweeps.records import Column, Table
 from attention_jax.sweeps.space import grid
-from tests.sweeps.helpers import PATH, base_config, make_sweep, write_run
+from tests.sweeps.helpers import PATH, base_config, make_base, make_sweep, write_run
 
 TABLE = Table([Column('', ['flags']), Column('', metric='test/exact_match'), Column('', metric='unseen/loss')], [])
 SETTINGS = grid({'model.attention.alignment': ['softmax', 'local_p(width=10)']})
@@ -32,6 +32,14 @@ def test_a_sweep_has_a_row_per_setting(tmp_path):
   assert entry['deviation'] == pytest.approx(statistics.stdev(entry['values']), abs=1e-4)
 
 
+def test_a_sweep_that_was_started_without_a_preset_needs_one(tmp_path):
+  make_sweep(tmp_path, SETTINGS[:1], base=make_base()._replace(path='configs/made_up.py'))
+  (row,) = measured_rows(tmp_path, TABLE, PATH, load, '2 cores')
+  assert (row['config'], row['preset']) == ('configs/made_up.py', 'preset')
+  with pytest.raises(UserError, match='does not record its config file and preset'):
+    measured_rows(tmp_path, TABLE, '', load, '2 cores')
+
+
 def test_seeds_without_a_metric_are_reported(tmp_path):
   make_sweep(tmp_path, SETTINGS[:1])
   (path,) = tmp_path.glob('*/seed_1/results.json')
@@ -44,8 +52,9 @@ def test_a_run_folder_has_one_row(tmp_path):
   folder = write_run(tmp_path / 'a', base_config(model__embedding=16), {'test': {'exact_match': 3.0}})
   (row,) = measured_rows(folder, TABLE, PATH, load, '1 core')
   assert row['flags'] == '--config.model.embedding=16' and row['metrics'] == {'test/exact_match': {'value': 3.0}}
-  with pytest.raises(UserError, match='expected --config=FILE:PRESET'):
-    measured_rows(folder, TABLE, '', load, '1 core')
+  for path in ('', 'configs/made_up.py'):  # rows without a preset would not replace those of the default preset
+    with pytest.raises(UserError, match='expected --config=FILE:PRESET'):
+      measured_rows(folder, TABLE, path, load, '1 core')
   with pytest.raises(UserError, match='none of the metrics of the table: test/bleu'):
     measured_rows(folder, Table([Column('', metric='test/bleu')], []), PATH, load, '1 core')
 

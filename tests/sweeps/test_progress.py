@@ -1,10 +1,11 @@
 """Progress: what is printed to a file, and the time left."""
 
+import dataclasses
 import io
 
 import rich.console
 
-from attention_jax.sweeps.ledger import FAILED, FINISHED, PLANNED, STARTED, Unit, UnitState
+from attention_jax.sweeps.ledger import FAILED, FINISHED, INTERRUPTED, PLANNED, STARTED, Unit, UnitState
 from attention_jax.sweeps.progress import SweepProgress, last_step, time_left
 from tests.sweeps.helpers import base_config, write_run
 
@@ -19,10 +20,25 @@ def test_time_left_counts_seeds_and_what_has_run_already():
     entry('b', FINISHED, 0.0),  # adopted
     entry('c', STARTED),
     entry('d', PLANNED, seeds=(0, 1)),
-    entry('e', FAILED),
+    entry('e', PLANNED),
+    entry('f', PLANNED),
+    entry('g', FAILED),
   ]
-  assert time_left(entries, {'c': 4.0}, slots=2) == ((10 - 4) + 20) / 2
+  assert time_left(entries, {'c': 4.0}, slots=2) == ((10 - 4) + 20 + 10 + 10) / 2
   assert time_left(entries[1:], {}, 1) is None
+
+
+def test_time_left_is_that_of_the_longest_unit_if_slots_are_free():
+  entries = [entry('a', FINISHED, 10.0), entry('b', STARTED), entry('c', STARTED, seeds=(0, 1))]
+  assert time_left(entries, {'b': 4.0, 'c': 4.0}, slots=4) == 20 - 4
+  assert time_left(entries[:1], {}, slots=4) == 0
+
+
+def test_time_left_subtracts_interrupted_processes_but_not_earlier_rungs():
+  entries = [entry('a', FINISHED, 10.0), entry('b', INTERRUPTED, 7.0), entry('c', STARTED, 3.0)]
+  assert time_left(entries, {'c': 2.0}, slots=1) == (10 - 7) + (10 - 3 - 2)
+  after_a_rung = dataclasses.replace(entries[2], steps=100)
+  assert time_left([entries[0], after_a_rung], {'c': 2.0}, slots=1) == 10 - 2
 
 
 def test_lines_for_a_file(tmp_path):
@@ -36,8 +52,8 @@ def test_lines_for_a_file(tmp_path):
   progress.update(entries, {'b': 10.0})
   progress.close()
   first, second = out.getvalue().splitlines()
-  assert first.endswith('1/3 done, 1 running, 1 failed, left 0:00:25  finished a')
-  assert second.endswith('left 0:00:25  b: step 30, 10 s') and '\x1b' not in out.getvalue()
+  assert first.endswith('1/3 done, 1 running, 1 failed, left 0:00:50  finished a')
+  assert second.endswith('left 0:00:50  b: step 30, 10 s') and '\x1b' not in out.getvalue()
 
 
 def test_a_terminal_shows_what_runs(tmp_path):
@@ -52,3 +68,5 @@ def test_the_last_step_of_a_run(tmp_path):
   assert last_step(tmp_path) is None
   (tmp_path / 'metrics.jsonl').write_text('{"step": 3}\n{"step": 4}\n{"st')
   assert last_step(tmp_path) == 4
+  (tmp_path / 'metrics.jsonl').write_text('[]\n')
+  assert last_step(tmp_path) is None

@@ -5,7 +5,7 @@ import pytest
 
 from attention_jax.analysis.reading import Reading, ReadingRequest
 from attention_jax.data.text import Corpus
-from attention_jax.data.vocab import char, word
+from attention_jax.data.vocab import char, subword, word
 from attention_jax.errors import UserError
 from attention_jax.inference.predictor import Predictor
 from attention_jax.systems.readings import Reader, _edited_system
@@ -37,6 +37,13 @@ def test_hypotheses_of_lines(reader, predictor):
     assert reading.source_tokens[-1] == '</s>'
   with pytest.raises(UserError, match='an empty line'):
     reader.read_lines(predictor, 3, ReadingRequest(inputs=[' ']))
+
+
+def test_a_number_of_hypotheses_that_does_not_exist_raises(reader, predictor):
+  with pytest.raises(UserError, match='hypotheses must be at most 3, the beam size of the run, got 4'):
+    reader.read_lines(predictor, 3, ReadingRequest(inputs=['a b'], hypotheses=4))
+  with pytest.raises(UserError, match='hypotheses must be 1 for rows, which are read with their reference, got 2'):
+    reader.read_rows(Corpus(['a b'], ['d']), ReadingRequest(rows=['0'], hypotheses=2))
 
 
 def test_layers_and_analyses_of_hypotheses(reader, predictor):
@@ -88,6 +95,17 @@ def test_weights_of_characters_are_merged_to_words(reader):
   assert merged.weights.shape == (3, 3) and merged.weights[0, 0] == pytest.approx(expected, rel=1e-5)
   with pytest.raises(UserError, match="cannot be merged to words, got words and 'entropy'"):
     spelling.complete([reading], ReadingRequest(words=True, analyses=['entropy']))
+
+
+def test_merged_weights_and_words_have_the_same_size_if_the_last_word_has_no_token():
+  pieces = subword(['a b c d'] * 9, size=12)
+  model = build_transformer(sizes=(len(pieces), len(pieces)))
+  ids = np.ones((1, 3), np.int32)
+  params = variables(model, ids, ids > 0, ids)['params']
+  tokens = [*pieces.tokenize('a b'), '</s>']
+  reading = Reading('test 0', 'a b ▁', 'a b', tokens, tokens, {'weights': np.eye(len(tokens))})
+  (merged,) = Reader(model, params, pieces, pieces, [(8, 8)]).complete([reading], ReadingRequest(words=True))
+  assert merged.source_tokens == merged.target_tokens == ['a', 'b', '</s>'] and merged.weights.shape == (3, 3)
 
 
 def test_successive_readings_with_the_same_edit_share_a_compiled_search(reader):

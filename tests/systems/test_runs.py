@@ -216,6 +216,9 @@ def test_evaluate_hypotheses(trained):
   assert {name: metric.value for name, metric in metrics.items()} == {'exact_match': 100, 'token_error_rate': 0}
   with pytest.raises(UserError, match='1 hypotheses for the 6 rows of test; expected one for each row'):
     runs.evaluate_hypotheses(run, 'test', references[:1])
+  without_metrics = open_run(trained.folder, evaluation={'metrics': ()})
+  with pytest.raises(UserError, match=r'evaluation\.metrics of the run is empty'):
+    runs.evaluate_hypotheses(without_metrics, 'test', references)
 
 
 def test_an_ensemble_of_one_run_with_itself_scores_like_the_run(trained):

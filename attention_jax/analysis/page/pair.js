@@ -83,13 +83,24 @@ function drawHeat(reading, matrix, scale) {
 
 // A table for every measurement that is no matrix of target and source tokens.
 function drawMeasures(reading) {
-  return Object.entries(reading.measurements).filter(([, measured]) => measured.axes.length < 2).map(([name, measured]) => {
-    const axis = measured.axes[0] || ['value'];
-    const values = measured.axes.length ? measured.values : [measured.values];
-    return element('table', {className: 'measures'},
-      element('tr', {}, element('th', {textContent: ''}), ...axis.map((text) => element('td', {dir: 'auto', textContent: text}))),
-      element('tr', {}, element('th', {textContent: name}), ...values.map((x) => element('td', {textContent: formatNumber(x)}))));
-  });
+  const tables = Object.entries(reading.measurements).filter(([name]) => !(name in reading.matrices));
+  return tables.map(([name, measured]) => (measured.axes.length < 2 ? drawList : drawSquare)(name, measured));
+}
+
+function drawList(name, measured) {
+  const axis = measured.axes[0] || ['value'];
+  const values = measured.axes.length ? measured.values : [measured.values];
+  return element('table', {className: 'measures'},
+    element('tr', {}, element('th', {textContent: ''}), ...axis.map((text) => element('td', {dir: 'auto', textContent: text}))),
+    element('tr', {}, element('th', {textContent: name}), ...values.map((x) => element('td', {textContent: formatNumber(x)}))));
+}
+
+// A heatmap of other tokens, such as those of the source over themselves.
+function drawSquare(name, {axes: [rows, columns], values}) {
+  const scale = scaleOf(values);
+  const body = values.map((row, i) => heatRow(rows[i], row, scale, (j) => `${rows[i]} → ${columns[j]}`, () => {}));
+  return element('table', {className: 'heat'}, element('caption', {textContent: name}),
+    element('thead', {}, headRow(columns)), element('tbody', {}, ...body));
 }
 
 function facts(reading) {

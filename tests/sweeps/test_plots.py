@@ -1,0 +1,43 @@
+"""Pictures of a report: which runs a picture of an interaction shows, and the names of axes."""
+
+import pytest
+
+from attention_jax.sweeps import plots
+from attention_jax.sweeps.plots import draw_pictures
+
+
+@pytest.fixture
+def figures(monkeypatch):
+  """The figures that are drawn, in this order."""
+  figures = []
+  to_png = plots.to_png
+  monkeypatch.setattr(plots, 'to_png', lambda figure: figures.append(figure) or to_png(figure))
+  return figures
+
+
+def test_an_interaction_is_drawn_if_every_row_has_levels_of_its_own(report):
+  """Single runs that differ in their seeds only are rows with the same levels, of which a picture would show one."""
+  assert {picture.name for picture in draw_pictures(report)} >= {'interaction.exact_match'}
+  repeated = report._replace(rows=[*report.rows, report.rows[0]])
+  assert not any(picture.name.startswith('interaction') for picture in draw_pictures(repeated))
+
+
+def test_a_report_without_metrics_has_no_pictures(report):
+  rows = [row._replace(cells={}) for row in report.rows]
+  assert draw_pictures(report._replace(columns=[], contrasts=[], rows=rows)) == []
+
+
+@pytest.mark.parametrize(
+  ('select', 'label'),
+  [('exact_match', 'exact_match, validation (greedy)'), ('loss', 'loss, validation')],
+)
+def test_curves_of_metrics_of_texts_are_those_of_greedy_search(report, figures, select, label):
+  config = report.baseline.config | {'training': report.baseline.config['training'] | {'select': select}}
+  runs = [
+    run._replace(records=[{'step': record['step'], f'validation/{select}': 1.0} for record in run.records])
+    for run in report.baseline.runs
+  ]
+  baseline = report.baseline._replace(config=config, runs=runs)
+  row = report.rows[0]._replace(setting=baseline)
+  draw_pictures(report._replace(baseline=baseline, rows=[row]))
+  assert label in [axes.get_ylabel() for figure in figures for axes in figure.axes]
