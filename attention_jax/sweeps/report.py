@@ -303,7 +303,7 @@ def _notes(
   if len(commits) > 1:
     notes.append(f'The runs are of different versions of the code: {", ".join(commits)}.')
   if dropped := len(state.dropped):
-    notes.append(f'{dropped} settings were dropped early by successive halving and are not shown.')
+    notes.append(f'{format_count(dropped, "setting")} dropped early by successive halving: not shown.')
   return notes
 
 
