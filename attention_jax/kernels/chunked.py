@@ -22,7 +22,7 @@ from attention_jax.functional.attend import (
   score_terms,
   zero_masked_memory,
 )
-from attention_jax.functional.masking import accumulation_dtype, vary_like
+from attention_jax.functional.masking import accumulation_dtype, narrow, vary_like, widen
 from attention_jax.functional.rngs import split_rng
 from attention_jax.functional.table import Row, TanhSum
 from attention_jax.kernels.symbolic import has_symbolic_sizes
@@ -91,25 +91,15 @@ def attend(
 
   # The gradient of an array that all blocks share is a sum over blocks, which in 16 bits loses most of its small terms.
   shared = (params, memory)
-  wide = jax.tree.map(_widen, shared)
+  wide = jax.tree.map(widen, shared)
 
   @functools.partial(jax.checkpoint, prevent_cse=False)
   def recomputed_block(carry, xs):
-    return run_block(*jax.tree.map(_narrow, wide, shared), carry, xs)
+    return run_block(*jax.tree.map(narrow, wide, shared), carry, xs)
 
   start = vary_like(carry, params, memory, xs)
   _, attended = jax.lax.scan(recomputed_block, start, jax.tree.map(split_blocks, xs))
   return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_queries], attended)
-
-
-def _widen(x):
-  """Casts an array of 16-bit floats to float32; others stay as they are."""
-  return x.astype(jnp.float32) if getattr(x, 'dtype', None) in (jnp.bfloat16, jnp.float16) else x
-
-
-def _narrow(wide, x):
-  """Inverse of `_widen`: casts `wide` to the dtype of x if x has another one."""
-  return wide if getattr(x, 'dtype', None) == getattr(wide, 'dtype', None) else wide.astype(x.dtype)
 
 
 def _tanh_sum_width(score: Row, params, query, memory: Memory) -> int:
