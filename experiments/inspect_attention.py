@@ -58,7 +58,7 @@ flags.DEFINE_string('output', None, 'a new file; by default a file in the workdi
 
 
 def main() -> None:
-  """Writes or serves the attention weights of the run of --workdir. Raises UserError for an empty --text."""
+  """Writes or serves the attention weights of the run of --workdir. Raises UserError for an invalid --text."""
   from attention_jax.analysis import reading_files, serving
   from attention_jax.analysis.reading import SupportsReadings
   from attention_jax.systems import runs
@@ -77,8 +77,8 @@ def main() -> None:
     reading_files.check_format(path)
   else:
     _check_plot(name, system, path, output)
-  if any(not text.strip() for text in FLAGS.text):
-    raise UserError('--text: an empty line has no attention weights')
+  for text in FLAGS.text:
+    _check_text(text)
   run = runs.open_run(folder, FLAGS.checkpoint, dtype=FLAGS.dtype)
   if has_readings:
     opened = [run, *(runs.open_run(other, FLAGS.checkpoint, dtype=FLAGS.dtype) for other in FLAGS.compare)]
@@ -92,6 +92,16 @@ def main() -> None:
       print(f'not in a picture: {", ".join(specs)}; --output=FILE.html or FILE.json contains them')
   else:
     _plot(run, path)
+
+
+def _check_text(text: str) -> None:
+  """Raises UserError for an empty --text, and for bytes that are not UTF-8, which Python reads as surrogates."""
+  if not text.strip():
+    raise UserError('--text: an empty line has no attention weights')
+  try:
+    text.encode('utf-8')
+  except UnicodeEncodeError:
+    raise UserError(f'--text: not UTF-8: {text!a}') from None
 
 
 def _read(runs, texts: list[str], edit: str) -> list:

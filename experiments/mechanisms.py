@@ -258,16 +258,20 @@ def _parameter_count(mechanism: Mechanism) -> int:
 
 
 def _query_flop(mechanism: Mechanism) -> float:
-  """FLOP of the matrix products of one step, its context included."""
+  """FLOP of the matrix products of one step, its context and its carry included; the memory is prepared before."""
   variants, params = _cost_params(mechanism)
-  vectors = jax.ShapeDtypeStruct((COST_SIZE, COST_SIZE), jnp.float32)
+  query, vectors = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((COST_SIZE,), (COST_SIZE, COST_SIZE)))
 
-  def step(params, query, key):
-    memory = aj.remember(key, key)
+  def remember(params, vectors):
+    return aj.remember(vectors, vectors, params=params, alignment=variants['alignment'])
+
+  def step(params, query, memory):
     carry = aj.init_carry(*variants.values(), COST_SIZE)
-    return aj.attend_step(*variants.values(), params, carry, query[0], memory, rng=jax.random.key(0))[1].context
+    carry, attended = aj.attend_step(*variants.values(), params, carry, query, memory, rng=jax.random.key(0))
+    return carry, attended.context
 
-  return matmul_flop(count_matmuls(step, params, vectors, vectors))
+  memory = jax.eval_shape(remember, params, vectors)
+  return matmul_flop(count_matmuls(step, params, query, memory))
 
 
 def _signature(function: Callable) -> str:
@@ -306,6 +310,6 @@ Any score works with any alignment. Each page has the equation, the paper, the w
 share, the cost, and when to use it. [All variants in one table](../docs/variants.md);
 [how to add one](../docs/tutorials/variant.md)."""
 
-_COST_NOTE = """Products are counted in the traced program and include the context, weights @ value; projections of the
-caller and element-wise operations, such as exponentials, are not counted. Measured times are in
-[the benchmarks](../docs/benchmarks.md)."""
+_COST_NOTE = """Products are counted in the traced program and include the context, weights @ value. Projections by the
+caller, what is computed once per memory, convolutions and element-wise operations, such as exponentials, are not
+counted. Measured times are in [the benchmarks](../docs/benchmarks.md)."""

@@ -90,7 +90,7 @@ def npz(
     canvas, clutter, piece, objects: see Digits.
 
   Raises:
-    UserError: for missing arrays and those of another shape or type, and for options out of range.
+    UserError: for missing or empty arrays and those of another shape or type, and for options out of range.
   """
   path = join_path(folder, path)
   arrays = read_arrays(path)
@@ -136,15 +136,17 @@ def tfds(
     canvas, clutter, piece, objects: see Digits.
 
   Raises:
-    UserError: for a data set that is not prepared, or without images of one size and labels, and for options out of
-      range.
+    UserError: for a data set that is not prepared, or without uint8 images of one size and labels, and for options out
+      of range.
   """
   builder = open_tfds_set(folder, name)
   for feature in ('image', 'label'):
     choose(feature, builder.info.features, f"feature of tfds set '{name}':")
-  shape = builder.info.features['image'].shape
-  if len(shape) != 3 or None in shape:
-    raise UserError(f"tfds set '{name}': images must have one size [height, width, C], got {list(shape)}")
+  image = builder.info.features['image']
+  if len(image.shape) != 3 or None in image.shape:
+    raise UserError(f"tfds set '{name}': images must have one size [height, width, C], got {list(image.shape)}")
+  if image.np_dtype != np.uint8:
+    raise UserError(f"tfds set '{name}': images must be uint8, got {np.dtype(image.np_dtype)}")
   splits = {}
   for split, part in tfds_split_parts(builder, name, validation).items():
     rows = list(builder.as_data_source(split=part))
@@ -172,11 +174,13 @@ def load_digit_splits(config: Mapping[str, Any]) -> dict[str, Digits]:
 def _check_arrays(
   pictures: np.ndarray, labels: np.ndarray, picture_shape: tuple[int, ...], path: str, split: str
 ) -> None:
-  """Raises UserError for arrays of another shape or type; `picture_shape` is that of one training picture."""
+  """Raises UserError for no pictures and arrays of another shape or type; `picture_shape` is that of training."""
   if pictures.ndim not in (3, 4) or pictures.dtype != np.uint8 or pictures.shape[1:] != picture_shape:
     sizes = picture_shape if len(picture_shape) in (2, 3) else ('height', 'width')
     expected = f'uint8 [P, {", ".join(map(str, sizes))}]'
     raise UserError(f'{path}: x_{split} must be {expected}, got {pictures.dtype} {list(pictures.shape)}')
+  if not pictures.size:
+    raise UserError(f'{path}: x_{split} must have at least one picture and one pixel, got {list(pictures.shape)}')
   if labels.shape != pictures.shape[:1] or labels.dtype.kind not in 'iu':
     expected = f'whole numbers [{len(pictures)}]'
     raise UserError(f'{path}: y_{split} must be {expected}, got {labels.dtype} {list(labels.shape)}')
@@ -207,8 +211,9 @@ def _make_splits(
     raise UserError(f'canvas={canvas} is smaller than the pictures; expected 0 or at least {size}')
   if clutter and not canvas:
     raise UserError(f'clutter={clutter} needs a canvas; set one, such as canvas=60')
-  if clutter and not 1 <= piece <= size:
-    raise UserError(f'piece must be from 1 to {size}, the size of the pictures, got {piece}')
+  shorter_side = min(splits['train'][0].shape[1:3])
+  if clutter and not 1 <= piece <= shorter_side:
+    raise UserError(f'piece must be from 1 to {shorter_side}, the shorter side of the pictures, got {piece}')
   if objects > 1 and canvas < objects * size:
     raise UserError(f'objects={objects} needs a canvas of at least {objects * size} pixels, got canvas={canvas}')
   result = {}

@@ -105,6 +105,16 @@ def at_least_float32(scores: Float[Array, '...']) -> Float[Array, '...']:
   return jnp.asarray(scores).astype(accumulation_dtype(scores))
 
 
+def widen(x: Any) -> Any:
+  """Casts an array of 16-bit floats to float32; anything else stays as it is."""
+  return x.astype(jnp.float32) if getattr(x, 'dtype', None) in (jnp.bfloat16, jnp.float16) else x
+
+
+def narrow(wide: Any, x: Any) -> Any:
+  """Inverse of `widen`: casts `wide`, the result of widen(x), to the dtype of x."""
+  return wide if getattr(x, 'dtype', None) == getattr(wide, 'dtype', None) else wide.astype(x.dtype)
+
+
 def _varying_axes(x) -> frozenset[str]:
   """Returns the mesh axes over which `x` varies under shard_map."""
   array_type = jax.typeof(x)

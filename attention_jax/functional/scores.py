@@ -93,7 +93,7 @@ def offset_additive(
 
 
 def concat(
-  query: Float[Array, ' Dq'], key: Float[Array, 'S Dk'], *, w: Float[Array, 'DqDk F'], v: Float[Array, ' F']
+  query: Float[Array, ' Dq'], key: Float[Array, 'S Dk'], *, w: Float[Array, 'Dq+Dk F'], v: Float[Array, ' F']
 ) -> Scores:
   """eₛ = vᵀ tanh(Wᵀ [q; kₛ]), on unprojected input. Luong et al. 2015, section 3.1."""
   from_query = _einsum('d,df->f', query, w[: query.shape[-1]])

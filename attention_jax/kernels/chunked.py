@@ -22,7 +22,7 @@ from attention_jax.functional.attend import (
   score_terms,
   zero_masked_memory,
 )
-from attention_jax.functional.masking import accumulation_dtype, vary_like
+from attention_jax.functional.masking import accumulation_dtype, narrow, vary_like, widen
 from attention_jax.functional.rngs import split_rng
 from attention_jax.functional.table import Row, TanhSum
 from attention_jax.kernels.symbolic import has_symbolic_sizes
@@ -67,7 +67,7 @@ def attend(
   mask_per_query = memory.mask if memory.mask.ndim == 2 else None
   xs = (query, mask_per_query, bias, split_rng(rng, num_queries))
 
-  def run_block(carry, xs):
+  def run_block(params, memory, carry, xs):
     query, mask, bias, rngs = xs
     mask = jnp.broadcast_to(memory.mask if mask is None else mask, (query.shape[0], size))
     carry, attended = block(score, alignment, params, carry, (query, mask, bias, rngs), memory, deterministic)
@@ -81,7 +81,7 @@ def attend(
       width = _tanh_sum_width(score, params, query, memory)
       block_queries = max(1, min(block_queries, MAX_BLOCK_ENTRIES // (size * width)))
     if block_queries >= num_queries:
-      return run_block(carry, xs)[1]
+      return run_block(params, memory, carry, xs)[1]
   num_blocks = -(-num_queries // block_queries)
   block_queries = -(-num_queries // num_blocks)  # nearly equal blocks: at most num_blocks - 1 queries are padding
 
@@ -89,7 +89,14 @@ def attend(
     padding = jnp.broadcast_to(x[-1:], (num_blocks * block_queries - num_queries, *x.shape[1:]))
     return jnp.concatenate([x, padding]).reshape(num_blocks, block_queries, *x.shape[1:])
 
-  recomputed_block = jax.checkpoint(run_block, prevent_cse=False)
+  # The gradient of an array that all blocks share is a sum over blocks, which in 16 bits loses most of its small terms.
+  shared = (params, memory)
+  wide = jax.tree.map(widen, shared)
+
+  @functools.partial(jax.checkpoint, prevent_cse=False)
+  def recomputed_block(carry, xs):
+    return run_block(*jax.tree.map(narrow, wide, shared), carry, xs)
+
   start = vary_like(carry, params, memory, xs)
   _, attended = jax.lax.scan(recomputed_block, start, jax.tree.map(split_blocks, xs))
   return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_queries], attended)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax.traverse_util import flatten_dict
 
+from attention_jax.data.text import format_count
 from attention_jax.errors import UserError, choose
 from attention_jax.specs import parse
 from attention_jax.sweeps.collect import SettingRuns, collect_folders, collect_sweep
@@ -139,7 +140,7 @@ def folders_report(folders: Sequence[Path], options: ReportOptions, log: Log) ->
   Args:
     folders: the run folders, at least two.
     options: options of the report.
-    log: called with a line if outputs cannot be compared.
+    log: called with a line if outputs cannot be compared, or if FLOP cannot be counted because data cannot be read.
 
   Raises:
     UserError: for less than two runs, runs of different systems, and as `sweep_report`.
@@ -151,8 +152,11 @@ def folders_report(folders: Sequence[Path], options: ReportOptions, log: Log) ->
   if len(systems) > 1:
     raise UserError(f'runs of one system can be compared, got {", ".join(sorted(systems))}')
   costs = {}
-  for setting_id, cost in measure_costs([(setting.id, setting.config) for setting in settings], {}):
-    costs[setting_id] = cost.update_flop
+  try:
+    for setting_id, cost in measure_costs([(setting.id, setting.config) for setting in settings], {}):
+      costs[setting_id] = cost.update_flop
+  except (UserError, OSError) as error:
+    log(f'the FLOP of an update are not counted: {error}')
   return _build(Path.cwd(), settings, SweepState(), costs, options, log)
 
 
@@ -285,13 +289,13 @@ def _notes(
       'A setting with one seed has no interval and no test over seeds. For two single runs, p is that of the test over '
       'rows: whether these two trained models differ. Other seeds may differ as much.'
     )
-  elif min(seeds) < FEW_SEEDS:
-    notes.append(f'With {min(seeds)} seeds, bootstrap intervals are too narrow, and only large differences are found.')
-  if contrasts:
+  if few := [count for count in seeds if 1 < count < FEW_SEEDS]:
+    notes.append(f'With {min(few)} seeds, bootstrap intervals are too narrow, and only large differences are found.')
+  if num_tested := sum(not math.isnan(contrast.corrected_p) for contrast in contrasts):
     notes.append(
-      f'p values are those of a paired {TEST_NAMES[options.test]} over seeds, corrected for the {len(contrasts)} '
-      'comparisons of this report (Benjamini-Hochberg). That no difference was found does not mean that there is none. '
-      'P(better) is the probability that a run of the setting is better than one of the baseline.'
+      f'p values are those of a paired {TEST_NAMES[options.test]} over seeds, corrected for '
+      f'{format_count(num_tested, "comparison")} (Benjamini-Hochberg). That no difference was found does not mean that '
+      'there is none. P(better) is the probability that a run of the setting is better than one of the baseline.'
     )
   if any(contrast.rows for contrast in contrasts):
     notes.append(
@@ -302,7 +306,7 @@ def _notes(
   if len(commits) > 1:
     notes.append(f'The runs are of different versions of the code: {", ".join(commits)}.')
   if dropped := len(state.dropped):
-    notes.append(f'{dropped} settings were dropped early by successive halving and are not shown.')
+    notes.append(f'{format_count(dropped, "setting")} dropped early by successive halving: not shown.')
   return notes
 
 

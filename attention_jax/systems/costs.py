@@ -39,15 +39,15 @@ def update_flop(system: System) -> float:
 
     return jax.grad(objective)(params)
 
-  flop_of: dict[Any, float] = {}
+  flop_of: dict[tuple[int, ...], float] = {}
   total = 0.0
-  steps = min(len(batches), COUNTED_BATCHES)
+  # Data without epochs have an epoch of one batch, but batches of several shapes.
+  steps = min(len(batches), COUNTED_BATCHES) if len(batches) > 1 else COUNTED_BATCHES
   for step in range(steps):
-    batch = batches[step]
-    shapes = tuple(x.shape for x in jax.tree.leaves(batch))
-    if shapes not in flop_of:
-      flop_of[shapes] = matmul_flop(count_matmuls(gradients, params, batch))
-    total += flop_of[shapes]
+    shape = batches.shape(step)
+    if shape not in flop_of:
+      flop_of[shape] = matmul_flop(count_matmuls(gradients, params, batches[step]))
+    total += flop_of[shape]
   return total / steps
 
 

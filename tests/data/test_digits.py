@@ -88,19 +88,19 @@ def encode_png(pixels):
 
 @pytest.fixture(scope='module')
 def prepared(tmp_path_factory):
-  """A folder with tfds sets of images of one channel, of three channels, and of any size."""
+  """A folder with tfds sets of images of one channel, of three channels, of any size, and of 16 bits."""
   folder = tmp_path_factory.mktemp('tfds')
 
   def make_rows(count, channels):
     images = (np.full((4, 4, channels), 9 + i, np.uint8) for i in range(count))
     return [{'image': io.BytesIO(encode_png(image)), 'label': i % 10} for i, image in enumerate(images)]
 
-  for name, declared_size, channels in (('grey', 4, 1), ('colour', 4, 3), ('any', None, 3)):
+  sets = (('grey', 4, 1, np.uint8), ('colour', 4, 3, np.uint8), ('any', None, 3, np.uint8), ('deep', 4, 1, np.uint16))
+  for name, declared_size, channels, dtype in sets:
 
-    def features(tfds, size=declared_size, channels=channels):
-      return tfds.features.FeaturesDict(
-        {'image': tfds.features.Image(shape=(size, size, channels)), 'label': tfds.features.ClassLabel(num_classes=10)}
-      )
+    def features(tfds, size=declared_size, channels=channels, dtype=dtype):
+      image = tfds.features.Image(shape=(size, size, channels), dtype=dtype)
+      return tfds.features.FeaturesDict({'image': image, 'label': tfds.features.ClassLabel(num_classes=10)})
 
     write_tfds_set(folder, features, {'train': make_rows(12, channels), 'test': make_rows(3, channels)}, name)
   return folder
@@ -118,7 +118,7 @@ def test_tfds_set_of_grey_images(prepared):
   assert levels == set(range(9, 21))
 
 
-def test_tfds_sets_of_colours_and_of_any_size(prepared):
+def test_tfds_sets_of_colours_of_any_size_and_of_16_bits(prepared):
   task = "tfds(name='tiny/{}', validation='train[-4:]')"
   splits = load_digit_splits({'task': task.format('colour'), 'folder': str(prepared)})
   assert splits['train'].pictures.shape == (8, 4, 4, 3) and splits['test'].classes == 10
@@ -126,6 +126,8 @@ def test_tfds_sets_of_colours_and_of_any_size(prepared):
     UserError, match=r"'tiny/any': images must have one size \[height, width, C\], got \[None, None, 3\]"
   ):
     load_digit_splits({'task': task.format('any'), 'folder': str(prepared)})
+  with pytest.raises(UserError, match="'tiny/deep': images must be uint8, got uint16"):
+    load_digit_splits({'task': task.format('deep'), 'folder': str(prepared)})
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,7 @@ def test_tfds_sets_of_colours_and_of_any_size(prepared):
     ({'clutter': 2}, 'clutter=2 needs a canvas'),
     ({'objects': 2}, 'objects=2 needs a canvas of at least 8 pixels, got canvas=0'),
     ({'objects': 3, 'canvas': 9}, 'objects=3 needs a canvas of at least 12 pixels, got canvas=9'),
-    ({'canvas': 9, 'clutter': 1, 'piece': 5}, 'piece must be from 1 to 4, the size of the pictures, got 5'),
+    ({'canvas': 9, 'clutter': 1, 'piece': 5}, 'piece must be from 1 to 4, the shorter side of the pictures, got 5'),
   ],
 )
 def test_invalid_options_are_reported(folder, options, message):
@@ -158,6 +160,14 @@ def test_colours_and_three_labels(folder):
   assert DigitBatches(train, 3)[0].picture.shape == (3, 9, 9, 3)
 
 
+def test_a_piece_fits_in_pictures_that_are_not_square(folder):
+  pictures = RNG(0).integers(1, 255, (12, 3, 5)).astype(np.uint8)
+  np.savez(folder / 'digits.npz', x_train=pictures, y_train=np.arange(12), x_test=pictures[:3], y_test=np.arange(3))
+  assert render_digit(load(folder, canvas=9, clutter=2, piece=3)['train'], 5, RNG(0)).any()
+  with pytest.raises(UserError, match='piece must be from 1 to 3, the shorter side of the pictures, got 4'):
+    load(folder, canvas=9, clutter=2, piece=4)
+
+
 def test_invalid_arrays_are_reported(folder):
   arrays = {'x_train': np.zeros((12, 4, 4), np.uint8), 'y_train': np.arange(12) % 10}
   arrays |= {'x_test': arrays['x_train'][:3], 'y_test': arrays['y_train'][:3]}
@@ -167,6 +177,7 @@ def test_invalid_arrays_are_reported(folder):
     ({'y_test': np.array(list('abc'))}, r'y_test must be whole numbers \[3\], got <U1 \[3\]'),
     ({'y_train': np.arange(12) - 1}, r'y_train\[0\] must be from 0 to 10, as in training, got -1'),
     ({'y_test': np.array([0, 10, 1])}, r'y_test\[1\] must be from 0 to 9, as in training, got 10'),
+    ({'x_test': arrays['x_test'][:0], 'y_test': np.arange(0)}, r'x_test must have .* picture .*, got \[0, 4, 4\]'),
   ]:
     np.savez(folder / 'digits.npz', **arrays | changed)
     with pytest.raises(UserError, match=message):

@@ -278,6 +278,7 @@ def test_splits_rows_and_outputs_that_do_not_fit_a_run(trained, tmp_path):
     parts = [f"row '{rows}' is not in split 'test'", expected]
     assert_user_error(run('inspect_attention', workdir, f'--rows={rows}'), parts)
   assert_user_error(run('inspect_attention', workdir, '--text= '), ['an empty line has no attention weights'])
+  assert_user_error(run('inspect_attention', workdir, '--text=a \udcff'), [r"--text: not UTF-8: 'a \udcff'"])
   assert existing.read_text() == 'text'
 
 

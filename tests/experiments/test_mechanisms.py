@@ -19,6 +19,10 @@ COSTS = {
   ('score', 'general'): (2 * D * D + 2 * S * D + 2 * S * D, D * D),
   ('score', 'additive'): (2 * S * D + 2 * S * D, D),
   ('alignment', 'softmax'): (2 * S * D + 2 * S * D, 0),
+  # Projections of the values are computed once per memory, not for each query.
+  ('alignment', 'mocha'): (2 * S * D + 2 * D * D + 2 * S * D + 2 * S * D, 2 * D * D + 2 * D),
+  # The projected context, from which the next query computes its probability of moving on.
+  ('alignment', 'forward_agent'): (2 * S * D + 2 * S * D + 2 * D * D + 2 * D + 2 * S * D, 2 * D * D + 2 * D + 1),
 }
 
 
@@ -38,6 +42,7 @@ def test_a_page_has_equation_signature_options_and_advice():
   assert '`window`' in page and '`flash`' not in page
   assert ADVICE['alignment']['local_p'] in page
   assert 'unchanged' not in mechanism_page(mechanism('alignment', 'hard'))
+  assert '*, w [Dq+Dk, F], v [F])' in mechanism_page(mechanism('score', 'concat'))
 
 
 def test_a_variant_without_advice_has_a_page(monkeypatch):

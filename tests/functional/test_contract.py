@@ -193,6 +193,22 @@ def test_gradients_equal_numeric_gradients(score, alignment):
     check_grads(run, (problem,), order=1, modes=('rev',), eps=1e-6, rtol=1e-4, atol=1e-6)
 
 
+def test_gradients_of_16_bits_keep_small_terms_over_many_recurrent_queries():
+  problem = make_problem('coverage', 'softmax', dtype=jnp.float32)
+  query = jnp.tile(problem.query, (200, 1))
+
+  def gradients(dtype):
+    def total(inputs):
+      query, key, value, params = inputs
+      return aj.attend(query, key, value, score='coverage', params=params).context.astype(jnp.float32).sum()
+
+    inputs = (query, problem.key, problem.value, problem.params)
+    return jax.jit(jax.grad(total))(jax.tree.map(lambda x: x.astype(dtype), inputs))
+
+  for gradient, expected in zip(*map(jax.tree.leaves, map(gradients, (jnp.bfloat16, jnp.float32))), strict=True):
+    np.testing.assert_allclose(gradient, expected, atol=0.03 * np.abs(expected).max())
+
+
 @pytest.mark.parametrize('alignment', aj.ALIGNMENTS)
 def test_scores_of_several_queries_raise(alignment):
   """Otherwise the weights would sum to 1 over all queries together."""

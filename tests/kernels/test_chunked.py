@@ -4,9 +4,12 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import pytest
 
 import attention_jax as aj
 from attention_jax.kernels import chunked
+from tests.modules.helpers import draw
 
 
 def test_chunked_stores_a_part_of_the_array_of_queries_keys_and_features(monkeypatch):
@@ -27,6 +30,30 @@ def test_chunked_stores_a_part_of_the_array_of_queries_keys_and_features(monkeyp
   monkeypatch.setattr(chunked, 'MAX_BLOCK_SCORES', 8 * length)
   array_bytes = 4 * length * length * features
   assert temporary_bytes('xla') > array_bytes > 1.5 * temporary_bytes('chunked')
+
+
+@pytest.mark.parametrize(('implementation', 'score'), [('chunked', 'scaled_dot'), ('factored', 'additive')])
+def test_gradients_of_16_bits_are_as_exact_over_many_blocks_as_over_one(implementation, score, monkeypatch):
+  queries = 512
+  size = 8
+  features = 4
+  sizes = {'query': features, 'key': features, 'features': features}
+  params = aj.init_params(jax.random.key(0), score=score, **sizes)
+  inputs = (draw(queries, features), draw(size, features), draw(size, features), params)
+  monkeypatch.setattr(chunked, 'MAX_BLOCK_SCORES', size)  # one query
+
+  def gradients(implementation, dtype):
+    def total(inputs):
+      query, key, value, params = inputs
+      options = {'score': score, 'implementation': implementation, 'return_weights': False}
+      return aj.attend(query, key, value, params=params, **options).context.astype(jnp.float32).sum()
+
+    return jax.jit(jax.grad(total))(jax.tree.map(lambda x: x.astype(dtype), inputs))
+
+  exact = gradients('xla', jnp.float32)
+  for gradient, expected in zip(*map(jax.tree.leaves, (gradients(implementation, jnp.bfloat16), exact)), strict=True):
+    assert gradient.dtype == jnp.bfloat16
+    np.testing.assert_allclose(gradient, expected, atol=0.02 * np.abs(expected).max())
 
 
 def test_the_bound_of_entries_uses_the_width_of_the_array_not_that_of_the_key(monkeypatch):

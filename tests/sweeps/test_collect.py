@@ -19,8 +19,9 @@ def test_settings_that_were_dropped_or_have_no_runs_are_left_out(tmp_path):
   settings = collect_sweep(tmp_path, read_state(tmp_path))
   assert len(settings) == 3
   report = sweep_report(tmp_path, NO_ROWS, print)
-  assert any('1 settings were dropped early' in note for note in report.notes)
+  assert any(note.startswith('1 setting dropped early') for note in report.notes)
   assert all(contrast.verdict == 'not tested' for contrast in report.contrasts)
+  assert not any('p values are those' in note for note in report.notes)
   assert all(math.isnan(row.cells[report.columns[0]].mean.low) for row in report.rows)
 
 
@@ -49,3 +50,15 @@ def test_settings_of_a_sweep_that_was_extended_with_other_flags_are_distinguishe
     for alignment in ('softmax', 'local_p(width=10)')
   ]
   assert settings[2].factors == SETTINGS[0] | {'training.steps': 200}
+
+
+def test_runs_are_compared_without_their_data(tmp_path):
+  data = {'data__task': "tsv(train='train.tsv')", 'data__folder': str(tmp_path / 'gone')}
+  first = write_run(tmp_path / 'a', base_config(**data), {'test': {'exact_match': 3.0}})
+  second = write_run(tmp_path / 'b', base_config(**data, model__embedding=16), {'test': {'exact_match': 5.0}})
+  lines = []
+  report = folders_report([first, second], NO_ROWS, lines.append)
+  assert [row.cells[report.columns[0]].mean.value for row in report.rows] == [3.0, 5.0]
+  assert all(math.isnan(row.update_flop) for row in report.rows)
+  (line,) = lines
+  assert line.startswith('the FLOP of an update are not counted: ') and 'train.tsv: no such file' in line

@@ -9,7 +9,7 @@ from attention_jax.errors import UserError
 from attention_jax.sweeps.ledger import open_ledger
 from attention_jax.sweeps.plots import draw_pictures
 from attention_jax.sweeps.report import ReportOptions, sweep_report
-from tests.sweeps.helpers import NO_ROWS
+from tests.sweeps.helpers import NO_ROWS, SETTINGS, add_run, make_sweep
 
 
 def test_the_main_table(report):
@@ -44,6 +44,18 @@ def test_comparisons_and_findings(report):
       if contrast.column == column:
         assert re.search(rf'{contrast.verdict}:[^;]*{re.escape(contrast.setting.label)}', finding)
   assert any('With 3 seeds, bootstrap intervals are too narrow' in note for note in report.notes)
+
+
+def test_notes_count_the_seeds_and_the_tests(tmp_path):
+  resolved = make_sweep(tmp_path, SETTINGS[:3], seeds=1)
+  with open_ledger(tmp_path) as ledger:
+    for setting in resolved[:2]:
+      for seed in (1, 2):
+        add_run(ledger, setting, seed, 80.0 + seed**2, 20.0)
+  notes = sweep_report(tmp_path, NO_ROWS, print).notes
+  assert any('A setting with one seed' in note for note in notes)
+  assert any('With 3 seeds, bootstrap intervals are too narrow' in note for note in notes)
+  assert any('corrected for 2 comparisons' in note for note in notes)  # of four: the third setting has one seed
 
 
 def test_another_baseline_and_other_metrics(folder):

@@ -2,10 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from attention_jax.systems.costs import count_matmuls, matmul_flop, update_flop
+from attention_jax.systems.config import default_config
+from attention_jax.systems.costs import COUNTED_BATCHES, count_matmuls, matmul_flop, update_flop
+from attention_jax.systems.recall import RecallSystem
 from attention_jax.systems.translation import TranslationSystem
 from attention_jax.training.partition import MeshConfig, make_mesh
 from attention_jax.training.state import count_parameters
@@ -50,6 +53,17 @@ def test_flop_of_an_update_grow_with_the_rows_of_a_batch(config):
   small = TranslationSystem.load(config, None)
   large = TranslationSystem.load(config | {'data': config['data'] | {'batch_size': 16}}, None)
   assert update_flop(large) == pytest.approx(2 * update_flop(small), rel=0.1)
+
+
+def test_flop_of_an_update_are_the_mean_over_the_shapes_of_data_without_epochs():
+  config = default_config('recall').to_dict()
+  config['model'] |= {'cell': 'recurrent(features=3)'}
+  system = RecallSystem(config | {'data': {'task': 'copy(bits=2, longest=4, beyond=5)', 'batch_size': 8}})
+  steps = [system.batches(0).shape(step)[1] for step in range(COUNTED_BATCHES)]
+  assert len(set(steps)) == 2
+  # A step is computed, recomputed, and has gradients of parameters and inputs, but for the bits and the first inputs.
+  inputs, recurrence, bits = (2 * 8 * products for products in (3 * 12, 3 * 12, 3 * 2))
+  assert update_flop(system) == pytest.approx(np.mean(steps) * (3 * inputs + 4 * recurrence + 3 * bits))
 
 
 def test_parameters_of_shapes_are_counted():
