@@ -124,7 +124,7 @@ class AdaptiveLayer(nn.Module):
     cell = RecurrentCell(self.kind, self.features, self.dtype)
     later = jnp.moveaxis(cell.project(zero_masked(inputs, mask)), 1, 0)
     width = RECURRENCES[self.kind].gates * self.features
-    flag = self.param('flag', nn.initializers.glorot_uniform(), (1, width)).astype(self.dtype)
+    flag = self.param('flag', nn.initializers.glorot_uniform(), (1, width))
     halting_kernel = self.param('halting_kernel', nn.initializers.lecun_normal(), (self.features, 1))
     halting_bias = self.param('halting_bias', nn.initializers.ones, (1,))
     update = cell.step()
@@ -135,7 +135,8 @@ class AdaptiveLayer(nn.Module):
 
     def body(state: State, xs: tuple) -> tuple[State, tuple[jax.Array, Ponder]]:
       x, is_real = xs
-      new, pondered = ponder(update, halt, state, x + flag, x, limit=self.limit, epsilon=self.epsilon)
+      first = x + flag.astype(x.dtype)  # cast here, so that the gradients of all steps are added in float32
+      new, pondered = ponder(update, halt, state, first, x, limit=self.limit, epsilon=self.epsilon)
       state = jax.tree.map(lambda new, old: jnp.where(is_real[:, None], new, old), new, state)
       return state, (state[0], pondered)
 

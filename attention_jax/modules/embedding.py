@@ -28,13 +28,13 @@ class Embedding(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   def setup(self):
-    self.table = nn.Embed(
-      self.size, self.features, dtype=self.dtype, embedding_init=nn.initializers.normal(self.features**-0.5)
-    )
+    self.table = nn.Embed(self.size, self.features, embedding_init=nn.initializers.normal(self.features**-0.5))
     self.drop = Dropout(self.dropout)
 
   def __call__(self, ids: jax.Array, deterministic: bool = True) -> jax.Array:
-    return self.drop(self.table(oov_to_unk(ids, self.size)), deterministic=deterministic)
+    # Cast here and not in the table, so that the gradients of equal tokens are added in the dtype of the parameters.
+    vectors = self.table(oov_to_unk(ids, self.size)).astype(self.dtype)
+    return self.drop(vectors, deterministic=deterministic)
 
   def vectors(self) -> jax.Array:
     """Returns all vectors [size, F], for an output layer with tied weights."""

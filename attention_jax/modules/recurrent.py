@@ -118,12 +118,14 @@ class RecurrentCell(nn.Module):
 
   def step(self) -> Callable[[State, jax.Array], State]:
     """Returns the step as a plain function of (state, projected), for jax.lax.scan."""
-    kernel = self.kernel.astype(self.dtype)
-    bias = self.bias.astype(self.dtype)
+    kernel = self.kernel
+    bias = self.bias
+    dtype = self.dtype
     recurrence_step = self.recurrence.step
 
     def step(state: State, projected: jax.Array) -> State:
-      return recurrence_step(projected, state, kernel, bias)
+      # Cast here and not before the scan, so that the gradients of all steps are added in the dtype of the parameters.
+      return recurrence_step(projected, state, kernel.astype(dtype), bias.astype(dtype))
 
     return step
 

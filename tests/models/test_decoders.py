@@ -15,7 +15,7 @@ from attention_jax.models.encoded import Encoded
 from attention_jax.models.encoder_decoder import shift_right
 from attention_jax.models.steps import DecoderOutput, StepTrace
 from tests.models.helpers import TARGET_WORDS, B, S, T, build_tiny, inputs
-from tests.modules.helpers import RNGS, assert_close, assert_same, draw, variables
+from tests.modules.helpers import RNGS, assert_close, assert_same, draw, gradient_error_of_16_bits, variables
 from tests.sampled_cases import sample_cases
 
 PLAIN = [('plain', 'rnn="simple"'), ('plain', 'rnn="lstm", layers=2, feed_context=True')]
@@ -187,3 +187,16 @@ def test_alignments_draw_independently_at_every_step(cell):
   weights = jax.jit(model.apply)(params, source, mask, target, rngs=RNGS).weights
   drawn = np.asarray(weights)[np.broadcast_to(mask[:, None], weights.shape)]
   assert len(np.unique(drawn)) == drawn.size
+
+
+def test_gradients_in_16_bits_keep_small_terms_of_the_memory_over_many_steps():
+  random = np.random.default_rng(0)
+  source = jnp.asarray(random.integers(4, 11, (2, S)))
+  target = jnp.asarray(random.integers(4, TARGET_WORDS, (2, 1024)))
+  arguments = (source, source > 0, target)
+
+  def make_model(dtype):
+    return build_tiny('bahdanau', 'rnn="gru"', encoder='embedded', dtype=jnp.dtype(dtype).name)
+
+  params = variables(make_model(jnp.float32), *arguments, scale=0.3)
+  assert gradient_error_of_16_bits(make_model, params, *arguments) < 0.03

@@ -28,3 +28,27 @@ def assert_close(actual, desired, rtol: float = 1e-4, atol: float = 1e-5):
 def assert_same(actual, desired):
   """Asserts that two trees have the same structure, dtypes and bits."""
   jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y, strict=True), actual, desired)
+
+
+def gradient_error_of_16_bits(make_module, params, *args) -> float:
+  """Returns the largest difference of gradients in bfloat16 and float32, relative to the largest entry of each leaf.
+
+  Args:
+    make_module: dtype -> module; its output, or the first of its outputs, is summed with random positive weights.
+    params: variables of the module.
+    *args: arguments of the module.
+  """
+
+  def gradient(dtype):
+    def loss(params):
+      output = jax.tree.leaves(make_module(dtype).apply(params, *args))[0].astype(jnp.float32)
+      return (output * (1 + draw(*output.shape))).sum()
+
+    return jax.jit(jax.grad(loss))(params)
+
+  errors = jax.tree.map(
+    lambda actual, desired: float(jnp.abs(actual - desired).max() / jnp.abs(desired).max()),
+    gradient(jnp.bfloat16),
+    gradient(jnp.float32),
+  )
+  return max(jax.tree.leaves(errors))

@@ -12,7 +12,7 @@ from attention_jax.modules.adaptive import AdaptiveLayer
 from attention_jax.modules.recurrent import RECURRENCES, RecurrentLayer
 from tests.models.helpers import build_tiny
 from tests.models.helpers import inputs as model_inputs
-from tests.modules.helpers import assert_close, assert_same, draw, variables
+from tests.modules.helpers import assert_close, assert_same, draw, gradient_error_of_16_bits, variables
 from tests.modules.reference_cells import REFERENCE_CELLS, sigmoid
 
 B, S, D, F = 3, 7, 5, 4
@@ -105,6 +105,17 @@ def test_bfloat16_layers_compute_in_bfloat16(kind):
   outputs, state, pondered = jax.eval_shape(layer.apply, params, draw(B, S, D), MASK)
   assert {leaf.dtype for leaf in (outputs, *state)} == {jnp.dtype(jnp.bfloat16)}
   assert {leaf.dtype for leaf in pondered} == {jnp.dtype(jnp.float32)}
+
+
+def test_gradients_in_16_bits_keep_small_terms_over_many_steps():
+  inputs = draw(2, 1024, D)
+  mask = jnp.ones((2, 1024), bool)
+
+  def make_layer(dtype):
+    return AdaptiveLayer('gru', F, limit=1, dtype=dtype)  # more updates halt at other times in other precisions
+
+  params = variables(make_layer(jnp.float32), inputs, mask, scale=0.3)
+  assert gradient_error_of_16_bits(make_layer, params, inputs, mask) < 0.03
 
 
 def test_a_model_logs_its_updates_and_minimises_their_cost():

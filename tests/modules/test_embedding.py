@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.modules.embedding import Embedding
-from tests.modules.helpers import variables
+from tests.modules.helpers import gradient_error_of_16_bits, variables
 
 B, T, FEATURES, EMBEDDED, WORDS = 2, 3, 7, 5, 11
 
@@ -27,3 +27,9 @@ def test_embeddings_have_dropout_during_training_alone():
   assert 0 < is_kept.sum() < is_kept.size
   np.testing.assert_allclose(dropped[is_kept], 2 * vectors[is_kept], rtol=1e-6)
   assert np.any(run(1, False) != dropped)
+
+
+def test_gradients_in_16_bits_keep_small_terms_of_frequent_tokens():
+  ids = jnp.full((1, 4096), 4)
+  params = variables(Embedding(WORDS, EMBEDDED), ids)
+  assert gradient_error_of_16_bits(lambda dtype: Embedding(WORDS, EMBEDDED, dtype=dtype), params, ids) < 0.03

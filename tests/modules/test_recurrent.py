@@ -9,7 +9,7 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.modules.recurrent import RECURRENCES, RecurrentCell, RecurrentLayer, RecurrentStack
-from tests.modules.helpers import assert_close, assert_same, draw, variables
+from tests.modules.helpers import assert_close, assert_same, draw, gradient_error_of_16_bits, variables
 from tests.modules.reference_cells import REFERENCE_CELLS
 
 B, S, D, F = 3, 7, 5, 4
@@ -164,6 +164,15 @@ def test_bfloat16_layers_compute_in_bfloat16(kind):
   params = variables(stack, draw(B, 11), draw(B, D), method=start_and_step)
   result = jax.eval_shape(functools.partial(stack.apply, method=start_and_step), params, draw(B, 11), draw(B, D))
   assert {leaf.dtype for leaf in jax.tree.leaves(result)} == {jnp.dtype(jnp.bfloat16)}
+
+
+@every_kind
+def test_gradients_in_16_bits_keep_small_terms_over_many_steps(kind):
+  inputs = draw(2, 1024, D)
+  mask = jnp.ones((2, 1024), bool)
+  params = variables(RecurrentLayer(kind, F), inputs, mask, scale=0.3)
+  error = gradient_error_of_16_bits(lambda dtype: RecurrentLayer(kind, F, dtype=dtype), params, inputs, mask)
+  assert error < 0.03
 
 
 @pytest.mark.parametrize(
