@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.errors import UserError
-from attention_jax.functional.masking import relative_positions
+from attention_jax.functional.masking import accumulation_dtype, relative_positions
 from attention_jax.specs import Positive, Size, bind, schema_of
 
 
@@ -124,14 +124,18 @@ class Shaw(Positions):
     return jnp.clip(relative_positions(positions, size), -self.max_distance, self.max_distance) + self.max_distance
 
   def bias(self, query, positions, size):
-    products = jnp.einsum('bntf,rf->bntr', query, self.of_keys.astype(query.dtype)) * query.shape[-1] ** -0.5
+    # In float32, as the gradient of each product is a sum over all positions at its distance.
+    dtype = accumulation_dtype(query)
+    products = jnp.einsum('bntf,rf->bntr', query, self.of_keys.astype(query.dtype), preferred_element_type=dtype)
+    products = products * query.shape[-1] ** -0.5
     index = jnp.broadcast_to(
       self._distance_index(positions, size)[None, None], (*query.shape[:2], positions.shape[0], size)
     )
     return jnp.take_along_axis(products, index, axis=-1)
 
   def shift(self, weights, positions):
-    vectors = self.of_values.astype(weights.dtype)[self._distance_index(positions, weights.shape[-1])]
+    # Cast here and not in the table, so that the gradients of equal distances are added in float32.
+    vectors = self.of_values[self._distance_index(positions, weights.shape[-1])].astype(weights.dtype)
     return jnp.einsum('bnts,tsf->bntf', weights, vectors)
 
 

@@ -103,3 +103,20 @@ def test_alibi_slopes_are_geometric():
   bias = POSITIONS['alibi'](8).bias(None, INDICES, T)
   assert bias.shape == (8, T, T)
   np.testing.assert_allclose(bias[2, 7], [-abs(7 - s) / 8 for s in range(T)])
+
+
+def test_gradients_of_shaw_in_16_bits_keep_small_terms_of_equal_distances():
+  layer = POSITIONS['shaw'](heads=1, features=4, max_distance=2)
+  positions = jnp.arange(1024)
+  query = draw(1, 1, 1024, 4)
+  params = variables(layer, query, positions, 1024, method='bias')
+  weights = jnp.abs(draw(1024, 1024)) + 0.5
+
+  def gradient(dtype):
+    def loss(params):
+      bias = layer.apply(params, query.astype(dtype), positions, 1024, method='bias')
+      return (bias.astype(jnp.float32)[0, 0] * weights).sum()
+
+    return jax.grad(loss)(params)['params']['of_keys']
+
+  assert_close(gradient(jnp.bfloat16), gradient(jnp.float32), rtol=0.01, atol=0.01 * 1024**0.5)
