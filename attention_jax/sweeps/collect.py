@@ -15,6 +15,7 @@ from attention_jax.sweeps.resolve import IRRELEVANT_FIELDS, config_id
 from attention_jax.sweeps.space import label, short_names
 from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.experiment import RESULTS
+from attention_jax.systems.lexicons import LEXICON_FILE
 from attention_jax.systems.runs import run_seeds, seed_folder
 from attention_jax.training.file_digests import check_file_digests
 from attention_jax.training.folder import read_config
@@ -92,7 +93,7 @@ def read_run(folder: Path) -> FinishedRun:
   Raises:
     UserError: if it has no results, or if its files have changed.
   """
-  check_file_digests(folder)
+  check_file_digests(folder, derived=[LEXICON_FILE])
   config = fill_defaults(read_config(folder), f'{folder}/config.json')
   path = folder / RESULTS
   if not path.is_file():
