@@ -17,7 +17,7 @@ from attention_jax.data.splits import SPLITS
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError, choose
-from attention_jax.functional.edits import resolve_edit
+from attention_jax.functional.edits import check_indices, resolve_edit
 from attention_jax.inference.analyses import Subject, analyse, parse_analysis
 from attention_jax.inference.evaluation import TeacherForcedScorer
 from attention_jax.inference.predictor import Predictor
@@ -194,6 +194,10 @@ def read(system: Any, params: Any, request: ReadingRequest) -> list[Reading]:
     readings = reader.read_lines(system.cached_predictor(params), system.config['evaluation']['beams'], request)
   else:
     readings = reader.read_rows(tasks.get_split(system.data, request.split)[0], request)
+  if request.edit:
+    longest_target = max(len(reading.target_tokens) for reading in readings)
+    shortest_source = min(len(reading.source_tokens) for reading in readings)
+    check_indices(request.edit, longest_target, shortest_source)
   return reader.complete(readings, request)
 
 
