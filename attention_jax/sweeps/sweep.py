@@ -11,7 +11,7 @@ from typing import NamedTuple
 from attention_jax.errors import UserError
 from attention_jax.specs import bind
 from attention_jax.sweeps import halving
-from attention_jax.sweeps.adopt import adopt
+from attention_jax.sweeps.adopt import adoption
 from attention_jax.sweeps.cluster import CLUSTERS, make_executor
 from attention_jax.sweeps.driver import Driver
 from attention_jax.sweeps.estimate import (
@@ -25,7 +25,6 @@ from attention_jax.sweeps.estimate import (
 from attention_jax.sweeps.ledger import (
   FAILED,
   FINISHED,
-  LEDGER,
   OPENED,
   PLANNED,
   RUNG,
@@ -143,7 +142,10 @@ def run_sweep(request: SweepRequest, resolved: Sequence[Resolved], log: Log) -> 
     for line in ledger.report:
       log(line)
     for folder in request.adopted:
-      log(adopt(ledger, folder, resolved))
+      events, line = adoption(ledger.state, ledger.folder, folder, resolved)
+      for event in events:
+        ledger.append(**event)
+      log(line)
     together = trains_seeds_together(request.together, backend, len(resolved), len(seeds), executor.slots)
     for unit in _missing_units(request, ledger.state, resolved, seeds, together):
       ledger.append(PLANNED, **planned_event(unit))
@@ -320,7 +322,12 @@ def describe_plan(request: SweepRequest, resolved: Sequence[Resolved], log: Log)
     log: called with each line.
   """
   folder = request.folder.absolute()
-  state = fold(read_events(folder)[0]) if (folder / LEDGER).exists() else SweepState()
+  events, _ = read_events(folder)
+  for adopted in request.adopted:
+    new_events, line = adoption(fold(events), folder, adopted, resolved)
+    events += new_events
+    log(line)
+  state = fold(events)
   seeds = request_seeds(request, resolved)
   costs = dict(measure_costs([(setting.id, setting.config) for setting in resolved], state.costs))
   backend, ids = ('cluster', []) if request.cluster else detect_devices()

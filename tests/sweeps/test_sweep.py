@@ -67,6 +67,17 @@ def run(request):
   return run_sweep(request, check_request(request), lines.append), lines
 
 
+def plan(request, monkeypatch):
+  """Returns the lines of a dry run."""
+  resolved = check_request(request)
+  costs = [(setting.id, Costs(1, 1.0)) for setting in resolved]
+  monkeypatch.setattr('attention_jax.sweeps.sweep.measure_costs', lambda *args: costs)
+  lines = []
+  describe_plan(request, resolved, lines.append)
+  monkeypatch.setattr('attention_jax.sweeps.sweep.measure_costs', lambda *args: [])
+  return lines
+
+
 def starts(folder):
   path = folder.parent / 'starts'
   return path.read_text().splitlines() if path.exists() else []
@@ -117,11 +128,7 @@ def test_units_are_trained_with_the_files_of_the_command_that_continues(folder, 
   assert {'--config=/elsewhere/made_up.py', '--variants=/elsewhere/variants.py'} <= set(flags)
   assert '--config.training.select=exact_match' in flags
   assert [flag.partition('=')[0] for flag in flags].count('--config') == 1
-  costs = [(entry.unit.setting_id, Costs(1, 1.0)) for entry in read_state(folder).units.values()]
-  monkeypatch.setattr('attention_jax.sweeps.sweep.measure_costs', lambda *args: costs)
-  lines = []
-  describe_plan(request, check_request(request), lines.append)
-  assert '--config=/elsewhere/made_up.py' in lines[1]
+  assert '--config=/elsewhere/made_up.py' in plan(request, monkeypatch)[1]
 
 
 def is_running(pid: int) -> bool:
@@ -173,14 +180,18 @@ def test_a_sweep_runs_as_jobs_of_a_cluster(folder):
   assert len(list((folder / 'jobs').glob('*_result.pkl'))) == 2
 
 
-def test_finished_runs_are_adopted(folder, tmp_path):
+def test_finished_runs_are_adopted(folder, tmp_path, monkeypatch):
   config = base_config(model__attention__score='dot', model__attention__alignment='sparsemax', training__log_every=7)
   several = tmp_path / 'old'
   for seed in (0, 1):
     write_run(several / f'seed_{seed}', config | {'training': config['training'] | {'seed': seed}}, {})
   (several / 'config.json').write_text(json.dumps(config | {'seeds': 2}))
+  assert plan(make_request(folder, seeds=3, adopted=[several]), monkeypatch)[0] == f'{several}: adopted, seeds 0, 1'
+  assert not folder.exists()
   outcome, lines = run(make_request(folder, seeds=3, adopted=[several]))
   assert outcome == (11, 0, 0) and len(starts(folder)) == 10 and lines[0] == f'{several}: adopted, seeds 0, 1'
+  lines = plan(make_request(folder, seeds=3, adopted=[several]), monkeypatch)
+  assert lines[-2].startswith('12 runs in 11 processes') and '0:00:00 for the 0 that have not finished' in lines[-1]
   _, lines = run(make_request(folder, seeds=3, adopted=[several]))
   assert lines[0] == f'{several}: the sweep has a run of seed 0 of this setting already'
 
