@@ -333,17 +333,19 @@ def describe_plan(request: SweepRequest, resolved: Sequence[Resolved], log: Log)
   backend, ids = ('cluster', []) if request.cluster else detect_devices()
   slots = 1 if request.cluster else len(divide_resources(request.workers, backend, ids))
   together = trains_seeds_together(request.together, backend, len(resolved), len(seeds), slots)
-  units = [*(entry.unit for entry in requested_units(state, resolved, seeds))]
-  units += _missing_units(request, state, resolved, seeds, together)
+  missing = _missing_units(request, state, resolved, seeds, together)
+  units = [*(entry.unit for entry in requested_units(state, resolved, seeds)), *missing]
   estimate = estimate_seconds(state, resolved, costs, matmul_rate if backend == 'cpu' else None)
   for unit in units:
     log(_describe_unit(unit, state, costs[unit.setting_id]))
     log(f'  {format_command(_unit_command(request, resolved, request.folder, unit))}')
   runs = sum(len(unit.seeds) for unit in units)
   log(f'{runs} runs in {len(units)} processes: {len(resolved)} settings x {len(seeds)} seeds; {slots} at a time')
-  pending = [unit for unit in units if unit.id not in state.units or state.units[unit.id].state != FINISHED]
-  total = sum(estimate.seconds.get(unit.setting_id, 0.0) * len(unit.seeds) for unit in pending) / slots
-  time = f'{format_seconds(total)} for the {len(pending)} that have not finished, by ' if estimate.seconds else ''
+  live = [setting for setting in resolved if setting.id not in _dropped_settings(request, state)]
+  steps = {setting.id: setting.config['training']['steps'] for setting in live}
+  pending = {*_pending(state, live, seeds, request.retry, steps), *(unit.id for unit in missing if not request.retry)}
+  times = [estimate.seconds.get(unit.setting_id, 0.0) * len(unit.seeds) for unit in units if unit.id in pending]
+  time = f'{format_seconds(sum(times) / slots)} for the {len(times)} to be run, by ' if estimate.seconds else ''
   log(f'time: {time}{estimate.source}')
 
 
