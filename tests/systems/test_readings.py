@@ -8,7 +8,7 @@ from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import char, word
 from attention_jax.errors import UserError
 from attention_jax.inference.predictor import Predictor
-from attention_jax.systems.readings import Reader, _edited_system
+from attention_jax.systems.readings import Reader, _edited_system, read
 from tests.models.helpers import build_transformer
 from tests.modules.helpers import variables
 
@@ -37,6 +37,18 @@ def test_hypotheses_of_lines(reader, predictor):
     assert reading.source_tokens[-1] == '</s>'
   with pytest.raises(UserError, match='an empty line'):
     reader.read_lines(predictor, 3, ReadingRequest(inputs=[' ']))
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'hypotheses': 0}, 'hypotheses must be at least 1, got 0'),
+    ({'analyses': ['entropi']}, "unknown analysis 'entropi'"),
+  ],
+)
+def test_a_wrong_request_is_found_before_the_search(options, message):
+  with pytest.raises(UserError, match=message):
+    read(object(), {}, ReadingRequest(inputs=['a b'], **options))
 
 
 def test_layers_and_analyses_of_hypotheses(reader, predictor):
