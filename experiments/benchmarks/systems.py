@@ -136,6 +136,9 @@ def update_array_bytes(name: str, batch: Batch, dtype: str = 'float32') -> int:
   """Returns the bytes of all arrays of `jax_update` while it computes gradients: the least that its process needs.
 
   These are the parameters and the state of Adam, the gradients, and what the program stores for them.
+
+  Args:
+    name, batch, dtype: as in `jax_update`.
   """
   step, init_state = _prepare_update(name, dtype)
   state = init_state.shapes
