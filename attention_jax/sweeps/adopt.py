@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 from flax.traverse_util import flatten_dict
 
 from attention_jax.errors import UserError
+from attention_jax.sweeps.collect import check_finished
 from attention_jax.sweeps.ledger import FINISHED, PLANNED, SweepState, Unit, planned_event
 from attention_jax.sweeps.plan import run_folders
 from attention_jax.sweeps.resolve import IRRELEVANT_FIELDS, Resolved, config_id
 from attention_jax.systems.config import fill_defaults
-from attention_jax.systems.experiment import RESULTS
 from attention_jax.systems.runs import run_seeds
 from attention_jax.training.folder import read_config
 from attention_jax.training.paths import run_path
@@ -56,8 +56,7 @@ def adoption(state: SweepState, sweep_folder: Path, folder: Path, resolved: Sequ
     return Adoption((), f'{folder}: the sweep has a run of seed {covered[0]} of this setting already')
   unit = Unit(str(folder), setting.id, dict(setting.setting), setting.path, setting.overrides, seeds, str(folder))
   for path in run_folders(unit, sweep_folder).values():
-    if not (path / RESULTS).exists():
-      raise UserError(f'--adopt={folder}: {path} has no {RESULTS}; expected a finished run')
+    check_finished(path)
   finished = {'event': FINISHED, 'unit': unit.id, 'steps': config['training']['steps'], 'adopted': True}
   events = {'event': PLANNED, **planned_event(unit)}, finished
   return Adoption(events, f'{folder}: adopted, seeds {", ".join(map(str, seeds))}')
