@@ -15,6 +15,7 @@ from experiments.config_files import load_config, load_sweep
 from experiments.launch import FLAGS, config_path
 
 DEFAULT_SEEDS = 3
+SEARCH_OPTIONS = ('points', 'search_method', 'search_seed')  # flags that only --search reads
 
 
 def sweep_request(folder: Path, overrides: Mapping[str, Any], train: Sequence[str]) -> SweepRequest:
@@ -71,8 +72,15 @@ def report_options() -> ReportOptions:
 
 
 def _settings_of_flags() -> list[space.Setting]:
-  """Returns the product of --grid, --pair and --search, followed by the single settings of --setting."""
+  """Returns the product of --grid, --pair and --search, followed by the single settings of --setting.
+
+  Raises:
+    UserError: for flags that cannot be parsed, and for an option of --search without it.
+  """
   groups = [space.parse_grid(text) for text in FLAGS.grid] + [space.parse_pair(text) for text in FLAGS.pair]
+  unused = [name for name in SEARCH_OPTIONS if FLAGS[name].present and not FLAGS.search]
+  if unused:
+    raise UserError(f'--{unused[0]} needs --search, which draws the settings')
   if FLAGS.search:
     ranges = space.parse_setting('; '.join(FLAGS.search), '--search')
     groups.append(search(ranges, FLAGS.points, FLAGS.search_method, FLAGS.search_seed))

@@ -72,7 +72,6 @@ TESTED_BY = {
   'analysis/fonts': 'analysis/plots',
   'analysis/pages': 'analysis/reading_page',
   'data/builders/date_formats': 'data/dates',
-  'data/pair_streams': 'data/preparing',
   'data/tfds_sets': 'data/documents',
   'data/translation_sets': 'data/tasks',
   'decoding/generate': 'decoding/search',

@@ -16,7 +16,7 @@ INK = '#24292f'
 PALE_INK = '#57606a'
 PER_ROW = 7  # panels
 MAX_REFERENCES = 2
-FRAME_SIDE = 320  # pixels of the image in a frame of the animation
+FRAME_SIDE = 320  # pixels of the longer side of the image in a frame of the animation
 TEXT_HEIGHT = 64  # pixels below it
 
 
@@ -187,18 +187,20 @@ def _write_animation(items: Sequence[CaptionOverlay], path: Path) -> None:
 
 def _render_frames(item: CaptionOverlay) -> Iterator:
   """One frame for each word; of an empty caption, the image alone."""
-  from PIL import Image, ImageDraw
+  from PIL import Image, ImageDraw, ImageOps
 
   if not len(item.words):
     item = item._replace(words=[''], maps=np.ones((1, 1, 1)), cell_centres=None)
   for index, weights in enumerate(item.maps):
     lit = Image.fromarray((255 * blend_weights(item.picture, weights, item.cell_centres)).astype(np.uint8))
+    scaled = ImageOps.contain(lit, (FRAME_SIDE, FRAME_SIDE), Image.Resampling.BICUBIC)
+    corner = tuple((FRAME_SIDE - side) // 2 for side in scaled.size)
     frame = Image.new('RGB', (FRAME_SIDE, FRAME_SIDE + TEXT_HEIGHT), 'white')
-    frame.paste(lit.resize((FRAME_SIDE, FRAME_SIDE), Image.Resampling.BICUBIC), (0, 0))
+    frame.paste(scaled, corner)
     pen = ImageDraw.Draw(frame)
     if box := _box_of_word(item, index):
-      corners = [edge * FRAME_SIDE / side for edge, side in zip(box, 2 * lit.size, strict=True)]
-      pen.rectangle(corners, outline=GOLD, width=2)
+      edges = np.reshape(box, (2, 2)) * scaled.size / lit.size + corner
+      pen.rectangle(edges.ravel().tolist(), outline=GOLD, width=2)
     word = item.words[index]
     caption = last_words(item.words[: index + 1], 42)
     pen.text((8, FRAME_SIDE + 6), word, fill=INK, font=_font(word, 18))

@@ -126,7 +126,7 @@ def iter_raw_lines(path: str) -> Iterator[bytes]:
   Raises:
     UserError: as `read_lines`, but for the encoding.
   """
-  with _reading(path):
+  with report_read_errors(path):
     number = 0
     with open_file(path) as raw, gzip.open(raw) if path.endswith('.gz') else raw as file:
       for number, line in enumerate(file, 1):
@@ -137,13 +137,13 @@ def iter_raw_lines(path: str) -> Iterator[bytes]:
 
 
 def _read_bytes(path: str) -> bytes:
-  with _reading(path), open_file(path) as file:
+  with report_read_errors(path), open_file(path) as file:
     data = file.read()
     return gzip.decompress(data) if path.endswith('.gz') else data
 
 
 @contextlib.contextmanager
-def _reading(path: str) -> Iterator[None]:
+def report_read_errors(path: str) -> Iterator[None]:
   """Turns errors of reading a file into UserErrors."""
   try:
     yield

@@ -1,16 +1,23 @@
 """Pairs of texts that are read one after the other, for training splits that are larger than memory."""
 
+import contextlib
 import gzip
 import itertools
 import os
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
 from attention_jax.data import tasks, translation_sets
-from attention_jax.data.files import BYTE_ORDER_MARK, check_regular_file, invalid_utf8_error, join_path
+from attention_jax.data.files import (
+  BYTE_ORDER_MARK,
+  check_regular_file,
+  empty_file_error,
+  invalid_utf8_error,
+  join_path,
+  report_read_errors,
+)
 from attention_jax.data.text import Corpus, check_columns, unequal_lengths_error
-from attention_jax.data.urls import is_url
+from attention_jax.data.urls import is_url, open_url, report_url_errors
 from attention_jax.errors import UserError
 from attention_jax.specs import bind
 
@@ -131,29 +138,23 @@ def iter_lines(path: str) -> Iterator[tuple[str, float]]:
   Raises:
     UserError: as `files.read_lines`.
   """
-  try:
-    with _open(path) as raw, gzip.GzipFile(fileobj=raw) if path.endswith('.gz') else raw as file:
-      size = raw.seek(0, os.SEEK_END)
-      raw.seek(0)
-      if not size:
-        raise UserError(f'{path}: the file is empty')
-      for number, line in enumerate(file, 1):
-        yield _decode(line, path, number), raw.tell() / size
-  except FileNotFoundError:
-    raise UserError(f'{path}: no such file') from None
-  except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-    raise UserError(f'{path}: not a whole gzip file ({error})') from None
-  except UserError:
-    raise
-  except (OSError, ValueError) as error:
-    raise UserError(f'{path!r}: cannot be read ({getattr(error, "strerror", None) or error})') from None
+  number = 0
+  with _report_errors(path), _open(path) as raw, gzip.GzipFile(fileobj=raw) if path.endswith('.gz') else raw as file:
+    size = raw.seek(0, os.SEEK_END)
+    raw.seek(0)
+    for number, line in enumerate(file, 1):
+      yield _decode(line, path, number), raw.tell() / size
+  if not number:
+    raise empty_file_error(path)
+
+
+def _report_errors(path: str) -> contextlib.AbstractContextManager[None]:
+  return report_url_errors(path) if is_url(path) else report_read_errors(path)
 
 
 def _open(path: str) -> BinaryIO:
   if is_url(path):
-    import fsspec
-
-    return fsspec.open(path, 'rb').open()
+    return open_url(path)
   check_regular_file(path)
   return open(path, 'rb')
 
@@ -168,10 +169,9 @@ def _decode(line: bytes, path: str, number: int) -> str:
 
 
 def _file_state(path: str) -> list[Any]:
-  if is_url(path):
-    import fsspec
-
-    system, name = fsspec.url_to_fs(path)
-    return [path, system.size(name)]
-  status = os.stat(path) if os.path.exists(path) else None
-  return [os.path.abspath(path), status and status.st_size, status and status.st_mtime_ns]
+  """Describes a file; raises UserError if it cannot be opened, before anything is written."""
+  with _report_errors(path), _open(path) as file:
+    if is_url(path):
+      return [path, file.seek(0, os.SEEK_END)]
+    status = os.fstat(file.fileno())
+    return [os.path.abspath(path), status.st_size, status.st_mtime_ns]

@@ -1,6 +1,9 @@
 """Files behind URLs, such as gs:// and s3://, which fsspec reads if the package of their file system is installed."""
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
+from typing import BinaryIO
 
 from attention_jax.errors import UserError
 
@@ -23,11 +26,24 @@ def read_url(path: str) -> bytes:
   Raises:
     UserError: if the file system is unknown or its package is not installed, and if the file cannot be read.
   """
+  with report_url_errors(path), open_url(path) as file:
+    return file.read()
+
+
+def open_url(path: str) -> BinaryIO:
+  """Opens a file for reading; its errors are those of its file system, see `report_url_errors`."""
   import fsspec
 
+  return fsspec.open(path, 'rb').open()
+
+
+@contextlib.contextmanager
+def report_url_errors(path: str) -> Iterator[None]:
+  """Turns every error of its block that is no UserError into one that names the file."""
   try:
-    with fsspec.open(path, 'rb') as file:
-      return file.read()
+    yield
+  except UserError:
+    raise
   except Exception as error:  # every file system raises its own kinds
     # For http, fsspec raises FileNotFoundError from whatever went wrong, such as a refused connection.
     reason = (error.__cause__ or error) if isinstance(error, FileNotFoundError) else error

@@ -1,7 +1,8 @@
 """Edits of attention weights: interventions that fix or change the weights of an alignment.
 
 An edit is `f(weights [S], mask [S], *, ...) -> weights [S]`. Its keyword-only arguments declare what else it needs, as
-those of an alignment do: an edit that takes `step` acts on chosen queries, and its queries are scanned in order.
+those of an alignment do: an edit that takes `step` acts on chosen queries, and its queries are scanned in order. Its
+option `at` is the index of a query, and its option `position` that of a position of the memory.
 
 The spec string of any edit may restrict it to one layer or head: `'fixed(at=2, position=1, layer=0, head=3)'`.
 """
@@ -122,6 +123,23 @@ def resolve_edit(edit: str | Row | Callable | Edit) -> Edit:
   for name, value in place.items():
     check_value(f'edit: {name}', value, PLACE[name])
   return Edit(lookup(spec, EDITS, 'edit'), **place)
+
+
+def check_indices(edit: str, queries: int, positions: int) -> None:
+  """Checks that the query and the position that an edit names exist; the edit itself sees one padded query at a time.
+
+  Args:
+    edit: a spec string of EDITS.
+    queries: number of queries.
+    positions: number of positions of the memory.
+
+  Raises:
+    UserError: for an index that is too large.
+  """
+  _, options = parse(edit)
+  for name, count, counted in (('at', queries, 'target'), ('position', positions, 'source')):
+    if options.get(name, 0) >= count:
+      raise UserError(f'edit {edit!r}: {name} must be less than {count}, the number of {counted} tokens')
 
 
 def head_index() -> Int[Array, '']:

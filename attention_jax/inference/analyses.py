@@ -25,7 +25,7 @@ from attention_jax.analysis.interventions import (
 )
 from attention_jax.analysis.reading import Measurement
 from attention_jax.errors import UserError
-from attention_jax.functional.edits import replace_weights
+from attention_jax.functional.edits import check_indices, replace_weights
 from attention_jax.specs import Positive, Size, bind, schema_of
 
 
@@ -189,6 +189,7 @@ def _adversarial(subject: Subject, *, epsilon: Positive = 0.05, steps: Size = 10
 
 def _what_if(subject: Subject, *, edit: str = 'uniform') -> Measurement:
   edited = edited_model(subject.pair.model, edit)
+  check_indices(edit, len(subject.target_tokens), len(subject.source_tokens))
 
   def change(pair):
     return target_log_probs(pair._replace(model=edited)) - target_log_probs(pair)

@@ -84,6 +84,7 @@ class AttentionPooling(Pooling):
   @nn.compact
   def __call__(self, memory, mask, final, deterministic=True):
     dtype = self.attention.dtype
+    memory = zero_masked(memory, mask)  # before the layer: the gradient of its kernel sums over all positions
     keys = memory
     if self.hidden:
       keys = jnp.tanh(Dense(self.attention.features, use_bias=self.bias, dtype=dtype, name='hidden')(memory))

@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax.traverse_util import flatten_dict
 
 from attention_jax.errors import UserError
-from attention_jax.sweeps.ledger import FINISHED, PLANNED, Ledger, Unit, planned_event
+from attention_jax.sweeps.collect import check_finished
+from attention_jax.sweeps.ledger import FINISHED, PLANNED, SweepState, Unit, planned_event
 from attention_jax.sweeps.plan import run_folders
 from attention_jax.sweeps.resolve import IRRELEVANT_FIELDS, Resolved, config_id
 from attention_jax.systems.config import fill_defaults
-from attention_jax.systems.experiment import RESULTS
 from attention_jax.systems.runs import run_seeds
 from attention_jax.training.folder import read_config
 from attention_jax.training.paths import run_path
@@ -19,16 +19,26 @@ from attention_jax.training.paths import run_path
 MAX_DIFFERENCES = 3  # fields named in an error
 
 
-def adopt(ledger: Ledger, folder: Path, resolved: Sequence[Resolved]) -> str:
-  """Adds a finished run, of one seed or several, to a sweep.
+class Adoption(NamedTuple):
+  """A finished run that becomes part of a sweep.
+
+  Attributes:
+    events: the events that add it to the ledger; none if the sweep has one of its seeds already.
+    line: describes what is added.
+  """
+
+  events: Sequence[Mapping[str, Any]]
+  line: str
+
+
+def adoption(state: SweepState, sweep_folder: Path, folder: Path, resolved: Sequence[Resolved]) -> Adoption:
+  """Returns how a finished run, of one seed or several, is added to a sweep.
 
   Args:
-    ledger: the ledger of the sweep.
+    state: the state of the sweep.
+    sweep_folder: the folder of the sweep.
     folder: the folder of the run.
     resolved: the settings of the sweep, one of which must have the config of the run.
-
-  Returns:
-    A line that describes what was added, or that the sweep has one of the seeds already.
 
   Raises:
     UserError: if the folder has no config, the run is not finished, or no setting has its config.
@@ -42,15 +52,14 @@ def adopt(ledger: Ledger, folder: Path, resolved: Sequence[Resolved]) -> str:
       f'--adopt={folder}: no setting of the sweep has its config; {_nearest_difference(fields, resolved)}'
     )
   seeds = tuple(run_seeds(config))
-  if covered := sorted(ledger.state.covered_seeds(setting.id) & set(seeds)):
-    return f'{folder}: the sweep has a run of seed {covered[0]} of this setting already'
+  if covered := sorted(state.covered_seeds(setting.id) & set(seeds)):
+    return Adoption((), f'{folder}: the sweep has a run of seed {covered[0]} of this setting already')
   unit = Unit(str(folder), setting.id, dict(setting.setting), setting.path, setting.overrides, seeds, str(folder))
-  for path in run_folders(unit, ledger.folder).values():
-    if not (path / RESULTS).exists():
-      raise UserError(f'--adopt={folder}: {path} has no {RESULTS}; expected a finished run')
-  ledger.append(PLANNED, **planned_event(unit))
-  ledger.append(FINISHED, unit=unit.id, steps=config['training']['steps'], adopted=True)
-  return f'{folder}: adopted, seeds {", ".join(map(str, seeds))}'
+  for path in run_folders(unit, sweep_folder).values():
+    check_finished(path)
+  finished = {'event': FINISHED, 'unit': unit.id, 'steps': config['training']['steps'], 'adopted': True}
+  events = {'event': PLANNED, **planned_event(unit)}, finished
+  return Adoption(events, f'{folder}: adopted, seeds {", ".join(map(str, seeds))}')
 
 
 def _nearest_difference(fields: Mapping[str, Any], resolved: Sequence[Resolved]) -> str:

@@ -15,9 +15,10 @@ from attention_jax.sweeps.resolve import IRRELEVANT_FIELDS, config_id
 from attention_jax.sweeps.space import label, short_names
 from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.experiment import RESULTS
+from attention_jax.systems.lexicons import LEXICON_FILE
 from attention_jax.systems.runs import run_seeds, seed_folder
-from attention_jax.training.file_digests import check_file_digests
-from attention_jax.training.folder import read_config
+from attention_jax.training.file_digests import check_file_digests, digested_files
+from attention_jax.training.folder import CONFIG, read_config
 from attention_jax.training.writers import METRICS_FILE, RATE, read_metrics
 
 SAME_EXPERIMENT = IRRELEVANT_FIELDS | {'data.folder'}  # not reported as differences between runs
@@ -86,19 +87,31 @@ class SettingRuns(NamedTuple):
     return {seed: value for seed, value in values.items() if value is not None}
 
 
+def check_finished(folder: Path) -> None:
+  """Checks that a run with one seed has finished since its last start, with the results that its folder holds.
+
+  Raises:
+    UserError: if it has not.
+  """
+  path = folder / RESULTS
+  if not path.is_file():
+    raise UserError(f'{folder} has no {RESULTS}; expected a finished run')
+  digested = digested_files(folder)
+  if CONFIG in digested and RESULTS not in digested:  # a run renews the digest of its config when it starts
+    raise UserError(f'{folder} has been continued since its {RESULTS}, and has not finished; expected a finished run')
+
+
 def read_run(folder: Path) -> FinishedRun:
   """Reads a finished run with one seed.
 
   Raises:
-    UserError: if it has no results, or if its files have changed.
+    UserError: if it has not finished, or if its files have changed.
   """
-  check_file_digests(folder)
+  check_file_digests(folder, derived=[LEXICON_FILE])
   config = fill_defaults(read_config(folder), f'{folder}/config.json')
-  path = folder / RESULTS
-  if not path.is_file():
-    raise UserError(f'{folder} has no {RESULTS}; expected a finished run')
+  check_finished(folder)
   try:
-    record = json.loads(path.read_text('utf-8'))
+    record = json.loads((folder / RESULTS).read_text('utf-8'))
     records = read_metrics(folder) if (folder / METRICS_FILE).is_file() else []
   except (OSError, ValueError) as error:
     raise UserError(f'cannot read the results of {folder}: {" ".join(str(error).split())}') from error

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from attention_jax.sweeps.ledger import FAILED, FINISHED, INTERRUPTED, STARTED, Ledger, Unit, UnitState
-from attention_jax.sweeps.plan import command, format_command, run_folders
+from attention_jax.sweeps.plan import format_command, run_folders
 from attention_jax.sweeps.progress import SweepProgress, read_tail
 from attention_jax.sweeps.workers import Executor, Job, Request, is_training
 from attention_jax.systems.experiment import RESULTS
@@ -28,17 +28,22 @@ class Driver:
   Args:
     ledger: the ledger of the sweep.
     executor: where processes run.
-    train: the training program: ('python', '-m', 'experiments.train').
+    make_command: (unit, number of updates) -> the command that trains it.
     progress: shows what happens.
     stop: whether a signal has arrived.
   """
 
   def __init__(
-    self, ledger: Ledger, executor: Executor, train: Sequence[str], progress: SweepProgress, stop: StopRequest
+    self,
+    ledger: Ledger,
+    executor: Executor,
+    make_command: Callable[[Unit, int], list[str]],
+    progress: SweepProgress,
+    stop: StopRequest,
   ):
     self._ledger = ledger
     self._executor = executor
-    self._train = train
+    self._make_command = make_command
     self._progress = progress
     self._stop = stop
     self._jobs: dict[str, Job] = {}
@@ -96,7 +101,7 @@ class Driver:
     if not ready:
       return
     units = [self._ledger.state.units[unit_id].unit for unit_id in ready]
-    commands = [command(unit, self._ledger.folder, self._train, steps(unit)) for unit in units]
+    commands = [self._make_command(unit, steps(unit)) for unit in units]
     logs = [self._open_log(unit, words) for unit, words in zip(units, commands, strict=True)]
     jobs = self._executor.start([Request(*pair) for pair in zip(commands, logs, strict=True)])
     for unit, words, log, job in zip(units, commands, logs, jobs, strict=True):

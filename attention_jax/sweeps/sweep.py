@@ -1,15 +1,17 @@
 """Runs a sweep from its settings to the last result; continues it after any interruption."""
 
 import contextlib
+import dataclasses
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
 from attention_jax.errors import UserError
 from attention_jax.specs import bind
 from attention_jax.sweeps import halving
-from attention_jax.sweeps.adopt import adopt
+from attention_jax.sweeps.adopt import adoption
 from attention_jax.sweeps.cluster import CLUSTERS, make_executor
 from attention_jax.sweeps.driver import Driver
 from attention_jax.sweeps.estimate import (
@@ -23,7 +25,6 @@ from attention_jax.sweeps.estimate import (
 from attention_jax.sweeps.ledger import (
   FAILED,
   FINISHED,
-  LEDGER,
   OPENED,
   PLANNED,
   RUNG,
@@ -141,23 +142,40 @@ def run_sweep(request: SweepRequest, resolved: Sequence[Resolved], log: Log) -> 
     for line in ledger.report:
       log(line)
     for folder in request.adopted:
-      log(adopt(ledger, folder, resolved))
+      events, line = adoption(ledger.state, ledger.folder, folder, resolved)
+      for event in events:
+        ledger.append(**event)
+      log(line)
     together = trains_seeds_together(request.together, backend, len(resolved), len(seeds), executor.slots)
-    for unit in plan_units(ledger.state, resolved, seeds, together, request.variants):
+    for unit in _missing_units(request, ledger.state, resolved, seeds, together):
       ledger.append(PLANNED, **planned_event(unit))
     ledger.append(OPENED, command=format_command(sys.argv), commit=code_version(), workers=executor.slots)
     progress = stack.enter_context(contextlib.closing(SweepProgress(ledger.folder, executor.slots)))
     stop = stack.enter_context(StopRequest())
-    driver = Driver(ledger, executor, request.train, progress, stop)
+    make_command = functools.partial(_unit_command, request, resolved, ledger.folder)
+    driver = Driver(ledger, executor, make_command, progress, stop)
     if request.halving:
       _run_rungs(request, resolved, seeds, ledger, driver, stop, progress.log)
     else:
       steps = {setting.id: setting.config['training']['steps'] for setting in resolved}
       driver.run(_pending(ledger.state, resolved, seeds, request.retry, steps), lambda unit: steps[unit.setting_id])
-    outcome = _summarize(requested_units(ledger.state, resolved, seeds), request.retry, log)
+    outcome = _summarize(request, ledger.state, requested_units(ledger.state, resolved, seeds), log)
     if outcome.finished and not stop.reason:
       _store_costs(ledger, resolved, log)
     return outcome
+
+
+def _unit_command(
+  request: SweepRequest, resolved: Sequence[Resolved], folder: Path, unit: Unit, steps: int | None = None
+) -> list[str]:
+  """Returns the command of a unit, with the files of this request.
+
+  Those of the ledger may be relative to another working directory, or have changed: what identifies a setting is its
+  config.
+  """
+  setting = next(setting for setting in resolved if setting.id == unit.setting_id)
+  current = dataclasses.replace(unit, path=setting.path, overrides=setting.overrides, variants=request.variants)
+  return command(current, folder, request.train, steps)
 
 
 def _store_costs(ledger: Ledger, resolved: Sequence[Resolved], log: Log) -> None:
@@ -197,6 +215,20 @@ def requested_units(state: SweepState, resolved: Sequence[Resolved], seeds: Sequ
   return [
     entry for entry in state.units.values() if entry.unit.setting_id in ids and set(entry.unit.seeds) & set(seeds)
   ]
+
+
+def _missing_units(
+  request: SweepRequest, state: SweepState, resolved: Sequence[Resolved], seeds: Sequence[int], together: bool
+) -> list[Unit]:
+  """Returns the units that the ledger does not have yet, without those of settings that halving has dropped."""
+  dropped = _dropped_settings(request, state)
+  units = plan_units(state, resolved, seeds, together, request.variants)
+  return [unit for unit in units if unit.setting_id not in dropped]
+
+
+def _dropped_settings(request: SweepRequest, state: SweepState) -> Set[str]:
+  """Returns the ids of the settings that are not trained further; a sweep without --halving trains all of them."""
+  return state.dropped.keys() if request.halving else frozenset()
 
 
 def _pending(
@@ -264,16 +296,19 @@ def _drop_settings(
       log(f'not continued after {rung} updates: {label(setting.setting)}, validation {select} {values[setting.id]:.4g}')
 
 
-def _summarize(entries: Sequence[UnitState], retry: bool, log: Log) -> Outcome:
-  """Logs every failed unit with its error, and counts."""
+def _summarize(request: SweepRequest, state: SweepState, entries: Sequence[UnitState], log: Log) -> Outcome:
+  """Logs every failed unit with its error, and counts the units by their state."""
   failed = [entry for entry in entries if entry.state == FAILED]
   for entry in failed:
     log(f'failed: {entry.unit.id}: {entry.error}; output in {entry.log}')
   finished = sum(entry.state == FINISHED for entry in entries)
   outcome = Outcome(finished, len(failed), len(entries) - finished - len(failed))
-  hint = '; --retry runs the failed ones again' if failed else ''
+  dropped = _dropped_settings(request, state)
+  hint = ''
+  if retried := sum(entry.unit.setting_id not in dropped for entry in failed):
+    hint = f'; --retry runs {"the" if retried == len(failed) else f"{retried} of the"} failed ones again'
   if outcome.unfinished:
-    hint += f'; the same command{" without --retry" if retry else ""} continues'
+    hint += f'; the same command{" without --retry" if request.retry else ""} continues'
   log(f'{outcome.finished} finished, {outcome.failed} failed, {outcome.unfinished} unfinished{hint}')
   return outcome
 
@@ -287,23 +322,30 @@ def describe_plan(request: SweepRequest, resolved: Sequence[Resolved], log: Log)
     log: called with each line.
   """
   folder = request.folder.absolute()
-  state = fold(read_events(folder)[0]) if (folder / LEDGER).exists() else SweepState()
+  events, _ = read_events(folder)
+  for adopted in request.adopted:
+    new_events, line = adoption(fold(events), folder, adopted, resolved)
+    events += new_events
+    log(line)
+  state = fold(events)
   seeds = request_seeds(request, resolved)
   costs = dict(measure_costs([(setting.id, setting.config) for setting in resolved], state.costs))
   backend, ids = ('cluster', []) if request.cluster else detect_devices()
   slots = 1 if request.cluster else len(divide_resources(request.workers, backend, ids))
   together = trains_seeds_together(request.together, backend, len(resolved), len(seeds), slots)
-  units = [*(entry.unit for entry in requested_units(state, resolved, seeds))]
-  units += plan_units(state, resolved, seeds, together, request.variants)
+  missing = _missing_units(request, state, resolved, seeds, together)
+  units = [*(entry.unit for entry in requested_units(state, resolved, seeds)), *missing]
   estimate = estimate_seconds(state, resolved, costs, matmul_rate if backend == 'cpu' else None)
   for unit in units:
     log(_describe_unit(unit, state, costs[unit.setting_id]))
-    log(f'  {format_command(command(unit, request.folder, request.train))}')
+    log(f'  {format_command(_unit_command(request, resolved, request.folder, unit))}')
   runs = sum(len(unit.seeds) for unit in units)
   log(f'{runs} runs in {len(units)} processes: {len(resolved)} settings x {len(seeds)} seeds; {slots} at a time')
-  pending = [unit for unit in units if unit.id not in state.units or state.units[unit.id].state != FINISHED]
-  total = sum(estimate.seconds.get(unit.setting_id, 0.0) * len(unit.seeds) for unit in pending) / slots
-  time = f'{format_seconds(total)} for the {len(pending)} that have not finished, by ' if estimate.seconds else ''
+  live = [setting for setting in resolved if setting.id not in _dropped_settings(request, state)]
+  steps = {setting.id: setting.config['training']['steps'] for setting in live}
+  pending = {*_pending(state, live, seeds, request.retry, steps), *(unit.id for unit in missing if not request.retry)}
+  times = [estimate.seconds.get(unit.setting_id, 0.0) * len(unit.seeds) for unit in units if unit.id in pending]
+  time = f'{format_seconds(sum(times) / slots)} for the {len(times)} to be run, by ' if estimate.seconds else ''
   log(f'time: {time}{estimate.source}')
 
 

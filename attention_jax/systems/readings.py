@@ -17,7 +17,7 @@ from attention_jax.data.splits import SPLITS
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError, choose
-from attention_jax.functional.edits import resolve_edit
+from attention_jax.functional.edits import check_indices, resolve_edit
 from attention_jax.inference.analyses import Subject, analyse, parse_analysis
 from attention_jax.inference.evaluation import TeacherForcedScorer
 from attention_jax.inference.predictor import Predictor
@@ -34,12 +34,15 @@ def check_request(request: ReadingRequest) -> None:
   """Checks a request as far as that needs no run, so that mistakes are found before data are read.
 
   Raises:
-    UserError: for rows that are not numbers, unknown splits and analyses, and analyses with merged words.
+    UserError: for rows that are not numbers, unknown splits, analyses and edits, fewer than one hypothesis, and
+      analyses with merged words.
   """
   choose(request.split, SPLITS, 'split')
   for row in request.rows:
     if not row.strip().isdecimal():
       raise UserError(f"row '{row}' is not in split '{request.split}'; expected a number from 0")
+  if request.hypotheses < 1:
+    raise UserError(f'hypotheses must be at least 1, got {request.hypotheses}')
   if request.words and request.analyses:
     raise UserError(f'analyses are of tokens, and cannot be merged to words, got words and {request.analyses[0]!r}')
   for spec in request.analyses:
@@ -192,8 +195,10 @@ def read(system: Any, params: Any, request: ReadingRequest) -> list[Reading]:
     request: which readings to compute.
 
   Raises:
-    UserError: as the methods of Reader, and for an edit that does not apply to the model.
+    UserError: as `check_request` and the methods of Reader, and for an edit that does not apply to the model or to the
+      tokens.
   """
+  check_request(request)
   if request.edit:
     system = _edited_system(system, request.edit)
   reader = Reader(system.model, params, system.source_vocab, system.target_vocab, system.config['data']['buckets'])
@@ -201,6 +206,10 @@ def read(system: Any, params: Any, request: ReadingRequest) -> list[Reading]:
     readings = reader.read_lines(system.cached_predictor(params), system.config['evaluation']['beams'], request)
   else:
     readings = reader.read_rows(tasks.get_split(system.data, request.split)[0], request)
+  if request.edit and readings:
+    longest_target = max(len(reading.target_tokens) for reading in readings)
+    shortest_source = min(len(reading.source_tokens) for reading in readings)
+    check_indices(request.edit, longest_target, shortest_source)
   return reader.complete(readings, request)
 
 

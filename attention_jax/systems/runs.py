@@ -19,6 +19,7 @@ from attention_jax.inference.predictor import Predictor
 from attention_jax.modules.weights import SUFFIX, load_weights, read_metadata
 from attention_jax.systems.base import Config, SupportsCorpus, SupportsEnsembles, SupportsTranslation, System
 from attention_jax.systems.config import fill_defaults
+from attention_jax.systems.lexicons import LEXICON_FILE
 from attention_jax.systems.ready_made import opened_folder
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.variants import check_variants
@@ -166,7 +167,7 @@ def check_run_files(folder: Path) -> None:
   Raises:
     UserError: for a file that is missing or changed, and for another file of variants than that of the run.
   """
-  check_file_digests(folder)
+  check_file_digests(folder, derived=[LEXICON_FILE])
   check_variants(folder)
 
 

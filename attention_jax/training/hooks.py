@@ -69,7 +69,7 @@ class FiniteGuard:
     self._skips = skips
     self._log = log
     self._skipped_in_a_row = 0
-    self._detect_spike = SpikeDetector()
+    self._spike_detectors = [SpikeDetector() for _ in self._seeds or (None,)]
     self._unchecked: list[tuple[int, jax.Array, jax.Array]] = []  # (step, loss, gradient norm)
 
   def __call__(self, step, state, metrics, last):
@@ -83,15 +83,18 @@ class FiniteGuard:
         self._handle(update, problem)
       else:
         self._skipped_in_a_row = 0
-        self._log_spike(update, float(np.mean(loss)))
+        for run in np.ndindex(loss.shape):  # () for one run
+          self._log_spike(update, run, float(loss[run]))
     self._unchecked.clear()
 
   def _problem(self, name: str, value: np.ndarray) -> str:
     """Describes the first of the values, [] or [seeds], that is not finite; '' if all are."""
-    for index in np.argwhere(~np.isfinite(value)):  # an index is empty for one run
-      seed = f' of seed {self._seeds[index[0]]}' if index.size else ''
-      return f'{name}{seed} is {value[tuple(index)]}'
+    for run in map(tuple, np.argwhere(~np.isfinite(value))):  # () for one run
+      return f'{name}{self._of_seed(run)} is {value[run]}'
     return ''
+
+  def _of_seed(self, run: tuple[int, ...]) -> str:
+    return f' of seed {self._seeds[run[0]]}' if run else ''
 
   def _handle(self, update: int, problem: str) -> None:
     """Stores the batch of an update, and raises UserError unless the update has been skipped."""
@@ -106,11 +109,12 @@ class FiniteGuard:
       f'try a lower learning rate, a longer warm-up, or clipping{batch}'
     )
 
-  def _log_spike(self, update: int, loss: float) -> None:
-    mean = self._detect_spike(loss)
+  def _log_spike(self, update: int, run: tuple[int, ...], loss: float) -> None:
+    mean = self._spike_detectors[run[0] if run else 0](loss)
     if mean is not None:
-      rows = self._recorder.describe_rows(update) if self._recorder else ''
-      self._log(f'loss {loss:.4g} at step {update} is far above the mean of {mean:.4g} before; {rows}'.rstrip('; '))
+      rows = self._recorder.describe_rows(update, run) if self._recorder else ''
+      name = f'loss{self._of_seed(run)}'
+      self._log(f'{name} {loss:.4g} at step {update} is far above the mean of {mean:.4g} before; {rows}'.rstrip('; '))
 
 
 class MetricsLogger:

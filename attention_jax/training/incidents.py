@@ -19,6 +19,7 @@ FOLDER = 'nonfinite'  # subfolder of the run folder, for the stored batches
 SPIKE_WINDOW = 50  # number of earlier losses with which a loss is compared
 SPIKE_DEVIATIONS = 8.0  # a spike exceeds their mean by more than this number of standard deviations,
 SPIKE_RATIO = 1.5  # and this multiple of their mean
+MAX_SPIKES = 5  # in a row; the loss has a new level after them
 MAX_ROWS = 20  # number of rows that a line lists
 Stream = Callable[[int, int], Iterable]  # (start, stop) -> the batches of steps `start` to `stop` - 1
 
@@ -61,15 +62,19 @@ class BatchRecorder:
       np.savez(file, **arrays)
     return path
 
-  def describe_rows(self, update: int) -> str:
+  def describe_rows(self, update: int, run: tuple[int, ...] = ()) -> str:
     """Returns the numbers, in the training split, of the rows of a batch; '' if its batches have no `index`.
 
     Of several processes, it lists the rows of this one's share.
+
+    Args:
+      update: number of the update, from 1.
+      run: (number of the run,) of runs side by side, whose batches have a leading axis of runs; () for one run.
     """
     index = getattr(self._batch(update), 'index', None)
     if index is None:
       return ''
-    rows = np.asarray(index).ravel()
+    rows = np.asarray(index)[run]
     rows = rows[rows >= 0].tolist()  # fillers have index -1
     return f'rows {", ".join(map(str, rows[:MAX_ROWS]))}{", ..." if len(rows) > MAX_ROWS else ""}'
 
@@ -78,10 +83,14 @@ class BatchRecorder:
 
 
 class SpikeDetector:
-  """Detects losses far above the last SPIKE_WINDOW ones that were not spikes."""
+  """Detects losses far above the last SPIKE_WINDOW ones that were not spikes.
+
+  After MAX_SPIKES spikes in a row, losses are compared with those after them.
+  """
 
   def __init__(self):
     self._losses: deque[float] = deque(maxlen=SPIKE_WINDOW)
+    self._spikes_in_a_row = 0
 
   def __call__(self, loss: float) -> float | None:
     """Returns the mean of those losses if `loss` is a spike, else None; always None for the first SPIKE_WINDOW."""
@@ -90,7 +99,11 @@ class SpikeDetector:
       mean = statistics.fmean(losses)
       bound = mean + SPIKE_DEVIATIONS * statistics.pstdev(losses)
       if loss > max(bound, SPIKE_RATIO * mean):
+        self._spikes_in_a_row += 1
+        if self._spikes_in_a_row == MAX_SPIKES:
+          losses.clear()
         return mean
+    self._spikes_in_a_row = 0
     losses.append(loss)
     return None
 

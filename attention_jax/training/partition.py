@@ -75,8 +75,12 @@ class MeshConfig:
     if list(sizes.values()).count(ALL_REMAINING) > 1:
       raise UserError(f'only one size of config.mesh may be -1, got {self._describe()}')
 
-  def sizes(self, devices: int) -> tuple[int, int, int]:
-    """Returns the sizes of the axes data, fsdp and tensor for this number of devices.
+  def sizes(self, devices: int, seed_devices: int = 1) -> tuple[int, int, int]:
+    """Returns the sizes of the axes data, fsdp and tensor.
+
+    Args:
+      devices: number of devices for these three axes.
+      seed_devices: size of the axis seed, for the error.
 
     Raises:
       UserError: if the sizes do not multiply to the number of devices.
@@ -86,7 +90,8 @@ class MeshConfig:
     if ALL_REMAINING in sizes and devices % known == 0:
       sizes[sizes.index(ALL_REMAINING)] = devices // known
     if math.prod(sizes) != devices:
-      raise UserError(f'config.mesh ({self._describe()}) does not divide {devices} devices evenly')
+      groups = f' of each of {seed_devices} groups of seeds' if seed_devices > 1 else ''
+      raise UserError(f'the sizes of config.mesh ({self._describe()}) must multiply to the {devices} devices{groups}')
     return tuple(sizes)
 
   def _describe(self) -> str:
@@ -113,7 +118,8 @@ def make_mesh(devices: Sequence[jax.Device] | None = None, seeds: int = 1, sizes
   fixed = math.prod(size for size in dataclasses.astuple(sizes) if size != ALL_REMAINING)
   seed_devices = math.gcd(seeds, max(devices.size // fixed, 1))
   # jax.make_mesh would reorder the devices of a TPU, and raises an error for several slices.
-  return Mesh(devices.reshape(seed_devices, *sizes.sizes(devices.size // seed_devices)), AXES)
+  shape = seed_devices, *sizes.sizes(devices.size // seed_devices, seed_devices)
+  return Mesh(devices.reshape(shape), AXES)
 
 
 def sharding(mesh: Mesh, rule: str) -> NamedSharding:

@@ -41,6 +41,33 @@ def test_references_are_above_and_gold_boxes_in_the_image(tmp_path):
   assert measure(item._replace(boxes=[(1, 1, 6, 6)]))[1] > 50
 
 
+@pytest.mark.parametrize(('height', 'width'), [(20, 80), (80, 20)])
+def test_frames_keep_the_shape_of_the_picture_and_boxes_their_place(tmp_path, height, width):
+  picture = np.zeros((height, width, 3), np.uint8)
+  picture[10:20, 10:20] = [0, 0, 255]
+  item = image_overlays.CaptionOverlay(picture, ['a'], np.ones((1, 2, 2)))
+  square = image_overlays.CaptionOverlay(GREY, ['b'], np.ones((1, 2, 2)))
+
+  def draw(items):
+    image_overlays.write(items, tmp_path / 'out.png')
+    with Image.open(tmp_path / 'out.gif') as film:
+      return np.asarray(film.convert('RGB')).astype(int)[: image_overlays.FRAME_SIDE]
+
+  def extent(mask):
+    """First and last row, first and last column."""
+    rows, columns = np.nonzero(mask)
+    return np.array([rows.min(), rows.max(), columns.min(), columns.max()])
+
+  frame = draw([item, square])
+  is_white = (frame > 250).all(-1)
+  assert is_white.mean() == 0.75  # beside the picture
+  blue = extent((frame[..., 2] > 128) & ~is_white)
+  assert np.ptp(blue[:2]) == np.ptp(blue[2:]) == 39
+  boxed = draw([item._replace(boxes=[(10, 10, 20, 20)])])
+  gold = extent(np.abs(boxed - [0xE8, 0x59, 0x0C]).sum(-1) < 60)
+  np.testing.assert_allclose(gold, blue, atol=1)
+
+
 def test_fonts_of_frames_cover_every_script():
   for word in ('Grün', 'Жук', '木', 'あ'):
     covered = font_manager.get_font(fonts.font_file(word)).get_charmap()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
-from attention_jax.functional.edits import EDITS, replace_weights, with_edit
+from attention_jax.functional.edits import EDITS, check_indices, replace_weights, with_edit
 from attention_jax.functional.table import lookup
 from tests.functional.helpers import assert_same, attend, make_problem
 from tests.sampled_cases import sample_cases
@@ -153,3 +153,14 @@ def test_fast_implementations_do_not_ignore_an_edit():
 def test_edits_that_cannot_be_raise(alignment, edit, message):
   with pytest.raises(aj.UserError, match=message):
     with_edit(lookup(alignment, aj.ALIGNMENTS, 'alignment'), edit)
+
+
+def test_indices_are_those_of_queries_and_positions():
+  for edit in ('uniform(layer=9)', 'fixed', 'fixed(at=2, position=4, head=9)'):
+    check_indices(edit, queries=3, positions=5)
+  for edit, message in (
+    ('fixed(at=3)', r"^edit 'fixed\(at=3\)': at must be less than 3, the number of target tokens$"),
+    ('fixed(position=5)', 'position must be less than 5, the number of source tokens'),
+  ):
+    with pytest.raises(aj.UserError, match=message):
+      check_indices(edit, queries=3, positions=5)

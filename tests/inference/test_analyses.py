@@ -1,6 +1,7 @@
 """The table of analyses: every row on a model to which it applies, and some of them by another way."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -78,6 +79,18 @@ def test_what_if_nothing_changes_nothing():
   first = analyse('what_if(edit="fixed(at=3, position=2)")', subject).values
   np.testing.assert_allclose(first[:3], 0, atol=1e-6)
   assert abs(first[3]) > 1e-4
+
+
+@pytest.mark.parametrize(
+  ('edit', 'message'),
+  [
+    (f'fixed(at={T})', f'at must be less than {T}, the number of target tokens'),
+    (f'fixed(position={S})', f'position must be less than {S}, the number of source tokens'),
+  ],
+)
+def test_what_if_of_a_token_that_does_not_exist(edit, message):
+  with pytest.raises(UserError, match=re.escape(f'edit {edit!r}: {message}')):
+    analyse(f'what_if(edit={edit!r})', subject_of(build_tiny))
 
 
 def test_leave_one_out_masks_one_token():

@@ -68,6 +68,16 @@ def test_masked_positions_do_not_change_results(name):
   np.testing.assert_allclose(weights[:2].sum(-1), 1, rtol=1e-5)
 
 
+@pytest.mark.parametrize('name', POOLINGS)
+def test_masked_positions_do_not_change_gradients(name):
+  pooling = POOLINGS[name](DOT)
+  params = variables(pooling, MEMORY, MASK, FINAL)
+  gradients = jax.jit(jax.grad(lambda *inputs: jnp.sum(pooling.apply(*inputs, MASK, FINAL)[0] ** 2), (0, 1)))
+  expected = gradients(params, MEMORY)
+  assert_same(expected, gradients(params, jnp.where(MASK[..., None], MEMORY, jnp.nan)))
+  assert not expected[1][2].any() and not expected[1][1, 3:].any()
+
+
 def test_poolings_without_parameters():
   row = np.asarray(MEMORY[1, :3])
   expected = {'mean': row.mean(0), 'sum': row.sum(0), 'max': row.max(0), 'last': FINAL[1]}

@@ -9,6 +9,7 @@ from attention_jax.errors import UserError
 from attention_jax.sweeps.collect import collect_folders, collect_sweep
 from attention_jax.sweeps.ledger import RUNG, open_ledger, read_state
 from attention_jax.sweeps.report import folders_report, sweep_report
+from attention_jax.training.file_digests import add_file_digests, drop_file_digests
 from tests.sweeps.helpers import NO_ROWS, SETTINGS, base_config, make_base, make_sweep, write_run
 
 
@@ -35,6 +36,12 @@ def test_any_finished_runs_are_compared(tmp_path):
     collect_folders([first, first])
   with pytest.raises(UserError, match='expected at least two run folders'):
     folders_report([first], NO_ROWS, print)
+  add_file_digests(second, ['config.json'])  # as a start with more updates does
+  with pytest.raises(UserError, match=r'b has been continued since its results\.json, and has not finished'):
+    collect_folders([first, second])
+  add_file_digests(second, ['results.json'])
+  collect_folders([first, second])
+  drop_file_digests(second)
   (second / 'results.json').unlink()
   with pytest.raises(UserError, match=r'b has no results\.json; expected a finished run'):
     collect_folders([first, second])

@@ -50,6 +50,10 @@ def test_a_missing_log_is_no_error(tmp_path):
   assert describe_failure(-9, tmp_path / 'log').startswith('ended by SIGKILL')
 
 
+def make_command(unit, steps):
+  return ['train', f'--steps={steps}']
+
+
 class Silent:
   """Progress that records the lines."""
 
@@ -95,11 +99,9 @@ class FakeExecutor:
     self._folder = folder
     self._found = list(found)
     self.most = 0
-    self.started = []
 
   def start(self, requests):
     self.most = max(self.most, len(requests))
-    self.started += [request.command[-3] for request in requests]
     return [self._jobs.pop(0) for _ in requests]
 
   def find(self, record):
@@ -124,7 +126,7 @@ def states(ledger):
 
 def run(ledger, executor, stop=None):
   progress = Silent()
-  Driver(ledger, executor, ('train',), progress, stop or StopRequest()).run(['u0', 'u1', 'u2'], lambda unit: 40)
+  Driver(ledger, executor, make_command, progress, stop or StopRequest()).run(['u0', 'u1', 'u2'], lambda unit: 40)
   return progress.lines
 
 
@@ -134,7 +136,7 @@ def test_exit_codes_become_states(ledger, tmp_path):
   run(ledger, executor)
   assert states(ledger) == [FINISHED, INTERRUPTED, FAILED]
   assert executor.most == 2 and ledger.state.units['u0'].steps == 40
-  assert '--config.training.steps=40' in (tmp_path / 'u0.log').read_text()
+  assert '$ train --steps=40' in (tmp_path / 'u0.log').read_text()
 
 
 def test_a_job_that_still_runs_is_taken_over(ledger, tmp_path):
@@ -156,7 +158,7 @@ def test_a_signal_stops_processes_and_starts_no_more(ledger, tmp_path):
         if next(updates) == 3:
           signal.raise_signal(signal.SIGTERM)
 
-    Driver(ledger, executor, ('train',), Interrupting(), stop).run(['u0', 'u1', 'u2'], lambda unit: 40)
+    Driver(ledger, executor, make_command, Interrupting(), stop).run(['u0', 'u1', 'u2'], lambda unit: 40)
   assert stop.reason == 'SIGTERM' and states(ledger) == [INTERRUPTED, INTERRUPTED, PLANNED]
 
 

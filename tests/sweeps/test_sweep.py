@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from attention_jax.errors import UserError, UserErrors
+from attention_jax.sweeps.estimate import Costs
 from attention_jax.sweeps.ledger import FAILED, FINISHED, LEDGER, read_events, read_state
+from attention_jax.sweeps.resolve import Base
 from attention_jax.sweeps.space import grid
 from attention_jax.sweeps.sweep import SweepRequest, check_request, describe_plan, run_sweep
 from attention_jax.systems.config import default_config
@@ -65,6 +67,17 @@ def run(request):
   return run_sweep(request, check_request(request), lines.append), lines
 
 
+def plan(request, monkeypatch):
+  """Returns the lines of a dry run."""
+  resolved = check_request(request)
+  costs = [(setting.id, Costs(1, 1.0)) for setting in resolved]
+  monkeypatch.setattr('attention_jax.sweeps.sweep.measure_costs', lambda *args: costs)
+  lines = []
+  describe_plan(request, resolved, lines.append)
+  monkeypatch.setattr('attention_jax.sweeps.sweep.measure_costs', lambda *args: [])
+  return lines
+
+
 def starts(folder):
   path = folder.parent / 'starts'
   return path.read_text().splitlines() if path.exists() else []
@@ -96,6 +109,41 @@ def test_failed_runs_are_listed_and_retried_alone(folder, monkeypatch):
   monkeypatch.delenv('FAKE_FAIL')
   assert run(extended)[0] == (8, 0, 4)
   assert run(make_request(folder, seeds=3))[0] == (12, 0, 0)
+
+
+def test_a_plan_counts_the_runs_of_the_request(folder, monkeypatch):
+  request = make_request(folder, seeds=1, halving='halving(first=50, factor=2)')
+  assert ' for the 4 to be run, ' in plan(request, monkeypatch)[-1]
+  monkeypatch.setenv('FAKE_FAIL', 'alignment=softmax')
+  assert run(request)[0] == (2, 2, 0)  # the failed ones are dropped
+  assert [' for the 0 to be run, ' in plan(request._replace(retry=retry), monkeypatch)[-1] for retry in (False, True)]
+  plain = request._replace(halving='', seeds=2, folder=folder.parent / 'plain')
+  assert run(plain)[0] == (4, 4, 0)
+  for retry, count in ((False, 4), (True, 4)):
+    more = plain._replace(seeds=3, retry=retry)
+    lines = plan(more, monkeypatch)
+    assert lines[-2].startswith('12 runs in 12 processes') and f' for the {count} to be run, ' in lines[-1]
+  assert ' for the 0 to be run, ' in plan(plain, monkeypatch)[-1]
+
+
+def test_units_are_trained_with_the_files_of_the_command_that_continues(folder, monkeypatch):
+  """The first command may have been run in another folder, or before its config file changed."""
+  request = make_request(folder, SETTINGS[:1], seeds=1, variants='variants.py')
+  monkeypatch.setenv('FAKE_FAIL', 'dot')
+  run(request)
+  monkeypatch.delenv('FAKE_FAIL')
+
+  def load(path):
+    return base_config(training__select='loss') if path == '/elsewhere/made_up.py' else {}
+
+  base = Base('/elsewhere/made_up.py', {'training.select': 'exact_match'}, load)
+  request = request._replace(base=base, variants='/elsewhere/variants.py', retry=True)
+  assert run(request)[0] == (1, 0, 0)
+  flags = starts(folder)[-1].split()
+  assert {'--config=/elsewhere/made_up.py', '--variants=/elsewhere/variants.py'} <= set(flags)
+  assert '--config.training.select=exact_match' in flags
+  assert [flag.partition('=')[0] for flag in flags].count('--config') == 1
+  assert '--config=/elsewhere/made_up.py' in plan(request, monkeypatch)[1]
 
 
 def is_running(pid: int) -> bool:
@@ -147,14 +195,18 @@ def test_a_sweep_runs_as_jobs_of_a_cluster(folder):
   assert len(list((folder / 'jobs').glob('*_result.pkl'))) == 2
 
 
-def test_finished_runs_are_adopted(folder, tmp_path):
+def test_finished_runs_are_adopted(folder, tmp_path, monkeypatch):
   config = base_config(model__attention__score='dot', model__attention__alignment='sparsemax', training__log_every=7)
   several = tmp_path / 'old'
   for seed in (0, 1):
     write_run(several / f'seed_{seed}', config | {'training': config['training'] | {'seed': seed}}, {})
   (several / 'config.json').write_text(json.dumps(config | {'seeds': 2}))
+  assert plan(make_request(folder, seeds=3, adopted=[several]), monkeypatch)[0] == f'{several}: adopted, seeds 0, 1'
+  assert not folder.exists()
   outcome, lines = run(make_request(folder, seeds=3, adopted=[several]))
   assert outcome == (11, 0, 0) and len(starts(folder)) == 10 and lines[0] == f'{several}: adopted, seeds 0, 1'
+  lines = plan(make_request(folder, seeds=3, adopted=[several]), monkeypatch)
+  assert lines[-2].startswith('12 runs in 11 processes') and '0:00:00 for the 0 to be run' in lines[-1]
   _, lines = run(make_request(folder, seeds=3, adopted=[several]))
   assert lines[0] == f'{several}: the sweep has a run of seed 0 of this setting already'
 
@@ -219,6 +271,22 @@ def test_settings_are_compared_when_all_runs_of_a_rung_have_ended(folder, monkey
   assert read_state(folder).dropped == {} and read_state(folder).compared == {}
   outcome, _ = run(request)
   assert outcome == (8, 0, 0) and 'score=dot' in starts(folder)[-1]
+
+
+def test_runs_of_dropped_settings_are_neither_retried_nor_planned(folder, monkeypatch):
+  request = make_request(folder, SETTINGS, seeds=1, halving='halving(first=50, factor=2)')
+  monkeypatch.setenv('FAKE_FAIL', 'score=general')
+  outcome, lines = run(request)
+  assert outcome == (2, 2, 0) and len(read_state(folder).dropped) == 2
+  assert lines[-1] == '2 finished, 2 failed, 0 unfinished'
+  outcome, lines = run(request._replace(seeds=2))  # two more runs, of the settings that were not dropped
+  assert outcome == (4, 2, 0)
+  monkeypatch.setenv('FAKE_FAIL', 'seed=2')
+  outcome, lines = run(request._replace(seeds=3))
+  assert outcome == (4, 4, 0)
+  assert lines[-1] == '4 finished, 4 failed, 0 unfinished; --retry runs 2 of the failed ones again'
+  monkeypatch.delenv('FAKE_FAIL')
+  assert run(request._replace(seeds=3, retry=True))[0] == (6, 2, 0)
 
 
 def test_settings_that_extend_a_sweep_pass_every_rung(folder):

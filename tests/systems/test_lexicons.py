@@ -12,6 +12,7 @@ from attention_jax.data.vocab import word
 from attention_jax.errors import UserError
 from attention_jax.systems import lexicons
 from attention_jax.systems.lexicons import load_or_make_lexicon
+from attention_jax.systems.runs import check_run_files
 from attention_jax.training.fingerprint import compute_digests, store_digests
 
 
@@ -45,6 +46,18 @@ def test_a_lexicon_is_made_once(tmp_path):
   assert_equal(load_or_make_lexicon(str(tmp_path), data), made)
   assert data.calls == 1 and made.digest == compute_digests(data().encoded)['train']
   assert sorted(path.name for path in tmp_path.iterdir()) == ['data.json', 'digests.json', 'lexicon.npz']
+
+
+def test_a_run_whose_lexicon_was_deleted_is_opened_and_makes_it_again(tmp_path):
+  store_digest_of(CountedData(), tmp_path)
+  made = load_or_make_lexicon(str(tmp_path), CountedData())
+  (tmp_path / 'lexicon.npz').unlink()
+  check_run_files(tmp_path)
+  assert_equal(load_or_make_lexicon(str(tmp_path), CountedData()), made)
+  check_run_files(tmp_path)
+  (tmp_path / 'lexicon.npz').write_bytes(b'damaged')
+  with pytest.raises(UserError, match=r'lexicon\.npz has changed'):
+    check_run_files(tmp_path)
 
 
 def test_a_lexicon_of_other_data_is_made_again(tmp_path):

@@ -8,7 +8,7 @@ from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import char, subword, word
 from attention_jax.errors import UserError
 from attention_jax.inference.predictor import Predictor
-from attention_jax.systems.readings import Reader, _edited_system
+from attention_jax.systems.readings import Reader, _edited_system, read
 from tests.models.helpers import build_transformer
 from tests.modules.helpers import variables
 
@@ -44,6 +44,18 @@ def test_a_number_of_hypotheses_that_does_not_exist_raises(reader, predictor):
     reader.read_lines(predictor, 3, ReadingRequest(inputs=['a b'], hypotheses=4))
   with pytest.raises(UserError, match='hypotheses must be 1 for rows, which are read with their reference, got 2'):
     reader.read_rows(Corpus(['a b'], ['d']), ReadingRequest(rows=['0'], hypotheses=2))
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'hypotheses': 0}, 'hypotheses must be at least 1, got 0'),
+    ({'analyses': ['entropi']}, "unknown analysis 'entropi'"),
+  ],
+)
+def test_a_wrong_request_is_found_before_the_search(options, message):
+  with pytest.raises(UserError, match=message):
+    read(object(), {}, ReadingRequest(inputs=['a b'], **options))
 
 
 def test_layers_and_analyses_of_hypotheses(reader, predictor):

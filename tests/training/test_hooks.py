@@ -8,6 +8,7 @@ import types
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
@@ -25,6 +26,7 @@ from attention_jax.training.hooks import (
   MetricsLogger,
   is_due,
 )
+from attention_jax.training.incidents import BatchRecorder
 
 STATE = {'step': jnp.int32(0)}
 
@@ -102,12 +104,24 @@ def test_finite_guard_logs_skipped_updates_until_there_are_too_many(checkpoints,
 
 def test_finite_guard_logs_spikes(checkpoints):
   lines = []
-  recorder = types.SimpleNamespace(describe_rows=lambda update: f'rows {update}, 7')
+  recorder = types.SimpleNamespace(describe_rows=lambda update, run: f'rows {update}, 7')
   guard = FiniteGuard((1,), checkpoints, recorder=recorder, log=lines.append)
   for step in range(1, 61):
     guard(step, STATE, make_metrics(2.0 + 0.01 * (step % 3)), False)
   guard(61, STATE, make_metrics(9.0), False)
   assert lines == ['loss 9 at step 61 is far above the mean of 2.01 before; rows 61, 7']
+
+
+def test_spikes_are_those_of_one_seed(checkpoints):
+  """The other run has stopped: its losses are 0, and its rows are not listed."""
+  lines = []
+  index = np.array([[0, 1], [2, -1]])
+  recorder = BatchRecorder('unused', lambda start, stop: [types.SimpleNamespace(index=index)], rows_axis=1)
+  guard = FiniteGuard((1,), checkpoints, seeds=(5, 6), recorder=recorder, log=lines.append)
+  for step in range(1, 61):
+    guard(step, STATE, make_metrics(jnp.array([0.0, 2.0]), jnp.ones(2)), False)
+  guard(61, STATE, make_metrics(jnp.array([0.0, 4.0]), jnp.ones(2)), False)
+  assert lines == ['loss of seed 6 4 at step 61 is far above the mean of 2 before; rows 2']
 
 
 def test_metrics_are_logged_with_rates_over_the_interval(time):

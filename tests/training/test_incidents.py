@@ -5,6 +5,7 @@ import pytest
 
 from attention_jax.errors import UserError
 from attention_jax.training.incidents import (
+  MAX_SPIKES,
   SPIKE_WINDOW,
   BatchRecorder,
   SpikeDetector,
@@ -62,6 +63,14 @@ def test_spikes():
   mean = detector(5.0)
   assert mean is not None and abs(mean - np.mean(decreasing[-SPIKE_WINDOW:])) < 1e-9
   assert detector(5.0) == mean  # the first spike is no part of the mean
+
+
+def test_a_new_level_of_the_loss_is_no_spike():
+  detector = SpikeDetector()
+  levels = [1.0, 7.0, 30.0]
+  spikes = [[detector(level + 0.01 * (i % 3)) for i in range(200)] for level in levels]
+  assert [sum(mean is not None for mean in means) for means in spikes] == [0, MAX_SPIKES, MAX_SPIKES]
+  assert spikes[2][0] == pytest.approx(7.01, abs=0.01)
 
 
 def test_the_first_updates_are_no_spikes():

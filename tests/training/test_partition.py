@@ -54,8 +54,10 @@ def test_sizes_of_the_mesh_multiply_to_the_devices():
   assert dict(make_mesh(jax.devices()[:8], sizes=sizes).shape) == {'seed': 1, 'data': 2, 'fsdp': 2, 'tensor': 2}
   assert dict(make_mesh(jax.devices()[:8], 6, sizes).shape) == {'seed': 2, 'data': 1, 'fsdp': 2, 'tensor': 2}
   for sizes in (MeshConfig(fsdp=3), MeshConfig(data=2, fsdp=2), MeshConfig(tensor=16)):
-    with pytest.raises(UserError, match=r'^config.mesh \(data=.* does not divide 8 devices evenly$'):
+    with pytest.raises(UserError, match=r'^the sizes of config.mesh \(data=.*\) must multiply to the 8 devices$'):
       make_mesh(jax.devices()[:8], sizes=sizes)
+  with pytest.raises(UserError, match=r'\(data=2, .* multiply to the 4 devices of each of 2 groups of seeds$'):
+    make_mesh(jax.devices()[:8], 2, MeshConfig(data=2))
 
 
 @pytest.mark.parametrize(

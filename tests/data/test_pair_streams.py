@@ -1,0 +1,76 @@
+"""Training pairs that are read one after the other: the lines of a file, and what cannot be read."""
+
+import gzip
+
+import fsspec
+import pytest
+
+from attention_jax.data.files import read_lines
+from attention_jax.data.pair_streams import iter_lines, open_pairs
+from attention_jax.errors import UserError
+
+TEXT = "text(train='train', source='de', target='en')"
+TABLE = "tsv(train='train.tsv')"
+
+
+@pytest.fixture(params=['disk', 'url'])
+def folder(request, tmp_path):
+  """An empty folder, on the disk or behind a URL."""
+  if request.param == 'disk':
+    yield str(tmp_path)
+    return
+  yield 'memory://streams'
+  system = fsspec.filesystem('memory')
+  if system.exists('/streams'):
+    system.rm('/streams', recursive=True)
+
+
+def write(path, data):
+  with fsspec.open(path, 'wb') as file:
+    file.write(data)
+
+
+def read(folder, task):
+  stream, _ = open_pairs({'task': task, 'folder': folder})
+  return stream, list(stream.pairs())
+
+
+def test_the_pairs_of_both_tasks(folder):
+  write(f'{folder}/train.de', b'eins\n\nzwei')
+  write(f'{folder}/train.en', b'one\n\ntwo\n')
+  write(f'{folder}/train.tsv', b'eins\tone\n\nzwei\ttwo')
+  for task, files in ((TEXT, 2), (TABLE, 1)):
+    stream, pairs = read(folder, task)
+    assert [pair for pair, _ in pairs] == [('eins', 'one'), ('', ''), ('zwei', 'two')] and pairs[-1][1] == 1
+    assert len(stream.state) == files
+
+
+@pytest.mark.parametrize('name', ['a', 'a.gz'])
+@pytest.mark.parametrize('content', ['', '\n', 'a', '\ufeffa\r\n\r\nb\u2028\x85c\r', '\ufeff\n\ufeff'])
+def test_the_lines_are_those_of_read_lines(folder, name, content):
+  path = f'{folder}/{name}'
+  write(path, gzip.compress(content.encode()) if name.endswith('.gz') else content.encode())
+
+  def lines_or_error(read):
+    try:
+      return list(read(path))
+    except UserError as error:
+      return str(error)
+
+  assert lines_or_error(lambda path: [line for line, _ in iter_lines(path)]) == lines_or_error(read_lines)
+
+
+@pytest.mark.parametrize(('task', 'name'), [(TEXT, 'train.de'), (TABLE, 'train.tsv')])
+def test_a_missing_file_is_found_before_anything_is_written(folder, task, name):
+  with pytest.raises(UserError, match=rf'^{folder}/{name}: no such file'):
+    open_pairs({'task': task, 'folder': folder})
+
+
+def test_a_file_system_that_refuses_is_one_line(monkeypatch):
+  def fail(*args):
+    raise RuntimeError('Unable to locate credentials')
+
+  monkeypatch.setattr(fsspec, 'open', fail)
+  for task in (TEXT, TABLE):
+    with pytest.raises(UserError, match=r'^s3://bucket/train.*: cannot be read \(Unable to locate credentials\)$'):
+      open_pairs({'task': task, 'folder': 's3://bucket'})
