@@ -200,8 +200,8 @@ def compile_update(
     average: decay of the moving average of the parameters; 0 keeps none. See state.update_average.
     anneal: schedules of annealed parameters, which get no gradient. After update n they have the values for n + 1.
     options: options of the compiler, see compiling.compiler_options.
-    skip_nonfinite: whether an update whose loss or gradient is not finite leaves all but `step` unchanged. Its metrics
-      are those of the update that was not made.
+    skip_nonfinite: whether an update whose loss or gradient is not finite leaves all but `step` and annealed parameters
+      unchanged. Its metrics are those of the update that was not made.
 
   Returns:
     The programs, each compiled once per shape of its arguments.
@@ -229,8 +229,8 @@ def compile_update(
     count = jnp.maximum(sums['tokens'], 1)
     grads = zero_scheduled(jax.tree.map(lambda g: g / count.astype(g.dtype), grads), anneal)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    params = apply_schedules(optax.apply_updates(state.params, updates), anneal, step + 1)
-    averages = apply_schedules(update_average(state.average, params, step, average), anneal, step + 1)
+    params = optax.apply_updates(state.params, updates)
+    averages = update_average(state.average, params, step, average)
     metrics = {name: total / count for name, total in sums.items()} | {
       'tokens': sums['tokens'],
       'grad_norm': optax.tree.norm(grads),
@@ -241,7 +241,8 @@ def compile_update(
       is_finite = jnp.isfinite(metrics['loss']) & jnp.isfinite(metrics['grad_norm'])
       kept = jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), new_state, state)
       new_state = kept._replace(step=step)
-    return new_state, metrics
+    params, averages = (apply_schedules(tree, anneal, step + 1) for tree in (new_state.params, new_state.average))
+    return new_state._replace(params=params, average=averages), metrics
 
   scalars = sharding(mesh, 'states' if several else 'state')
   batch_layout = sharding(mesh, 'batches' if several else 'batch')

@@ -204,6 +204,19 @@ def test_an_annealed_parameter_follows_its_schedule_instead_of_its_gradient(aver
     np.testing.assert_allclose(metrics['grad_norm'], optax.tree.norm(grads | {'temperature': 0.0}), rtol=1e-4)
 
 
+def test_an_annealed_parameter_follows_its_schedule_after_a_skipped_update():
+  def loss(params, batch, rngs, running, update):
+    sums = sequence_loss(Toy(0.0), 0.1)(params, batch)
+    return sums | {'loss': jnp.where(update == 1, jnp.nan, sums['loss'])}
+
+  schedule = make_schedule('linear(peak=2.0, end=0.5)', 10)
+  step, state = setup(loss=Loss(loss), anneal='temperature: linear(peak=2.0, end=0.5)', skip_nonfinite=True)
+  for n in (1, 2, 3):
+    for params in (state.params, state.average):
+      np.testing.assert_allclose(params['temperature'], schedule(n), rtol=1e-6)
+    state, _ = step(state, make_batch(n))
+
+
 def test_a_batch_of_filler_rows_changes_only_the_step():
   step, state = setup(optimizer='sgd', average=0.0)
   batch = make_batch(0)
