@@ -191,7 +191,7 @@ class PreparedLines(Sequence[str]):
   def __getitem__(self, index: slice) -> list[str]: ...
 
   def __getitem__(self, index: int | slice) -> str | list[str]:
-    rows = np.arange(len(self))[index]  # raises IndexError as a list does
+    rows = np.array(range(len(self))[index], np.int64)  # a range raises IndexError as a list does, and takes no memory
     lines = [getattr(unpack_row(record), self._column) for record in self._split.read_records(np.atleast_1d(rows))]
     return lines if isinstance(index, slice) else lines[0]
 

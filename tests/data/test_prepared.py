@@ -1,6 +1,7 @@
 """Prepared data sets: the same batches as from memory, each process reads its own rows, damage is one error."""
 
 import json
+import types
 
 import jax
 import numpy as np
@@ -10,7 +11,7 @@ from attention_jax.data import preparing
 from attention_jax.data.batching import EVERYTHING, Batches, Share
 from attention_jax.data.lexicon import make_lexicon
 from attention_jax.data.pipeline import stream
-from attention_jax.data.prepared import INDEX, MANIFEST, PreparedSplit, pack_row, unpack_row
+from attention_jax.data.prepared import INDEX, MANIFEST, PreparedLines, PreparedSplit, pack_row, unpack_row
 from attention_jax.data.preparing import prepare
 from attention_jax.data.resegment import make_resegmenter
 from attention_jax.data.tasks import load, save_vocabularies
@@ -79,6 +80,18 @@ def test_everything_else_is_that_from_memory(both):
   assert splits[0].num_tokens == splits[1].num_tokens
   sizes = len(prepared.source_vocab), len(prepared.target_vocab)
   assert_same(*(make_lexicon(split, *sizes) for split in splits))
+
+
+def test_a_line_is_read_without_a_list_of_all_rows():
+  """Which took 5 to 50 ms for each line of a training split of five million pairs."""
+  ids = np.array([1])
+  split = types.SimpleNamespace(
+    rows=10**12, read_records=lambda rows: [pack_row(ids, ids, f'{row}', '') for row in rows]
+  )
+  lines = PreparedLines(split, 'source_text')
+  assert lines[3] == '3' and lines[-1] == f'{10**12 - 1}' and lines[5:7] == ['5', '6'] and lines[4:4] == []
+  with pytest.raises(IndexError):
+    lines[10**12]
 
 
 def test_a_set_behind_a_url_is_that_on_disk(both, folder, monkeypatch):
