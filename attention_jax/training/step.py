@@ -200,8 +200,9 @@ def compile_update(
     average: decay of the moving average of the parameters; 0 keeps none. See state.update_average.
     anneal: schedules of annealed parameters, which get no gradient. After update n they have the values for n + 1.
     options: options of the compiler, see compiling.compiler_options.
-    skip_nonfinite: whether an update whose loss or gradient is not finite leaves all but `step` and annealed parameters
-      unchanged. Its metrics are those of the update that was not made.
+    skip_nonfinite: whether an update whose loss or gradient is not finite leaves the state unchanged, except for what
+      depends on the number of the update: `step`, the learning rate and annealed parameters. Its metrics are those of
+      the update that was not made.
 
   Returns:
     The programs, each compiled once per shape of its arguments.
@@ -239,8 +240,11 @@ def compile_update(
     new_state = TrainState(step, params, opt_state, averages, update_running(state.running, metrics, step))
     if skip_nonfinite:
       is_finite = jnp.isfinite(metrics['loss']) & jnp.isfinite(metrics['grad_norm'])
-      kept = jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), new_state, state)
-      new_state = kept._replace(step=step)
+
+      def select(new, old):
+        return new if _counts_updates(new) else jnp.where(is_finite, new, old)
+
+      new_state = jax.tree.map(select, new_state, state, is_leaf=_counts_updates)._replace(step=step)
     params, averages = (apply_schedules(tree, anneal, step + 1) for tree in (new_state.params, new_state.average))
     return new_state._replace(params=params, average=averages), metrics
 
@@ -268,6 +272,11 @@ def compile_update(
       mesh, apply_placed_gradients, compiler_options=options, donate_argnums=0, out_shardings=(None, metrics_layout)
     ),
   )
+
+
+def _counts_updates(state: Any) -> bool:
+  """Whether a part of the optimiser's state is the number of the update, which selects the learning rate."""
+  return isinstance(state, optax.ScaleByScheduleState)
 
 
 def _only_live_runs(apply_gradients: Callable) -> Callable:
