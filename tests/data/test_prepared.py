@@ -11,7 +11,7 @@ from attention_jax.data import preparing
 from attention_jax.data.batching import EVERYTHING, Batches, Share
 from attention_jax.data.lexicon import make_lexicon
 from attention_jax.data.pipeline import stream
-from attention_jax.data.prepared import INDEX, MANIFEST, PreparedLines, PreparedSplit, pack_row, unpack_row
+from attention_jax.data.prepared import INDEX, MANIFEST, READ_ROWS, PreparedLines, PreparedSplit, pack_row, unpack_row
 from attention_jax.data.preparing import prepare
 from attention_jax.data.resegment import make_resegmenter
 from attention_jax.data.tasks import load, save_vocabularies
@@ -92,6 +92,19 @@ def test_a_line_is_read_without_a_list_of_all_rows():
   assert lines[3] == '3' and lines[-1] == f'{10**12 - 1}' and lines[5:7] == ['5', '6'] and lines[4:4] == []
   with pytest.raises(IndexError):
     lines[10**12]
+
+
+def test_a_pass_over_all_lines_reads_many_at_once():
+  ids = np.array([1])
+  reads = []
+
+  def read_records(rows):
+    reads.append(len(rows))
+    return [pack_row(ids, ids, '', f'{row}') for row in rows]
+
+  split = types.SimpleNamespace(rows=READ_ROWS + 3, read_records=read_records)
+  assert list(PreparedLines(split, 'target_text')) == [f'{row}' for row in range(READ_ROWS + 3)]
+  assert reads == [READ_ROWS, 3]
 
 
 def test_a_set_behind_a_url_is_that_on_disk(both, folder, monkeypatch):
