@@ -197,8 +197,17 @@ class PreparedLines(Sequence[str]):
 
   def __getitem__(self, index: int | slice) -> str | list[str]:
     rows = np.array(range(len(self))[index], np.int64)  # a range raises IndexError as a list does, and takes no memory
-    lines = [getattr(unpack_row(record), self._column) for record in self._split.read_records(np.atleast_1d(rows))]
+    lines = self.read(np.atleast_1d(rows))
     return lines if isinstance(index, slice) else lines[0]
+
+  def read(self, rows: np.ndarray) -> list[str]:
+    """Returns some lines, which are read at once."""
+    return [getattr(unpack_row(record), self._column) for record in self._split.read_records(rows)]
+
+
+def select_lines(lines: Sequence[str], rows: np.ndarray) -> list[str]:
+  """Returns some lines of one side of a split, in memory or on disk."""
+  return lines.read(rows) if isinstance(lines, PreparedLines) else [lines[row] for row in rows.tolist()]
 
 
 def read_prepared(folder: str) -> dict[str, Corpus]:

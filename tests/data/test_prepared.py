@@ -154,7 +154,12 @@ def test_each_process_reads_its_own_rows_only(both, monkeypatch):
       assert len(rows) == len(set(rows.tolist())) == np.sum(whole[step].index >= 0)
 
 
-def test_resegmented_batches_are_those_from_memory(folder):
+def test_resegmented_batches_are_those_from_memory(folder, monkeypatch):
+  reads = []
+  read_records = PreparedSplit.read_records
+  monkeypatch.setattr(
+    PreparedSplit, 'read_records', lambda split, rows: reads.append(rows) or read_records(split, rows)
+  )
   vocabulary = 'subword(size=20, dropout=0.5)'
   config = make_config(folder, TEXT, vocabulary)
   prepare(config, folder / 'prepared', log=lambda line: None)
@@ -166,6 +171,7 @@ def test_resegmented_batches_are_those_from_memory(folder):
     resegment = make_resegmenter(encoded, data.corpora['train'], *vocabularies, seed=1)
     results.append([batches(data, resegment=resegment)[step] for step in (0, 7)])
   assert_same(*results)
+  assert len(reads) == 2 * 3  # of each batch: the ids, and the lines of both sides
 
 
 def test_digests_differ_where_rows_do(folder, both):
