@@ -68,6 +68,7 @@ def main() -> None:
   run = runs.open_run_or_ensemble(require_flag('workdir'), FLAGS.checkpoint, overrides, FLAGS.dtype)
   if FLAGS.by:  # raises UserError before the search
     run.system_with(SupportsTranslation if FLAGS.by in SOURCE_PROPERTIES else SupportsCorpus)
+    _check_binned_metrics(run)
   if FLAGS.hypotheses:
     lines = read_lines(FLAGS.hypotheses)
     results = runs.evaluate_hypotheses(run, FLAGS.split, lines)
@@ -111,6 +112,21 @@ def _check_bins() -> str | None:
   return check_output_path(FLAGS.plot, 'plot')
 
 
+def _has_forced_metrics(system: Any) -> bool:
+  """Whether metrics by bins include those of the references by teacher forcing."""
+  from attention_jax.systems.base import SupportsTranslation
+
+  return not FLAGS.hypotheses and isinstance(system, SupportsTranslation)
+
+
+def _check_binned_metrics(run: Any) -> None:
+  """Raises UserError if there are no metrics for --by."""
+  if not run.config['evaluation']['metrics'] and not _has_forced_metrics(run.system):
+    raise UserError(
+      f'--by={FLAGS.by} needs metrics of texts, and config.evaluation.metrics of the run is empty; set --metrics'
+    )
+
+
 def _evaluate_bins(run: Any, lines: Sequence[str], plot: str | None) -> Any:
   """Returns the metrics by the bins of --by, None without it, and writes their picture.
 
@@ -125,12 +141,12 @@ def _evaluate_bins(run: Any, lines: Sequence[str], plot: str | None) -> Any:
   from attention_jax.inference.scoring import score_pairs
   from attention_jax.sweeps.bins import add_forced_metrics, evaluate_bins
   from attention_jax.sweeps.plots import draw_bins
-  from attention_jax.systems.base import SupportsCorpus, SupportsTranslation
+  from attention_jax.systems.base import SupportsCorpus
 
   system = run.system_with(SupportsCorpus)
   corpora = system.corpus(FLAGS.split), system.corpus('train')
   bins = evaluate_bins(*corpora, lines, run.config['evaluation'], FLAGS.by, FLAGS.bins)
-  if not FLAGS.hypotheses and isinstance(system, SupportsTranslation):
+  if _has_forced_metrics(system):
     vocabularies = (run.predictor.source_vocab, run.predictor.target_vocab)
     pairs = score_pairs(run.model, run.params, corpora[0], *vocabularies, run.config['data']['buckets'])
     bins = add_forced_metrics(bins, *corpora, pairs, vocabularies, run.model.traits.attends)

@@ -39,7 +39,7 @@ PAGE = '.html'
 
 define_run_flags()
 flags.DEFINE_string('split', 'test', 'train, validation, test or unseen; a task may lack some of them')
-flags.DEFINE_list('rows', ['0', '1', '2', '3'], 'rows of the split, counted from 0')
+flags.DEFINE_list('rows', None, 'rows of the split, counted from 0; by default the first four')
 flags.DEFINE_multi_string('text', [], 'a source line to draw instead of rows of the split; may be repeated')
 flags.DEFINE_multi_string('compare', [], 'another run of the same task to show beside it; may be repeated')
 flags.DEFINE_integer('hypotheses', 1, 'for --text: number of hypotheses of each line, at most the beam size', 1)
@@ -116,7 +116,12 @@ def _request(texts: list[str], edit: str) -> 'ReadingRequest':
   from attention_jax.analysis.reading import ReadingRequest
 
   options = (FLAGS.layers, FLAGS.analyses, FLAGS.hypotheses, FLAGS.words, edit)
-  return ReadingRequest(FLAGS.split, FLAGS.rows, texts, *options)
+  return ReadingRequest(FLAGS.split, _rows(), texts, *options)
+
+
+def _rows() -> list[str]:
+  """The numbers of --rows as text; none without the flag."""
+  return [] if FLAGS.rows is None else FLAGS.rows or ['']  # an empty --rows= is a mistake
 
 
 def _check_serve(name: str, has_readings: bool) -> None:
@@ -143,7 +148,7 @@ def _check_plot(name: str, system: type, path: Path, output: str | None) -> None
 
 def _plot(run, path: Path) -> None:
   """Plots the weights of a system without readings."""
-  run.system.plot(run.params, path, split=FLAGS.split, rows=FLAGS.rows, inputs=FLAGS.text)
+  run.system.plot(run.params, path, split=FLAGS.split, rows=_rows(), inputs=FLAGS.text)
   print(f'written to {", ".join(map(str, [path, *_extra_paths(run.system, path)]))}')
 
 

@@ -26,7 +26,7 @@ class ReadingRequest(NamedTuple):
   """Which readings to compute.
 
   Attributes:
-    split, rows: rows of a split, as numbers from 0.
+    split, rows: rows of a split, as numbers from 0; without numbers, the first four.
     inputs: new inputs to read instead, unless empty.
     layers: whether to add the weights of every layer and head.
     analyses: specs of inference.analyses.ANALYSES.

@@ -7,7 +7,7 @@ other splits, which are small, as text. `preparing` writes it; the task `prepare
 import functools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -24,6 +24,7 @@ FORMAT = 1  # of the folder; raised by changes that older code cannot read
 VOCABULARY_FIELDS = ('vocabulary', 'shared_vocabulary')  # fields of config.data that decide about the ids
 HEADER = np.dtype('<u4')  # number of source tokens, of target tokens, and of bytes of the source text
 IDS = np.dtype('<i4')
+READ_ROWS = 1024  # read at once by a pass over all lines: 0.01 ms each, instead of 0.3 to 0.8 ms for a line by itself
 
 
 class Shard(NamedTuple):
@@ -175,7 +176,7 @@ class PreparedSplit:
 
 
 class PreparedLines(Sequence[str]):
-  """The texts of one side of a split on disk, each of which is read when it is used."""
+  """The texts of one side of a split on disk, which are read when they are used."""
 
   def __init__(self, split: PreparedSplit, column: str):
     self._split = split
@@ -184,6 +185,10 @@ class PreparedLines(Sequence[str]):
   def __len__(self) -> int:
     return self._split.rows
 
+  def __iter__(self) -> Iterator[str]:
+    for start in range(0, len(self), READ_ROWS):
+      yield from self[start : start + READ_ROWS]
+
   @overload
   def __getitem__(self, index: int) -> str: ...
 
@@ -191,9 +196,18 @@ class PreparedLines(Sequence[str]):
   def __getitem__(self, index: slice) -> list[str]: ...
 
   def __getitem__(self, index: int | slice) -> str | list[str]:
-    rows = np.arange(len(self))[index]  # raises IndexError as a list does
-    lines = [getattr(unpack_row(record), self._column) for record in self._split.read_records(np.atleast_1d(rows))]
+    rows = np.array(range(len(self))[index], np.int64)  # a range raises IndexError as a list does, and takes no memory
+    lines = self.read(np.atleast_1d(rows))
     return lines if isinstance(index, slice) else lines[0]
+
+  def read(self, rows: np.ndarray) -> list[str]:
+    """Returns some lines, which are read at once."""
+    return [getattr(unpack_row(record), self._column) for record in self._split.read_records(rows)]
+
+
+def select_lines(lines: Sequence[str], rows: np.ndarray) -> list[str]:
+  """Returns some lines of one side of a split, in memory or on disk."""
+  return lines.read(rows) if isinstance(lines, PreparedLines) else [lines[row] for row in rows.tolist()]
 
 
 def read_prepared(folder: str) -> dict[str, Corpus]:

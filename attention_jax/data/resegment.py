@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from attention_jax.data.encoding import EncodedCorpus, EncodedSplit
+from attention_jax.data.prepared import select_lines
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.tokens import EOS
@@ -53,20 +54,21 @@ def make_resegmenter(
   empty = np.zeros(0, np.int32)
 
   def segment_row(
-    epoch: int, row: int, bucket: tuple[int, int], plain: tuple[np.ndarray, np.ndarray]
+    epoch: int, row: int, bucket: tuple[int, int], plain: tuple[np.ndarray, np.ndarray], texts: Sequence[str]
   ) -> Sequence[np.ndarray]:
     sampled = list(plain)
     for i, side in enumerate(sides):
       if side.vocabulary.sample:
         draw_seed = np.random.SeedSequence((seed, epoch, row, i)).generate_state(1)[0]
-        sampled[i] = np.array([*side.vocabulary.sample(side.lines[row], int(draw_seed)), EOS], np.int32)
+        sampled[i] = np.array([*side.vocabulary.sample(texts[i], int(draw_seed)), EOS], np.int32)
     fits = all(len(ids) <= size for ids, size in zip(sampled, bucket, strict=True))
     return sampled if fits else plain
 
   def resegment(epoch: int, rows: np.ndarray, bucket: tuple[int, int]) -> EncodedCorpus:
     split, positions = encoded.read(rows)
+    texts = zip(*(select_lines(side.lines, rows[rows >= 0]) for side in sides), strict=True)
     pairs = [
-      segment_row(epoch, int(row), bucket, split.row(int(position))) if row >= 0 else [empty, empty]
+      segment_row(epoch, int(row), bucket, split.row(int(position)), next(texts)) if row >= 0 else [empty, empty]
       for row, position in zip(rows, positions, strict=True)
     ]
     columns = []

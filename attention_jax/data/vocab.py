@@ -106,7 +106,11 @@ class ListedVocabulary:
 
 
 class SubwordVocabulary:
-  """A sentencepiece model, 'subword' or 'unigram'. The text is not normalised: decoding restores it exactly."""
+  """A sentencepiece model, 'subword' or 'unigram'.
+
+  Characters are not normalised: decoding restores a text that the pieces cover. Leading, trailing and repeated spaces
+  are lost, and a '▁' of the text becomes a space.
+  """
 
   def __init__(self, kind: str, model: bytes, sampling: float = 0.0):
     """Loads a model.

@@ -1,15 +1,18 @@
-"""The platform that kernels are compiled for: that of this machine, or another one for ahead-of-time compilation."""
+"""What kernels are traced for: this machine, another platform, or a count of the products of matrices."""
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 
 import jax
 
 from attention_jax.errors import choose
+from attention_jax.functional import attend as definition
 
 INTERPRET = 'interpret'  # runs Pallas kernels on a CPU, for tests
 PLATFORMS = ('cpu', 'gpu', 'tpu', INTERPRET)
 _override = jax.make_user_context()  # its value is part of the keys of jit's caches; None stands for this machine
+_counts_products = jax.make_user_context(False)
 
 
 @contextlib.contextmanager
@@ -26,3 +29,20 @@ def compile_for(platform: str) -> Iterator[None]:
 def kernel_platform() -> str:
   """Returns the platform that kernels are compiled for: that of `compile_for`, else that of this machine."""
   return _override.value or jax.default_backend()
+
+
+@contextlib.contextmanager
+def count_products() -> Iterator[None]:
+  """Traces the definition in its block instead of the kernels that are `countable`."""
+  with _counts_products(True):
+    yield
+
+
+def countable(attend: Callable) -> Callable:
+  """Wraps the `attend` of a kernel, whose traced program does not show how many products of matrices it computes."""
+
+  @functools.wraps(attend)
+  def attend_or_count(*args, **options):
+    return (definition.attend if _counts_products.value else attend)(*args, **options)
+
+  return attend_or_count

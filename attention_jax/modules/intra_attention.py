@@ -6,8 +6,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from attention_jax.errors import UserError
+from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Carry, Memory
 from attention_jax.functional.masking import zero_masked
+from attention_jax.functional.table import lookup
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.recurrent import RecurrentCell, State, zero_state
 from attention_jax.modules.transformer_stack import require_backprop
@@ -47,7 +50,7 @@ class IntraAttentionLayer(nn.Module):
     features: features F of the layer.
     reverse: whether the sequence is read from its end.
     score: spec of SCORES; the query has the features of x and h̃, the key those of h.
-    alignment: spec of ALIGNMENTS that trains by backpropagation alone.
+    alignment: spec of ALIGNMENTS that trains by backpropagation alone and has no state.
     dtype: dtype of the computation.
   """
 
@@ -62,6 +65,16 @@ class IntraAttentionLayer(nn.Module):
     self.cell = RecurrentCell(self.kind, self.features, self.dtype)
     attention = Attention(self.score, self.alignment, self.features, dtype=self.dtype)
     self.attention = require_backprop(attention, 'intra-attention')
+    self._check_state()
+
+  def _check_state(self) -> None:
+    """Raises UserError for an alignment with a state: all of its probability is lost at the first, empty tape."""
+    if lookup(self.alignment, ALIGNMENTS, 'alignment').init_state:
+      expected = [name for name, row in ALIGNMENTS.items() if row.trains_by_backprop and not row.init_state]
+      raise UserError(
+        f'intra-attention: {self.alignment!r} starts at the first position, but the first step has no past; expected '
+        f'one of: {", ".join(expected)}'
+      )
 
   def __call__(
     self, inputs: jax.Array, mask: jax.Array, deterministic: bool = True

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from attention_jax.analysis.alignment import alignment_scores
 from attention_jax.data.text import LINK_LEVELS, Corpus
@@ -185,11 +184,11 @@ def divide_rows(values: np.ndarray, count: int) -> list[Bin]:
   """Divides rows by the quantiles of their values.
 
   Args:
-    values: one per row.
+    values: one per row, integers.
     count: number of quantiles.
   """
-  codes = pd.qcut(values, count, labels=False, duplicates='drop')
-  groups = [np.flatnonzero(codes == code) for code in np.unique(codes[~np.isnan(codes)])]
-  if not groups:  # a single value
-    groups = [np.arange(len(values))]
+  quantiles = np.quantile(values, np.linspace(0, 1, count + 1)[1:])
+  ends = np.unique(np.floor(quantiles + 1e-6))  # of integers; 24 may have been rounded to 23.999999999999996
+  codes = np.searchsorted(ends, values)  # a bin has the values above the end of the one before it, up to its own end
+  groups = [np.flatnonzero(codes == code) for code in np.unique(codes)]
   return [Bin(int(values[rows].min()), int(values[rows].max()), rows) for rows in groups]

@@ -150,6 +150,14 @@ def planned_event(unit: Unit) -> dict[str, Any]:
   return {'unit': fields.pop('id'), **fields}
 
 
+# Fields without which an event cannot be applied.
+REQUIRED_FIELDS = {kind: {'unit'} for kind in UNIT_EVENTS} | {
+  PLANNED: {'unit', *(field.name for field in dataclasses.fields(Unit))} - {'id'},
+  RUNG: {'steps', 'dropped'},
+  COSTS: {'setting_id', 'parameters', 'update_flop'},
+}
+
+
 class Ledger:
   """The ledger of one sweep, open for appending.
 
@@ -158,7 +166,7 @@ class Ledger:
 
   Attributes:
     state: the state after the events so far.
-    report: one line for each line of the file that is no event, such as a truncated last line.
+    report: one line for each line of the file that is left out, such as a truncated last line.
   """
 
   def __init__(self, folder: Path):
@@ -191,24 +199,40 @@ def read_events(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     folder: the folder of the sweep.
 
   Returns:
-    The events, and a message for each line of the file that is no event, such as one that a killed process truncated.
+    The events, and a message for each line of the file that is left out: one that is no event, such as one that a
+    killed process truncated, and an event of a unit that is not planned.
   """
   path = folder / LEDGER
   if not path.is_file():
     return [], []
   events = []
   report = []
+  planned = set()
   for number, line in enumerate(path.read_bytes().split(b'\n'), 1):
     if not line.strip():
       continue
-    try:
-      event = json.loads(line)
-      if not isinstance(event, dict) or 'event' not in event:
-        raise ValueError('no event')
+    event = _parse_event(line)
+    reason = '' if event else 'not a whole event'
+    if event and event['event'] == PLANNED:
+      planned.add(event['unit'])
+    elif event and event['event'] in UNIT_EVENTS and event['unit'] not in planned:
+      reason = 'an event of a unit that is not planned'
+    if reason:
+      report.append(f'{path}:{number}: {reason}, left out: {line[:60].decode(errors="replace")!r}')
+    else:
       events.append(event)
-    except ValueError:
-      report.append(f'{path}:{number}: not a whole event, left out: {line[:60].decode(errors="replace")!r}')
   return events, report
+
+
+def _parse_event(line: bytes) -> dict[str, Any] | None:
+  """The event of a line; None if it is no event, or lacks a field."""
+  try:
+    event = json.loads(line)
+  except ValueError:
+    return None
+  if not isinstance(event, dict) or 'event' not in event:
+    return None
+  return event if REQUIRED_FIELDS.get(event['event'], set()) <= event.keys() else None
 
 
 def read_state(folder: Path) -> SweepState:

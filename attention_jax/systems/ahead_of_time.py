@@ -13,7 +13,7 @@ from attention_jax.data.batching import BATCH_UNITS, Batch, Share
 from attention_jax.data.encoding import check_buckets
 from attention_jax.data.pipeline import first_step_of_each_shape
 from attention_jax.errors import UserError
-from attention_jax.kernels.target import compile_for
+from attention_jax.kernels.target import compile_for, count_products
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import build
 from attention_jax.systems.config import fill_defaults
@@ -42,7 +42,7 @@ class CompiledUpdate(NamedTuple):
     compiled: the compiled update.
     parameters: number of parameters of the model.
     state: shapes and shardings of the training state; with several seeds, of all runs together.
-    flop: FLOP of the matrix products, on all devices together.
+    flop: FLOP of the matrix products, on all devices together, counted as in `costs.update_flop`.
   """
 
   shape: tuple[int, ...]
@@ -104,9 +104,11 @@ def compile_updates(
     shapes = [max(shapes, key=lambda shape: (math.prod(shape[1:]), shape[0]))]
   for shape in shapes:
     with _target(platform):
-      traced = update.trace(root, state, _stack(inputs.batches[shape], seeds), *live)
-    compiled = _compile(traced, platform, shape)
-    yield CompiledUpdate(shape, compiled, num_parameters, state, matmul_flop(count_in_jaxpr(traced.jaxpr.jaxpr)))
+      arguments = (root, state, _stack(inputs.batches[shape], seeds), *live)
+      traced = update.trace(*arguments)
+      with count_products():
+        flop = matmul_flop(count_in_jaxpr(update.trace(*arguments).jaxpr.jaxpr))
+    yield CompiledUpdate(shape, _compile(traced, platform, shape), num_parameters, state, flop)
 
 
 def _build_update(training: Training, inputs: Inputs, mesh: Mesh, *, several: bool) -> tuple[Any, TrainState]:

@@ -32,6 +32,7 @@ from attention_jax.training.step import step_rngs
 Config = Mapping[str, Any]
 Log = Callable[[str], None]
 LinePrediction = tuple[str, dict[str, Any]]  # one line of output, and the same with scores and weights for JSON
+FIRST_ROWS = 4  # rows of a split that a plot shows by default
 
 
 class BatchSequence(Protocol):
@@ -172,7 +173,7 @@ class System(abc.ABC):
     Args:
       params: the parameters of `model`.
       path: the file to write.
-      split, rows: rows of a split, as numbers from 0.
+      split, rows: rows of a split, see `parse_rows`.
       inputs: new inputs to plot instead, unless empty.
 
     Raises:
@@ -267,14 +268,16 @@ def parse_rows(rows: Sequence[str], split: str, size: int) -> list[int]:
   """Returns row numbers that were written as text.
 
   Args:
-    rows: numbers from 0 as text, at least one.
+    rows: numbers from 0 as text; if there are none, the first FIRST_ROWS.
     split: name of the split, for the error message.
     size: number of rows of the split.
 
   Raises:
-    UserError: for anything but a row number of a split of this size, and for no rows.
+    UserError: for anything but a row number of a split of this size.
   """
-  if invalid := [row for row in rows or [''] if not row.strip().isdecimal() or int(row) >= size]:
+  if not rows:
+    return list(range(min(FIRST_ROWS, size)))
+  if invalid := [row for row in rows if not row.strip().isdecimal() or int(row) >= size]:
     raise UserError(f"row '{invalid[0]}' is not in split '{split}'; expected 0 to {size - 1}")
   return [int(row) for row in rows]
 

@@ -13,6 +13,7 @@ import jax
 from jax.extend import core
 from jax.interpreters import partial_eval
 
+from attention_jax.kernels.target import count_products
 from attention_jax.systems.base import System
 from attention_jax.training.step import step_rngs
 
@@ -22,8 +23,9 @@ COUNTED_BATCHES = 100  # at most; enough for the mean over the shapes of the buc
 def update_flop(system: System) -> float:
   """Returns the FLOP of the matrix products of one update, forward and backward; the mean over the first batches.
 
-  Convolutions and element-wise operations, such as exponentials, are not counted. Products of the implementation
-  `flash` are counted inexactly, because its blocks run in loops and branches, see `count_matmuls`.
+  Convolutions and element-wise operations, such as exponentials, are not counted. The implementations `flash`, `cudnn`
+  and `pallas_additive` count as the definition of attention, because their own products are in kernels, or in loops
+  and branches whose repetitions depend on the mask.
 
   Args:
     system: a system with its data.
@@ -46,7 +48,8 @@ def update_flop(system: System) -> float:
   for step in range(steps):
     shape = batches.shape(step)
     if shape not in flop_of:
-      flop_of[shape] = matmul_flop(count_matmuls(gradients, params, batches[step]))
+      with count_products():
+        flop_of[shape] = matmul_flop(count_matmuls(gradients, params, batches[step]))
     total += flop_of[shape]
   return total / steps
 

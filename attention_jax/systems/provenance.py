@@ -10,7 +10,7 @@ from attention_jax.atomic import write_text
 
 COMMITS = 'commits.txt'  # of a run folder: a line for each version of the code that trained in it, the first one first
 ROOT = Path(__file__).resolve().parents[2]
-UNCOMMITTED = '+changes'  # appended to the commit if tracked files differ from it
+UNCOMMITTED = '+changes'  # appended to the commit if tracked files differ from it, or cannot be compared with it
 
 
 @functools.cache
@@ -21,8 +21,8 @@ def code_version(root: Path = ROOT) -> str:
     root: the folder that contains the package.
 
   Returns:
-    The first 12 digits of the commit, with '+changes' if tracked files differ from it; 'version X' without a
-    repository.
+    The first 12 digits of the commit, with '+changes' if tracked files differ from it, or if git cannot compare them;
+    'version X' without a repository.
   """
   top_level = _git(root, 'rev-parse', '--show-toplevel')
   # A wheel may lie inside the repository of another project.
@@ -30,7 +30,7 @@ def code_version(root: Path = ROOT) -> str:
     return _installed_version()
   commit = _git(root, 'rev-parse', '--short=12', 'HEAD')
   changes = _git(root, 'status', '--porcelain', '--untracked-files=no')
-  return f'{commit}{UNCOMMITTED if changes else ""}' if commit else 'unknown'
+  return f'{commit}{"" if changes == "" else UNCOMMITTED}' if commit else 'unknown'
 
 
 def store_version(folder: Path, log: Callable[[str], None]) -> None:

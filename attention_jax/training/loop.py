@@ -70,8 +70,8 @@ class Training:
       Those of `anneal` follow their schedules nevertheless.
     select: metric of the evaluation that decides which state is best.
     on_nonfinite: what happens to an update whose loss or gradient is not finite, which is found at the next record of
-      metrics, evaluation or checkpoint: 'stop' ends the run, 'skip' leaves the state unchanged. The batch is stored for
-      `replay`.
+      metrics, evaluation or checkpoint: 'stop' ends the run, 'skip' counts the update, but leaves parameters and
+      moments of the optimiser unchanged. The batch is stored for `replay`.
   """
 
   steps: Size = 10_000

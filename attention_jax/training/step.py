@@ -200,8 +200,9 @@ def compile_update(
     average: decay of the moving average of the parameters; 0 keeps none. See state.update_average.
     anneal: schedules of annealed parameters, which get no gradient. After update n they have the values for n + 1.
     options: options of the compiler, see compiling.compiler_options.
-    skip_nonfinite: whether an update whose loss or gradient is not finite leaves all but `step` unchanged. Its metrics
-      are those of the update that was not made.
+    skip_nonfinite: whether an update whose loss or gradient is not finite leaves the state unchanged, except for what
+      depends on the number of the update: `step`, the learning rate and annealed parameters. Its metrics are those of
+      the update that was not made.
 
   Returns:
     The programs, each compiled once per shape of its arguments.
@@ -229,8 +230,8 @@ def compile_update(
     count = jnp.maximum(sums['tokens'], 1)
     grads = zero_scheduled(jax.tree.map(lambda g: g / count.astype(g.dtype), grads), anneal)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    params = apply_schedules(optax.apply_updates(state.params, updates), anneal, step + 1)
-    averages = apply_schedules(update_average(state.average, params, step, average), anneal, step + 1)
+    params = optax.apply_updates(state.params, updates)
+    averages = update_average(state.average, params, step, average)
     metrics = {name: total / count for name, total in sums.items()} | {
       'tokens': sums['tokens'],
       'grad_norm': optax.tree.norm(grads),
@@ -239,9 +240,13 @@ def compile_update(
     new_state = TrainState(step, params, opt_state, averages, update_running(state.running, metrics, step))
     if skip_nonfinite:
       is_finite = jnp.isfinite(metrics['loss']) & jnp.isfinite(metrics['grad_norm'])
-      kept = jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), new_state, state)
-      new_state = kept._replace(step=step)
-    return new_state, metrics
+
+      def select(new, old):
+        return new if _counts_updates(new) else jnp.where(is_finite, new, old)
+
+      new_state = jax.tree.map(select, new_state, state, is_leaf=_counts_updates)._replace(step=step)
+    params, averages = (apply_schedules(tree, anneal, step + 1) for tree in (new_state.params, new_state.average))
+    return new_state._replace(params=params, average=averages), metrics
 
   scalars = sharding(mesh, 'states' if several else 'state')
   batch_layout = sharding(mesh, 'batches' if several else 'batch')
@@ -267,6 +272,11 @@ def compile_update(
       mesh, apply_placed_gradients, compiler_options=options, donate_argnums=0, out_shardings=(None, metrics_layout)
     ),
   )
+
+
+def _counts_updates(state: Any) -> bool:
+  """Whether a part of the optimiser's state is the number of the update, which selects the learning rate."""
+  return isinstance(state, optax.ScaleByScheduleState)
 
 
 def _only_live_runs(apply_gradients: Callable) -> Callable:

@@ -3,6 +3,7 @@
 import dataclasses
 import datetime
 import json
+import math
 import os
 import platform
 import time
@@ -230,7 +231,8 @@ def _draw_growth(timings: Sequence[Timing]) -> Figure:
     for label, points in sides.items():
       sizes = [size for size, _ in points]
       time_axes.loglog(sizes, [timing.median for _, timing in points], 'o-', label=label)
-      memory_axes.loglog(sizes, [timing.memory / 2**20 for _, timing in points], 'o-', label=label)
+      mebibytes = [math.nan if timing.memory is None else timing.memory / 2**20 for _, timing in points]
+      memory_axes.loglog(sizes, mebibytes, 'o-', label=label)
     memory_axes.set_xlabel(axis)
   axes[0, 0].set_ylabel('seconds, forward and backward')
   axes[1, 0].set_ylabel('temporary memory, MiB')

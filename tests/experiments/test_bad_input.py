@@ -274,7 +274,7 @@ def test_splits_rows_and_outputs_that_do_not_fit_a_run(trained, tmp_path):
   assert_user_error(run('evaluate', workdir, '--beams=0'), ['--beams=0'])
   assert_user_error(run('inspect_attention', workdir, '--split=unseen'), splits)
   assert_user_error(run('inspect_attention', workdir, f'--output={existing}'), [exists])
-  for rows, expected in (('5', '0 to 4'), ('', '0 to 4'), ('x', 'from 0'), ('-1', 'from 0'), ('²', 'from 0')):
+  for rows, expected in (('5', '0 to 4'), ('', 'from 0'), ('x', 'from 0'), ('-1', 'from 0'), ('²', 'from 0')):
     parts = [f"row '{rows}' is not in split 'test'", expected]
     assert_user_error(run('inspect_attention', workdir, f'--rows={rows}'), parts)
   assert_user_error(run('inspect_attention', workdir, '--text= '), ['an empty line has no attention weights'])

@@ -97,6 +97,11 @@ def test_the_report_has_table_json_markdown_and_pictures(tmp_path, monkeypatch, 
     report.run_suites(['prepared'], str(tmp_path), BenchmarkContext(print, 2))
 
 
+def test_growth_is_drawn_without_memory(tmp_path):
+  timings = [Timing('growth', f'additive T=S={n}', 'xla', n / 1e3, 0, 1, 1.0, memory=None) for n in (64, 128)]
+  assert report.draw(timings, tmp_path) == [tmp_path / 'growth.png']
+
+
 def test_the_folder_of_the_report_may_be_below_the_home_folder(tmp_path, monkeypatch):
   monkeypatch.setattr(report, 'SUITES', {'kernels': lambda bench: []})
   monkeypatch.setenv('HOME', str(tmp_path / 'home'))

@@ -1,12 +1,15 @@
 """The programs on pictures: training, resuming, evaluation against boxes, plots, mistakes."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from attention_jax.data.builders import shapes
+from attention_jax.training.file_digests import FILE_DIGESTS
+from attention_jax.training.folder import read_config
 from tests.experiments.helpers import copy_interrupted_run, run
 
 SMALL = {
@@ -87,6 +90,17 @@ def test_metrics_by_a_property_of_the_source_are_an_error(trained):
     assert result.code == 2 and result.err.endswith("system 'captioning'; expected one of: translation\n")
   result = run('evaluate', f'--workdir={trained[0]}', '--beams=1', '--by=target_length', '--bins=1')
   assert result.code == 0 and 'target_length' in result.out
+
+
+def test_metrics_by_a_property_need_metrics(trained, tmp_path):
+  folder = tmp_path / 'run'
+  shutil.copytree(trained[0], folder)
+  config = read_config(folder)
+  config['evaluation']['metrics'] = []
+  (folder / 'config.json').write_text(json.dumps(config))
+  (folder / FILE_DIGESTS).unlink()  # otherwise the changed config is an error
+  result = run('evaluate', f'--workdir={folder}', '--by=target_length', f'--plot={tmp_path / "bins.png"}')
+  assert result.code == 2 and 'config.evaluation.metrics of the run is empty; set --metrics' in result.err, result.err
 
 
 @pytest.mark.long

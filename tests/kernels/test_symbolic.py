@@ -80,7 +80,10 @@ def test_blocks_of_queries_of_any_size(implementation):
 
 @pytest.mark.parametrize(('implementation', 'alignment'), [('flash', 'softmax'), ('window', 'local_m')])
 def test_other_implementations_reject_symbolic_sizes_in_one_line(implementation, alignment):
-  message = f"implementation '{implementation}' needs fixed numbers of .*, got T=t and S=s; expected one of: xla, chun"
+  # not 'factored', which computes additive scores alone
+  message = (
+    f"implementation '{implementation}' needs fixed numbers .*, got T=t and S=s; expected one of: xla, chunked, auto"
+  )
   with pytest.raises(aj.UserError, match=message):
     export.export(jax.jit(attention('dot', alignment, implementation)))(*symbolic_arrays())
 

@@ -1,11 +1,13 @@
-"""The platform that kernels are compiled for."""
+"""What kernels are traced for: a platform, or a count of products."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import attention_jax as aj
 from attention_jax.errors import UserError
-from attention_jax.kernels.target import compile_for, kernel_platform
+from attention_jax.kernels.target import compile_for, count_products, kernel_platform
 
 
 def test_blocks_may_be_nested():
@@ -31,3 +33,16 @@ def test_a_function_is_traced_for_each_platform():
 def test_an_unknown_platform_raises():
   with pytest.raises(UserError, match=r"unknown platform 'tpuu' \(did you mean 'tpu'\?\)"), compile_for('tpuu'):
     pass
+
+
+@pytest.mark.parametrize('implementation', ['flash', 'auto'])
+def test_products_are_counted_in_the_definition(implementation):
+  query, key, value = (jax.random.normal(jax.random.key(i), (512, 4)) for i in range(3))
+
+  def attend(implementation):
+    return aj.attend(query, key, value, implementation=implementation, return_weights=False).context
+
+  with count_products():
+    counted = str(jax.make_jaxpr(lambda: attend(implementation))())
+  assert counted == str(jax.make_jaxpr(lambda: attend('xla'))())
+  np.testing.assert_allclose(attend(implementation), attend('xla'), rtol=1e-4, atol=1e-5)

@@ -80,6 +80,8 @@ def test_bfloat16_layers_compute_in_bfloat16_with_float32_weights():
   ('options', 'message'),
   [
     ({'alignment': 'hard'}, r"intra-attention: the alignment must train by backpropagation alone; 'hard' needs"),
+    ({'alignment': 'mocha(width=2)'}, r"'mocha\(width=2\)' starts at the first .*; expected one of: softmax, "),
+    ({'alignment': 'forward'}, r"'forward' starts at the first position, but the first step has no past; "),
     ({'kind': 'gruu'}, "unknown rnn 'gruu'"),
     ({'score': 'dot'}, r'query \(9,\) and key \(7, 4\) .* must be of the same width'),
   ],

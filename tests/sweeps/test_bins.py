@@ -38,6 +38,9 @@ def test_bins_are_quantiles_without_overlap():
   assert sum(len(bin.rows) for bin in divide_rows(np.arange(100), 7)) == 100
   (single,) = divide_rows(np.array([3, 3, 3]), 4)
   assert single.name == '3' and len(single.rows) == 3
+  # Many rows with the smallest value, such as words that do not occur in training, are a bin of their own.
+  bins = divide_rows(np.array([0] * 5 + [1, 2, 3, 4, 5]), 4)
+  assert [(bin.name, len(bin.rows)) for bin in bins] == [('0', 5), ('1 to 2', 2), ('3 to 5', 3)]
 
 
 def test_every_bin_has_the_metric_of_its_rows():

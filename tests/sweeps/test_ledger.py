@@ -94,6 +94,20 @@ def test_the_folder_of_a_run_is_left_alone(tmp_path):
   assert [path.name for path in tmp_path.iterdir()] == ['config.json']
 
 
+def test_events_of_a_unit_whose_plan_is_damaged_are_left_out(tmp_path):
+  with open_ledger(tmp_path) as ledger:
+    ledger.append(PLANNED, **planned_event(UNIT))
+    ledger.append(STARTED, unit=UNIT.id)
+  path = tmp_path / LEDGER
+  planned, started = path.read_bytes().splitlines(keepends=True)
+  path.write_bytes(planned[:20] + b'\n' + started + b'{"event": "finished"}\n' + planned + started)
+  with open_ledger(tmp_path) as ledger:
+    assert ledger.state.units[UNIT.id].attempts == 1
+    reasons = ['not a whole event', 'an event of a unit that is not planned', 'not a whole event']
+    expected = [f'{path}:{number}: {reason}' for number, reason in enumerate(reasons, 1)]
+    assert [line.split(', left out: ')[0] for line in ledger.report] == expected
+
+
 def test_a_folder_without_a_ledger_has_no_state(tmp_path):
   with pytest.raises(UserError, match=r'holds no ledger\.jsonl; expected the folder of a sweep'):
     read_state(tmp_path)

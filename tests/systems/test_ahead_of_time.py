@@ -40,6 +40,17 @@ def test_every_bucket_is_compiled_for_all_devices():
   assert len(batch_shardings.source.device_set) == len(jax.devices())
 
 
+def test_flop_of_kernels_are_those_of_the_definition():
+  flop = []
+  for implementation in ('xla', 'flash'):
+    config = make_config()
+    config['model']['attention'] |= {'score': 'scaled_dot', 'implementation': implementation}
+    config['model']['decoder'] = 'luong(features=4, input_feeding=False)'
+    (update,) = compile_updates(config, make_mesh(jax.devices()[:1]), 'cpu', entries=ENTRIES)
+    flop.append(update.flop)
+  assert flop[0] == flop[1]
+
+
 @pytest.mark.parametrize(
   ('implementation', 'attention'),
   [

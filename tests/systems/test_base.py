@@ -109,8 +109,8 @@ def test_parse_rows():
   for row in ('4', '-1', 'x', '', '²'):
     with pytest.raises(UserError, match=rf"row '{row}' is not in split 'test'; expected 0 to 3"):
       base.parse_rows(['0', row], 'test', 4)
-  with pytest.raises(UserError, match="row '' is not in split"):
-    base.parse_rows([], 'test', 4)
+  assert base.parse_rows([], 'test', 3) == [0, 1, 2]
+  assert base.parse_rows([], 'test', 9) == [0, 1, 2, 3]
 
 
 def test_check_setting():

@@ -66,6 +66,14 @@ def test_flop_of_an_update_are_the_mean_over_the_shapes_of_data_without_epochs()
   assert update_flop(system) == pytest.approx(np.mean(steps) * (3 * inputs + 4 * recurrence + 3 * bits))
 
 
+def test_flop_of_flash_are_those_of_the_definition(config):
+  def flop(implementation):
+    encoder = f'transformer(features=8, layers=1, heads=2, hidden=8, implementation="{implementation}")'
+    return update_flop(TranslationSystem.load(config | {'model': config['model'] | {'encoder': encoder}}, None))
+
+  assert flop('flash') == flop('xla')
+
+
 def test_parameters_of_shapes_are_counted():
   shapes = {'a': jax.ShapeDtypeStruct((3, 5), jnp.float32), 'b': jax.ShapeDtypeStruct((), jnp.float32)}
   assert count_parameters(shapes) == 16

@@ -26,6 +26,16 @@ def test_the_commit_and_uncommitted_changes_are_named(tmp_path):
   code_version.cache_clear()
 
 
+def test_files_that_git_cannot_compare_count_as_changed(tmp_path):
+  git(tmp_path, 'init')
+  (tmp_path / 'a.py').write_text('1')
+  git(tmp_path, 'add', '.')
+  git(tmp_path, 'commit', '-m', 'first')
+  (tmp_path / '.git' / 'index').write_bytes(b'damaged')  # `git status` fails
+  assert code_version(tmp_path).endswith('+changes')
+  code_version.cache_clear()
+
+
 def test_the_repository_of_another_project_is_not_named(tmp_path):
   git(tmp_path, 'init')
   (tmp_path / 'site-packages').mkdir()
