@@ -98,5 +98,6 @@ def test_length_penalty():
 @pytest.mark.parametrize(('name', 'high'), [('alpha', 10), ('beta', 10_000), ('gamma', 10_000)])
 @pytest.mark.parametrize('value', [-0.1, 1e5, math.inf, math.nan])
 def test_rankings_out_of_range_raise(name, high, value):
-  with pytest.raises(UserError, match=f'ranking.{name} must be at least 0 and at most {high}, got {value}'):
+  expected = 'finite' if math.isinf(value) else f'at least 0 and at most {high}'
+  with pytest.raises(UserError, match=f'ranking.{name} must be {expected}, got {value}'):
     Ranking(**{name: value})

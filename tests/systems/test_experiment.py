@@ -59,7 +59,7 @@ CONFIG_ERRORS = [
   ({'model__output': 'pointer'}, 'needs one vocabulary for both sides; set config.data.shared_vocabulary=True'),
   ({'model__decoder': 'plain', 'training__select': 'recall'}, 'measures alignments, but this decoder has no attention'),
   ({'model__decoder': 'plain', 'evaluation__replace_unknown': True}, 'but this decoder has no attention'),
-  ({'mesh__fsdp': 3}, 'config.mesh (data=-1, fsdp=3, tensor=1) does not divide'),
+  ({'mesh__fsdp': 3}, 'config.mesh (data=-1, fsdp=3, tensor=1) must multiply to the 2 devices'),
   ({'data__vocabulary': 'wrd'}, "unknown vocabulary 'wrd'"),
   ({'evaluation__metrics': ('bleu', 'bleu')}, "must name each metric once, got 'bleu' more than once"),
 ]
