@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 from attention_jax.functional.masking import vary_like
 from attention_jax.kernels.sharding import batch_mesh_axis
-from attention_jax.modules.linear import product, sum_outer_products
+from attention_jax.modules.linear import product_with_transpose, sum_outer_products
 from attention_jax.modules.outputs import LinearLogits
 
 MAX_LOGITS = 2**21  # logits per chunk: they fit in the cache of a core, and in the memory of every device
@@ -105,7 +105,7 @@ def _loss_and_gradient_on_device(linear: LinearLogits, target, mask, smoothing, 
     logit_gradient = jnp.where(is_real, powers / normalizer - labels, 0.0).astype(x.dtype)
     kernel_gradient = kernel_gradient + sum_outer_products(x, logit_gradient, jnp.float32)
     bias_gradient = bias_gradient + logit_gradient.sum(0, dtype=jnp.float32)
-    feature_gradient = product(logit_gradient, kernel.astype(x.dtype).T).reshape(inputs[0].shape)
+    feature_gradient = product_with_transpose(logit_gradient, kernel.astype(x.dtype)).reshape(inputs[0].shape)
     return (sums, kernel_gradient, bias_gradient), feature_gradient
 
   def zeros_like(x):

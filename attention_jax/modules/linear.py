@@ -36,6 +36,24 @@ def product(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype | None = None) -> 
   return y.reshape(*x.shape[:-1], kernel.shape[-1])
 
 
+def product_with_transpose(x: jax.Array, kernel: jax.Array) -> jax.Array:
+  """x [N, F] @ kernelᵀ, kernel [D, F] -> [N, D], summed in float32 or a higher precision.
+
+  As one contraction of the last axes, because XLA for CPU computes the product with a transposed matrix of 16-bit
+  numbers in float32, which takes two to five times as long.
+
+  Args:
+    x: [N, F].
+    kernel: [D, F], of the dtype of x.
+
+  Returns:
+    The product, of the dtype of x.
+  """
+  last_axes = (((1,), (1,)), ((), ()))
+  dtype = jnp.promote_types(x.dtype, jnp.float32)
+  return jax.lax.dot_general(x, kernel, last_axes, preferred_element_type=dtype).astype(x.dtype)
+
+
 def _sum_in_float32(left: jax.Array, right: jax.Array, dtype: jnp.dtype) -> jax.Array:
   """left @ right; CPUs multiply 16-bit numbers natively only if 32-bit sums are requested."""
   return jnp.matmul(left, right, preferred_element_type=jnp.float32).astype(dtype)
@@ -48,7 +66,7 @@ def _low_precision_forward(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype):
 def _low_precision_backward(dtype: jnp.dtype, residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array):
   x, kernel = residuals
   cotangent = cotangent.astype(x.dtype)
-  return _sum_in_float32(cotangent, kernel.T, x.dtype), sum_outer_products(x, cotangent, kernel.dtype)
+  return product_with_transpose(cotangent, kernel), sum_outer_products(x, cotangent, kernel.dtype)
 
 
 _low_precision_product = jax.custom_vjp(_sum_in_float32, nondiff_argnums=(2,))
