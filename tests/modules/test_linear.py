@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_jax.modules.linear import product, sum_outer_products
+from attention_jax.modules.linear import product, product_with_transpose, sum_outer_products
 
 
 def make_operands(dtype):
@@ -59,3 +59,13 @@ def test_sums_over_rows(rows, dtype):
   actual = sum_outer_products(left, right, jnp.float32)
   assert actual.dtype == jnp.float32
   np.testing.assert_allclose(actual, einsum_float64('nd,nf->df', left, right), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float32])
+def test_products_with_a_transposed_kernel(dtype):
+  x = jax.random.normal(jax.random.key(0), (5, 64)).astype(dtype)
+  kernel = jax.random.normal(jax.random.key(1), (3, 64)).astype(dtype)
+  actual = product_with_transpose(x, kernel)
+  assert actual.dtype == dtype
+  rtol = 2 * float(jnp.finfo(dtype).eps)
+  np.testing.assert_allclose(np.float64(actual), einsum_float64('nf,df->nd', x, kernel), rtol=rtol, atol=10 * rtol)
