@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from attention_jax.annotations import Array, Bool, Float, Int
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
-from attention_jax.functional.masking import Dimension, accumulation_dtype, narrow, vary_like, widen, zero_masked
+from attention_jax.functional.masking import Dimension, accumulation_dtype, share_over_steps, vary_like, zero_masked
 from attention_jax.functional.rngs import check_rng, split_rng
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, init_row_params, lookup, select_memory_params, select_params
@@ -388,12 +388,11 @@ def attend_queries(
   params = without_key(params)
   shared = params, with_remembered(alignment, params, memory)
   recurrent = is_recurrent(score, alignment)
-  # The gradient of an array that all steps share is a sum over steps, which in 16 bits loses most of its small terms.
-  wide = jax.tree.map(widen, shared) if recurrent else shared
+  get_shared = share_over_steps(shared) if recurrent else lambda: shared
 
   def step(carry, x):
     query, mask, bias, rng = x
-    params, memory = jax.tree.map(narrow, wide, shared)
+    params, memory = get_shared()
     memory = memory._replace(mask=mask)
     return attend_step(score, alignment, params, carry, query, memory, bias=bias, rng=rng, deterministic=deterministic)
 

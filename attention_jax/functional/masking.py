@@ -2,6 +2,7 @@
 
 import functools
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -105,14 +106,15 @@ def at_least_float32(scores: Float[Array, '...']) -> Float[Array, '...']:
   return jnp.asarray(scores).astype(accumulation_dtype(scores))
 
 
-def widen(x: Any) -> Any:
-  """Casts an array of 16-bit floats to float32; anything else stays as it is."""
-  return x.astype(jnp.float32) if getattr(x, 'dtype', None) in (jnp.bfloat16, jnp.float16) else x
+def share_over_steps(tree: Any) -> Callable[[], Any]:
+  """Returns a function that returns `tree`, to be called in every step of a scan, instead of a reference to `tree`.
 
-
-def narrow(wide: Any, x: Any) -> Any:
-  """Inverse of `widen`: casts `wide`, the result of widen(x), to the dtype of x."""
-  return wide if getattr(x, 'dtype', None) == getattr(wide, 'dtype', None) else wide.astype(x.dtype)
+  The gradient of an array that all steps share is a sum over steps, which in 16 bits loses most of its small terms.
+  That of what the function returns is added in float32.
+  """
+  is_narrow = jax.tree.map(lambda x: getattr(x, 'dtype', None) in (jnp.bfloat16, jnp.float16), tree)
+  wide = jax.tree.map(lambda x, narrow: x.astype(jnp.float32) if narrow else x, tree, is_narrow)
+  return lambda: jax.tree.map(lambda x, y, narrow: y.astype(x.dtype) if narrow else x, tree, wide, is_narrow)
 
 
 def _varying_axes(x) -> frozenset[str]:

@@ -22,7 +22,7 @@ from attention_jax.functional.attend import (
   score_terms,
   zero_masked_memory,
 )
-from attention_jax.functional.masking import accumulation_dtype, narrow, vary_like, widen
+from attention_jax.functional.masking import accumulation_dtype, share_over_steps, vary_like
 from attention_jax.functional.rngs import split_rng
 from attention_jax.functional.table import Row, TanhSum
 from attention_jax.kernels.symbolic import has_symbolic_sizes
@@ -89,13 +89,11 @@ def attend(
     padding = jnp.broadcast_to(x[-1:], (num_blocks * block_queries - num_queries, *x.shape[1:]))
     return jnp.concatenate([x, padding]).reshape(num_blocks, block_queries, *x.shape[1:])
 
-  # The gradient of an array that all blocks share is a sum over blocks, which in 16 bits loses most of its small terms.
-  shared = (params, memory)
-  wide = jax.tree.map(widen, shared)
+  get_shared = share_over_steps((params, memory))
 
   @functools.partial(jax.checkpoint, prevent_cse=False)
   def recomputed_block(carry, xs):
-    return run_block(*jax.tree.map(narrow, wide, shared), carry, xs)
+    return run_block(*get_shared(), carry, xs)
 
   start = vary_like(carry, params, memory, xs)
   _, attended = jax.lax.scan(recomputed_block, start, jax.tree.map(split_blocks, xs))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError
 from attention_jax.functional.attend import Memory
-from attention_jax.functional.masking import narrow, widen
+from attention_jax.functional.masking import share_over_steps
 from attention_jax.models.cells import CELLS, Cell
 from attention_jax.models.convolutional import ConvDecoder
 from attention_jax.models.encoded import Encoded
@@ -119,11 +119,10 @@ class Decoder(nn.Module):
 
   def __call__(self, encoded: Encoded, embeddings: jax.Array, deterministic: bool) -> DecoderOutput:
     carry, memory = self.start(encoded, embeddings.shape[1])
-    # Its gradient is a sum over all steps, which in 16 bits loses most of its small terms.
-    wide = jax.tree.map(widen, memory)
+    get_memory = share_over_steps(memory)
 
     def recur(cell, carry, inputs):
-      return cell.recur(carry, inputs, jax.tree.map(narrow, wide, memory), deterministic)
+      return cell.recur(carry, inputs, get_memory(), deterministic)
 
     _, traces = over_steps(recur, self)(self.cell, carry, self.cell.project_inputs(embeddings))
     return self._apply_dropout(self.cell.compute_outputs(traces, embeddings, memory, deterministic), deterministic)
