@@ -173,6 +173,14 @@ class Attention(nn.Module):
     return self.projects_values or self.resolved_score.project
 
   @property
+  def projects_queries_first(self) -> bool:
+    """Whether one product projects the queries of all heads, instead of each head with its own.
+
+    An alignment without positions that reads the query gets it as it was before the projection.
+    """
+    return self.projects and (self.positions is not None or 'query' not in self.alignment_row.required_inputs)
+
+  @property
   def projects_values(self) -> bool:
     """Whether values and contexts are projected."""
     return self.heads > 1 or self.project_values or self.positions is not None
@@ -339,12 +347,14 @@ class Attention(nn.Module):
     params = self._cast_params(query.shape[-1], memory)
     bias = None
     bias_batch_axis = 0
-    query_head_axis = None  # without positions, all heads share a query, which each of them projects itself
-    if self.positions is not None:
-      if positions is None:
-        raise UserError('attention: `positions`, the positions of the queries, is required with a module of positions')
-      query = self.positions.rotate(project_to_heads(query, params.pop('query')), positions)
-      bias = self.positions.bias(query, positions, memory.key.shape[-2])
+    query_head_axis = None
+    if self.projects_queries_first:
+      query = project_to_heads(query, params.pop('query'))
+      if self.positions is not None:
+        if positions is None:
+          raise UserError('attention: `positions`, the positions of the queries, is required with a module of positions')
+        query = self.positions.rotate(query, positions)
+        bias = self.positions.bias(query, positions, memory.key.shape[-2])
       query = self._group_heads(query, 1)
       query_head_axis = 0
     if bias is not None:
@@ -377,8 +387,7 @@ class Attention(nn.Module):
     done = () if memory.remembered is None else memory_parameter_names(self.alignment_row)
     alignment_names = [name for name in self.alignment_row.params if name not in done]
     score_query_size = head_features if self.projects else query_size
-    # With positions, queries are projected before the alignment gets them.
-    alignment_query_size = head_features if self.positions is not None else query_size
+    alignment_query_size = head_features if self.projects_queries_first else query_size
     params = {
       'score': self.score_params(self.score_row.params, query=score_query_size, **sizes),
       'alignment': self.alignment_params(alignment_names, query=alignment_query_size, **sizes),
