@@ -352,7 +352,7 @@ class Attention(nn.Module):
       query = project_to_heads(query, params.pop('query'))
       if self.positions is not None:
         if positions is None:
-          raise UserError('attention: `positions`, the positions of the queries, is required with a module of positions')
+          raise UserError('attention: with a module of positions, `positions`, those of the queries, are required')
         query = self.positions.rotate(query, positions)
         bias = self.positions.bias(query, positions, memory.key.shape[-2])
       query = self._group_heads(query, 1)
