@@ -14,7 +14,7 @@ from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, lookup, memory_parameter_names
 from attention_jax.kernels.api import IMPLEMENTATIONS, get_implementation
 from attention_jax.kernels.sharding import batch_mesh_axis
-from attention_jax.modules.head_params import HeadKernel, RowParams, project_to_heads
+from attention_jax.modules.head_params import HeadKernel, RowParams, append_one, group_heads, project_to_heads
 from attention_jax.modules.linear import Dense
 from attention_jax.modules.positions import Positions
 from attention_jax.specs import Count, Fraction, Size
@@ -227,7 +227,7 @@ class Attention(nn.Module):
       x = x.astype(self.dtype)
       if head_kernel is None:
         return x[:, None]
-      x = self._append_one(x)
+      x = append_one(x) if self.bias else x
       return project_to_heads(x, head_kernel(x.shape[-1]).astype(self.dtype))
 
     key = split_heads(unprojected.key, self.key_kernel if self.projects else None)
@@ -243,7 +243,7 @@ class Attention(nn.Module):
     params = self.alignment_params(names, value=value.shape[-1], features=self.features // self.heads)
     over_sharing = jax.vmap(lambda params, value: self.alignment_row.remember(value, **params), (0, None))
     over_batch = jax.vmap(jax.vmap(over_sharing), (None, 0))
-    return over_batch(self._group_heads(params, 0), value).astype(self.dtype)
+    return over_batch(group_heads(params, self.groups, 0), value).astype(self.dtype)
 
   def context_width(self, memory: Memory) -> int:
     """Returns the width of contexts over `memory`."""
@@ -342,8 +342,8 @@ class Attention(nn.Module):
   def _over_heads(self, fn, carry, query, memory: Memory, deterministic: bool, positions: jax.Array | None):
     """Maps fn(params, carry, query [T, D], memory, bias, rng) over the batch and the heads; results have axes B, N."""
     query = query.astype(self.dtype)
-    if self.projects:
-      query = self._append_one(query)
+    if self.projects and self.bias:
+      query = append_one(query)
     params = self._cast_params(query.shape[-1], memory)
     bias = None
     bias_batch_axis = 0
@@ -352,16 +352,16 @@ class Attention(nn.Module):
       query = project_to_heads(query, params.pop('query'))
       if self.positions is not None:
         if positions is None:
-          raise UserError('attention: with a module of positions, `positions`, those of the queries, are required')
+          raise UserError('attention: `positions`, those of the queries, is required with a module of positions')
         query = self.positions.rotate(query, positions)
         bias = self.positions.bias(query, positions, memory.key.shape[-2])
-      query = self._group_heads(query, 1)
+      query = group_heads(query, self.groups, 1)
       query_head_axis = 0
     if bias is not None:
       bias_batch_axis = 0 if bias.ndim == 4 else None
-      bias = self._group_heads(bias, bias.ndim - 3)
-    params = self._group_heads(params, 0)
-    carry, rngs = self._group_heads((carry, self._rngs((query.shape[0], self.heads), deterministic)), 1)
+      bias = group_heads(bias, self.groups, bias.ndim - 3)
+    params = group_heads(params, self.groups, 0)
+    carry, rngs = group_heads((carry, self._rngs((query.shape[0], self.heads), deterministic)), self.groups, 1)
     group_axis, head_axis = HEAD_AXES
     in_axes = (0, 0, query_head_axis, Memory(None, None, None, 0), 0, 0)
     over_sharing = jax.vmap(fn, in_axes, axis_name=head_axis, axis_size=self.heads // self.groups)
@@ -374,10 +374,6 @@ class Attention(nn.Module):
     )
     results = over_batch(params, carry, query, memory._replace(mask=memory.mask[:, 0]), bias, rngs)
     return jax.tree.map(lambda x: x.reshape(x.shape[0], self.heads, *x.shape[3:]), results)
-
-  def _append_one(self, x: jax.Array) -> jax.Array:
-    """Appends a feature of 1 to the input of a projection that has a bias."""
-    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, 1)], constant_values=1) if self.bias else x
 
   def _cast_params(self, query_size: int, memory: Memory):
     """Parameters of all heads in the dtype of the computation, for queries of `query_size` features."""
@@ -400,11 +396,6 @@ class Attention(nn.Module):
       return param if param.ndim == 1 else param.astype(self.dtype)
 
     return {name: p if name == 'alignment' else jax.tree.map(cast, p) for name, p in params.items()}
-
-  def _group_heads(self, tree, axis: int):
-    """Splits `axis` of every leaf from N into G, N / G."""
-    shape = (self.groups, self.heads // self.groups)
-    return jax.tree.map(lambda x: x.reshape(*x.shape[:axis], *shape, *x.shape[axis + 1 :]), tree)
 
   def _rngs(self, shape: tuple[int, int], deterministic: bool):
     """PRNG keys of this shape, or None if neither the score nor the alignment samples."""

@@ -1,6 +1,7 @@
 """Parameters of attention, each with a leading axis of heads: those of a table row, and projections."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -33,6 +34,26 @@ def project_to_heads(x: jax.Array, kernel: jax.Array) -> jax.Array:
   heads, size, features = kernel.shape
   y = product(x, jnp.moveaxis(kernel, 0, 1).reshape(size, heads * features))
   return jnp.moveaxis(y.reshape(*x.shape[:-1], heads, features), -2, 1)
+
+
+def append_one(x: jax.Array) -> jax.Array:
+  """Appends a feature of 1 to x [..., D], the input of a HeadKernel with a bias."""
+  return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, 1)], constant_values=1)
+
+
+def group_heads(tree: Any, groups: int, axis: int) -> Any:
+  """Splits `axis` of every array of a pytree from N heads into G groups, N / G.
+
+  Args:
+    tree: pytree of arrays.
+    groups: number G of heads of keys and values.
+    axis: the axis of the heads.
+  """
+
+  def group(x: jax.Array) -> jax.Array:
+    return x.reshape(*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
+
+  return jax.tree.map(group, tree)
 
 
 class HeadKernel(nn.Module):

@@ -324,7 +324,7 @@ def test_positions_of_the_memory_and_of_queries_are_required(kind):
   def attend(module, query, encoded):
     return module.parallel(query, module.remember(encoded, MASK, jnp.arange(S)))
 
-  with pytest.raises(aj.UserError, match='`positions`, the positions of the queries, is required'):
+  with pytest.raises(aj.UserError, match='`positions`, those of the queries, is required'):
     variables(module, query, encoded, method=attend)
 
 
