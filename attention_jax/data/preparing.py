@@ -212,8 +212,12 @@ def _write_shards(
 
 
 def _add_blanks(record: _ShardRecord, lines: Sequence[int]) -> _ShardRecord:
-  known = [*record.blank_lines, *lines]
-  return record._replace(num_blank=record.num_blank + len(lines), blank_lines=known[:SHOWN_BLANKS])
+  """Adds blank pairs to a record. Those after its last row have been read too: a later process adds them no more."""
+  return record._replace(
+    pairs_read=max([record.pairs_read, *lines]),
+    num_blank=record.num_blank + len(lines),
+    blank_lines=[*record.blank_lines, *lines][:SHOWN_BLANKS],
+  )
 
 
 def _store_record(folder: Path, number: int, record: _ShardRecord) -> None:
