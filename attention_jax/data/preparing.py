@@ -114,14 +114,14 @@ def _check_unfinished(folder: Path, request: Mapping[str, Any]) -> None:
   try:
     names = [path.name for path in folder.iterdir() if path.name != LOCK and not is_unfinished(path)]
     if REQUEST in names:
-      _check_same(folder, json.loads((folder / REQUEST).read_text('utf-8')), request)
+      _check_same(folder, dict(json.loads((folder / REQUEST).read_text('utf-8'))), request)
     elif names:
       raise UserError(f'{folder} holds other files ({", ".join(sorted(names)[:3])}); choose an empty or new folder')
   except FileNotFoundError:
     return
   except UserError:
     raise
-  except (OSError, ValueError, RecursionError) as error:
+  except (OSError, ValueError, TypeError, RecursionError) as error:
     raise UserError(f'cannot use {folder}: {getattr(error, "strerror", None) or error}') from error
 
 
@@ -342,8 +342,12 @@ def _read_records(folder: Path) -> list[_ShardRecord]:
   """The records of the shards that are complete, up to the first one that is not."""
   records = []
   while (path := _record_path(folder, len(records))).exists():
-    record = _ShardRecord(**json.loads(path.read_text('utf-8')))
-    records.append(record._replace(shard=Shard(**record.shard)))
+    try:
+      record = _ShardRecord(**json.loads(path.read_text('utf-8')))
+      records.append(record._replace(shard=Shard(**record.shard)))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+      reason = ' '.join(str(error).split())
+      raise UserError(f'cannot read {path}: {reason}; delete it to prepare its rows again') from error
   return records
 
 
