@@ -100,7 +100,6 @@ TESTED_BY = {
   'sweeps/child': 'sweeps/driver',
   'sweeps/claim_configs': 'sweeps/claims',
   'sweeps/contrasts': 'sweeps/report',
-  'sweeps/estimate': 'sweeps/progress',
   'systems/caption_overlays': 'experiments/captioning',
   'systems/classification': 'experiments/classifying',
   'systems/classification_outputs': 'experiments/classifying',

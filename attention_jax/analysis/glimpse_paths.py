@@ -138,7 +138,7 @@ def _draw_patch(axes, patch: np.ndarray, size: int, scales: Sequence[int]) -> No
   _draw_picture(axes, patch)
   for scale in scales:
     width = size * 2**scale
-    margin = (len(patch) - width) / 2
+    margin = len(patch) // 2 - width // 2  # patches of odd sides are not centred
     _draw_frame(axes, margin, margin, width, 0.6**scale)
 
 
@@ -153,7 +153,7 @@ def _glimpse(picture: np.ndarray, centre: np.ndarray, size: int, scales: int) ->
     width = size * cell
     top, left = padded_centre - width // 2
     patch = padded[top : top + width, left : left + width].reshape(size, cell, size, cell, -1).mean((1, 3))
-    margin = (widest - width) // 2
+    margin = widest // 2 - width // 2
     glimpse[margin : margin + width, margin : margin + width] = np.kron(patch, np.ones((cell, cell, 1)))
   return glimpse
 

@@ -114,14 +114,14 @@ def _check_unfinished(folder: Path, request: Mapping[str, Any]) -> None:
   try:
     names = [path.name for path in folder.iterdir() if path.name != LOCK and not is_unfinished(path)]
     if REQUEST in names:
-      _check_same(folder, json.loads((folder / REQUEST).read_text('utf-8')), request)
+      _check_same(folder, dict(json.loads((folder / REQUEST).read_text('utf-8'))), request)
     elif names:
       raise UserError(f'{folder} holds other files ({", ".join(sorted(names)[:3])}); choose an empty or new folder')
   except FileNotFoundError:
     return
   except UserError:
     raise
-  except (OSError, ValueError, RecursionError) as error:
+  except (OSError, ValueError, TypeError, RecursionError) as error:
     raise UserError(f'cannot use {folder}: {getattr(error, "strerror", None) or error}') from error
 
 
@@ -212,8 +212,12 @@ def _write_shards(
 
 
 def _add_blanks(record: _ShardRecord, lines: Sequence[int]) -> _ShardRecord:
-  known = [*record.blank_lines, *lines]
-  return record._replace(num_blank=record.num_blank + len(lines), blank_lines=known[:SHOWN_BLANKS])
+  """Adds blank pairs to a record. Those after its last row have been read too: a later process adds them no more."""
+  return record._replace(
+    pairs_read=max([record.pairs_read, *lines]),
+    num_blank=record.num_blank + len(lines),
+    blank_lines=[*record.blank_lines, *lines][:SHOWN_BLANKS],
+  )
 
 
 def _store_record(folder: Path, number: int, record: _ShardRecord) -> None:
@@ -338,8 +342,12 @@ def _read_records(folder: Path) -> list[_ShardRecord]:
   """The records of the shards that are complete, up to the first one that is not."""
   records = []
   while (path := _record_path(folder, len(records))).exists():
-    record = _ShardRecord(**json.loads(path.read_text('utf-8')))
-    records.append(record._replace(shard=Shard(**record.shard)))
+    try:
+      record = _ShardRecord(**json.loads(path.read_text('utf-8')))
+      records.append(record._replace(shard=Shard(**record.shard)))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+      reason = ' '.join(str(error).split())
+      raise UserError(f'cannot read {path}: {reason}; delete it to prepare its rows again') from error
   return records
 
 

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.annotations import Array, Bool, Float
+from attention_jax.errors import UserError
 from attention_jax.functional import attend as definition
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import (
@@ -70,6 +71,11 @@ def remember(
     UserError: if the shapes do not match.
   """
   mask = jnp.ones(key.shape[:1], bool) if mask is None else mask
+  if key.ndim != 2 or value.ndim != 2 or not key.shape[:1] == value.shape[:1] == mask.shape:
+    raise UserError(
+      f'remember: key must be [S, Dk], value [S, V] and mask [S], got {key.shape}, {value.shape} and {mask.shape}; '
+      'for a batch, vmap it'
+    )
   memory = zero_masked_memory(Memory(key, value, mask))
   memory = with_remembered(lookup(alignment, ALIGNMENTS, 'alignment'), params or {}, memory)
   return ProjectedMemory(*memory._replace(key=project(memory.key, params or {}, 'key')))
@@ -124,6 +130,11 @@ def attend_step(
   if isinstance(memory, ProjectedMemory):
     params = without_key(params)
     memory = Memory(*memory)
+  size = memory.key.shape[0]
+  shapes = {'carry': jnp.shape(carry.previous)} | ({} if bias is None else {'bias': jnp.shape(bias)})
+  for name, shape in shapes.items():
+    if shape != (size,):
+      raise UserError(f'attend_step: {name} must be that of {size} positions of the memory, got shape {shape}')
   rows = _rows(score, alignment)
   options = {'bias': bias, 'rng': rng, 'deterministic': deterministic}
   return definition.attend_step(*rows, params, carry, query, memory, **options)

@@ -85,7 +85,8 @@ class Driver:
       job = self._executor.find(entry.job) if entry.state == STARTED else None
       if job is not None:
         queue.remove(unit_id)
-        self._track(unit_id, job)
+        has_ended = job.poll() is not None  # the duration of such a job was not measured
+        self._track(unit_id, job, 0.0 if has_ended else time.time() - entry.started)
 
   def _start(self, queue: deque[str], steps: Callable[[Unit], int]) -> None:
     """Starts as many units as there are free slots; one whose folder is still locked goes to the end of the queue."""
@@ -124,9 +125,10 @@ class Driver:
       file.write(f'$ {format_command(words)}\n')
     return log
 
-  def _track(self, unit_id: str, job: Job) -> None:
+  def _track(self, unit_id: str, job: Job, seconds: float = 0.0) -> None:
+    """Follows a job that was started `seconds` ago."""
     self._jobs[unit_id] = job
-    self._started[unit_id] = time.monotonic()
+    self._started[unit_id] = time.monotonic() - seconds
 
   def _collect(self, steps: Callable[[Unit], int]) -> None:
     """Records the units whose process has ended."""

@@ -98,12 +98,14 @@ def estimate_seconds(
     costs: by setting id.
     rate: measures FLOP/s of the device that trains; None if it is not this process's device.
   """
-  measured = [entry for entry in state.units.values() if entry.state == FINISHED and entry.seconds]
-  work = {setting.id: costs[setting.id].update_flop * setting.config['training']['steps'] for setting in resolved}
+  measured = [entry for entry in state.units.values() if entry.state == FINISHED and entry.seconds and entry.steps]
+  updates = {setting.id: setting.config['training']['steps'] for setting in resolved}
   if measured:
     seconds_by_setting: dict[str, list[float]] = {}
     for entry in measured:
-      seconds_by_setting.setdefault(entry.unit.setting_id, []).append(entry.seconds / len(entry.unit.seeds))
+      setting_id = entry.unit.setting_id
+      share = entry.steps / updates.get(setting_id, entry.steps)  # below 1 after a rung of successive halving
+      seconds_by_setting.setdefault(setting_id, []).append(entry.seconds / len(entry.unit.seeds) / share)
     means = {setting_id: sum(values) / len(values) for setting_id, values in seconds_by_setting.items()}
     mean = sum(means.values()) / len(means)
     seconds = {setting.id: means.get(setting.id, mean) for setting in resolved}
@@ -111,7 +113,9 @@ def estimate_seconds(
   if rate is None:
     return TimeEstimate({}, 'unknown until a run has finished: the devices are not those of this process')
   flop_per_second = rate()
-  seconds = {setting_id: flop / flop_per_second for setting_id, flop in work.items()}
+  seconds = {
+    setting_id: costs[setting_id].update_flop * steps / flop_per_second for setting_id, steps in updates.items()
+  }
   source = (
     f'FLOP of the matrix products at the rate of one product here, {flop_per_second / 1e9:.0f} GFLOP/s: a lower bound, '
     'without compiling, reading, evaluating and saving'

@@ -68,6 +68,7 @@ class UnitState:
     steps: the number of updates of the finished unit; 0 before it has finished.
     seconds: duration of its processes, summed over all attempts that have ended.
     attempts: number of times that it was started.
+    started: when it was last started, seconds since 1970.
     error: the message of the last failure; '' once it has been started again.
     log: the file with the output of its processes.
     commit: commit of the code at its last start.
@@ -79,6 +80,7 @@ class UnitState:
   steps: int = 0
   seconds: float = 0.0
   attempts: int = 0
+  started: float = 0.0
   error: str = ''
   log: str = ''
   commit: str = ''
@@ -139,7 +141,7 @@ def _apply_to_unit(state: SweepState, event: Mapping[str, Any]) -> UnitState:
   entry = state.units[event['unit']]
   changes: dict[str, Any] = {'state': event['event'], 'seconds': entry.seconds + event.get('seconds', 0.0)}
   if event['event'] == STARTED:
-    changes |= {'attempts': entry.attempts + 1, 'error': ''}
+    changes |= {'attempts': entry.attempts + 1, 'started': event.get('time', 0.0), 'error': ''}
   copied = {name: event[name] for name in ('steps', 'error', 'log', 'commit', 'job') if name in event}
   return dataclasses.replace(entry, **changes | copied)
 

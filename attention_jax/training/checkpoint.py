@@ -182,7 +182,8 @@ class Checkpoints:
       # Killed while `save` replaced it: its updates are run again, and it is saved again if it is still the best.
       log(f'{self.folder / BEST / str(lost_best)} is missing; its updates are run again')
       self._record({BEST: 0})
-    self.require(BEST)
+    else:
+      self.require(BEST)
     if self.latest() is None:
       return None
     expected = self._saved().get(LATEST, 0)

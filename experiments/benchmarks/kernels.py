@@ -289,10 +289,9 @@ def _growth_along(bench: BenchmarkContext, score: str, implementation: str, axis
   fitted = timings[-FITTED_POINTS:]
   fitted_sizes = sizes[: len(timings)][-FITTED_POINTS:]
   time_exponent = fit_exponent(fitted_sizes, [timing.median for timing in fitted])
-  memory_exponent = fit_exponent(fitted_sizes, [timing.memory for timing in fitted])
-  note = (
-    f'with {axis}, time grows to the power {time_exponent:.2f}, memory {memory_exponent:.2f}, '
-    f'fitted to the last {FITTED_POINTS}'
-  )
+  note = f'with {axis}, time grows to the power {time_exponent:.2f}'
+  if all(timing.memory for timing in fitted):  # it may be unknown, or none at all
+    note += f', memory {fit_exponent(fitted_sizes, [timing.memory for timing in fitted]):.2f}'
+  note += f', fitted to the last {FITTED_POINTS}'
   bench.log(f'{score} by {implementation}: {note}')
   return [*timings[:-1], dataclasses.replace(timings[-1], note=note)]

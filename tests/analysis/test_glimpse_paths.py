@@ -5,6 +5,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from attention_jax.analysis import glimpse_paths
+from attention_jax.models.glimpses import retina
 
 
 def test_glimpse_shows_what_the_retina_covers():
@@ -20,6 +21,18 @@ def test_glimpse_shows_what_the_retina_covers():
   surroundings[2:6, 2:6] = 0
   assert not surroundings.any()
   assert len(axes.patches) == 1
+
+
+def test_patches_of_an_odd_side_are_where_the_retina_reads_them():
+  picture = np.random.default_rng(0).integers(0, 256, (16, 16, 1)).astype(np.uint8)
+  location = np.array([-0.25, 0.25])  # pixel (6, 10): the patches begin 1 and 3 pixels before it
+  (glimpse,) = glimpse_paths._patches(glimpse_paths.GlimpsePath(picture, location[None]), 3, 2)
+  finest, _ = retina(picture.astype(np.float32), location, 3, 2)
+  np.testing.assert_array_equal(finest, picture[5:8, 9:12])
+  np.testing.assert_array_equal(glimpse[2:5, 2:5], finest)
+  axes = Figure().subplots()
+  glimpse_paths._draw_patch(axes, glimpse, 3, range(1))
+  assert axes.patches[0].get_xy() == (1.5, 1.5)
 
 
 def test_path_is_drawn_on_its_image():

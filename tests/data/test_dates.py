@@ -5,6 +5,7 @@ import functools
 import itertools
 import os
 import re
+import shutil
 import subprocess
 import sys
 import unicodedata
@@ -247,6 +248,19 @@ def test_an_unknown_split_is_reported():
     dates.load('valid', '/nowhere')
   with pytest.raises(UserError, match='train'):
     next(dates.generate('all'))
+
+
+@pytest.mark.parametrize('name', ['dataset_info.json', 'dates-test.array_record-00000-of-00001'])
+def test_damaged_data_are_reported(tmp_path, few, name):
+  expected = dates.load('test', str(tmp_path))
+  folder = tmp_path / 'dates' / 'seed0'
+  path = folder / '1.0.0' / name
+  for damage in (lambda: path.write_bytes(b''), path.unlink):
+    damage()
+    with pytest.raises(UserError, match=rf'^cannot read the dates data \(.*\); delete {folder} to generate them again'):
+      dates.load('test', str(tmp_path))
+  shutil.rmtree(folder)  # the remedy of the message
+  assert dates.load('test', str(tmp_path)) == expected
 
 
 def test_a_data_dir_that_is_a_file_is_reported(tmp_path):

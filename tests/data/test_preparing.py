@@ -49,6 +49,44 @@ def test_an_interrupted_preparation_continues(folder, monkeypatch):  # noqa: F81
   assert lines[-1].endswith('is prepared already')
 
 
+def test_blank_lines_at_the_end_are_counted_once(folder, monkeypatch):  # noqa: F811
+  def killed(*arguments):
+    raise KilledError
+
+  for side in ('en', 'de'):
+    with open(folder / f'train.{side}', 'a') as file:
+      file.write('\n\n')
+  with monkeypatch.context() as patch, pytest.raises(KilledError):
+    patch.setattr(preparing, '_finish', killed)
+    prepare(make_config(folder, TEXT), folder / 'prepared', quiet)
+  prepare(make_config(folder, TEXT), folder / 'prepared', quiet)
+  report = load(make_config(folder / 'prepared', 'prepared'), None).report
+  assert any('3 blank lines skipped (lines 11, 51, 52)' in line for line in report)
+
+
+@pytest.mark.parametrize('content', ['', '[]', '{"shard": 3}'])
+def test_damaged_records_are_an_error(folder, monkeypatch, content):  # noqa: F811
+  def killed(*arguments):
+    raise KilledError
+
+  output = prepare(make_config(folder, TEXT), folder / 'whole', quiet).with_name('prepared')
+  with monkeypatch.context() as patch, pytest.raises(KilledError):
+    patch.setattr(preparing, '_finish', killed)
+    prepare(make_config(folder, TEXT), output, quiet)
+  request = (output / preparing.REQUEST).read_text()
+  (output / preparing.REQUEST).write_text(content)
+  with pytest.raises(UserError, match=f'cannot use {output}|is prepared from other data'):
+    prepare(make_config(folder, TEXT), output, quiet)
+  (output / preparing.REQUEST).write_text(request)
+  record = output / 'train-00001.json'
+  record.write_text(content)
+  with pytest.raises(UserError, match=f'cannot read {record}: .*; delete it to prepare its rows again'):
+    prepare(make_config(folder, TEXT), output, quiet)
+  record.unlink()  # the remedy of the message
+  prepare(make_config(folder, TEXT), output, quiet)
+  assert contents(output) == contents(folder / 'whole')
+
+
 def test_progress_has_rate_and_time_left(folder, monkeypatch):  # noqa: F811
   monkeypatch.setattr(preparing, 'REPORT_SECONDS', 0)
   lines = []

@@ -1,6 +1,7 @@
 """The parts of the benchmark: turns, limits, report. No test asserts a speed."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -95,6 +96,15 @@ def test_the_report_has_table_json_markdown_and_pictures(tmp_path, monkeypatch, 
   monkeypatch.undo()
   with pytest.raises(aj.UserError, match='the suite prepared needs --pairs=NUMBER'):
     report.run_suites(['prepared'], str(tmp_path), BenchmarkContext(print, 2))
+
+
+@pytest.mark.parametrize('memory', [None, 0])
+def test_growth_is_fitted_without_memory(monkeypatch, memory):
+  monkeypatch.setattr(kernels, 'GROWTH', {'B': ([1, 2, 3, 4], lambda size: (size, 1, 4, 4))})
+  monkeypatch.setattr(kernels, 'jit_side', lambda fn, *inputs: Side(lambda: None, memory))
+  bench = BenchmarkContext(lambda line: None, 2)
+  *_, last = kernels._growth_along(bench, 'scaled_dot', 'flash', 'B')
+  assert re.fullmatch(r'with B, time grows to the power -?[\d.]+, fitted to the last 4', last.note)
 
 
 def test_growth_is_drawn_without_memory(tmp_path):

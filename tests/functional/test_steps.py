@@ -63,6 +63,25 @@ def test_missing_parameters_raise(variants, params, message):
     aj.attend_step(*variants, params, aj.init_carry(*variants, 3), jnp.ones(3), memory)
 
 
+@pytest.mark.parametrize(
+  ('key', 'value', 'mask'), [((1, 2), (5, 3), None), ((5, 2), (5, 3), (1,)), ((2, 5, 2), (2, 5, 3), None)]
+)
+def test_a_memory_of_other_shapes_raises(key, value, mask):
+  """One key and several values would be broadcast without an error."""
+  mask = mask and jnp.ones(mask, bool)
+  with pytest.raises(aj.UserError, match=r'remember: key must be \[S, Dk\], value \[S, V\] and mask \[S\], got'):
+    aj.remember(jnp.ones(key), jnp.ones(value), mask)
+
+
+@pytest.mark.parametrize(('name', 'carry_size', 'bias_size'), [('carry', 4, None), ('bias', 5, 1), ('bias', 5, 4)])
+def test_a_carry_or_bias_of_another_size_raises(name, carry_size, bias_size):
+  memory = aj.remember(jnp.ones((5, 2)), jnp.ones((5, 3)))
+  bias = bias_size and jnp.zeros(bias_size)
+  carry = aj.init_carry('dot', 'softmax', carry_size)
+  with pytest.raises(aj.UserError, match=f'attend_step: {name} must be that of 5 positions of the memory, got shape'):
+    aj.attend_step('dot', 'softmax', {}, carry, jnp.ones(2), memory, bias=bias)
+
+
 def test_unknown_variants_raise():
   with pytest.raises(aj.UserError, match="unknown score 'dott'"):
     aj.init_carry('dott', 'softmax', 3)

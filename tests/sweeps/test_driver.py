@@ -1,6 +1,7 @@
 """The processes of a sweep: their states, and the reasons of failures."""
 
 import signal
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -145,6 +146,14 @@ def test_a_job_that_still_runs_is_taken_over(ledger, tmp_path):
   lines = run(ledger, executor)
   assert states(ledger) == [FINISHED] * 3
   assert [line for line in lines if line.startswith('started')] == ['started u1', 'started u2']
+
+
+@pytest.mark.parametrize(('polls', 'seconds'), [(3, 100), (1, 0)])
+def test_a_job_that_is_taken_over_has_run_since_its_start(ledger, tmp_path, polls, seconds):
+  """A job that has ended meanwhile has no duration."""
+  ledger.append(STARTED, unit='u0', job={'job': '17'}, time=time.time() - 100)
+  run(ledger, FakeExecutor([FakeJob(0), FakeJob(0)], tmp_path, found=[FakeJob(0, polls)]))
+  assert ledger.state.units['u0'].seconds == pytest.approx(seconds, abs=20)
 
 
 def test_a_signal_stops_processes_and_starts_no_more(ledger, tmp_path):

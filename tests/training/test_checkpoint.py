@@ -283,6 +283,15 @@ def test_a_best_state_that_is_made_again_may_be_missing(saved, open_saved):
   assert len(lines) == 1
 
 
+def test_other_processes_resume_without_a_best_state_that_is_made_again(saved, monkeypatch):
+  """They write no saved.json, and may read it before process 0 has changed it."""
+  (saved / 'saved.json').write_text(json.dumps({LATEST: 20, BEST: 25}))
+  shutil.rmtree(saved / BEST)
+  monkeypatch.setattr(jax, 'process_index', lambda: 1)
+  with contextlib.closing(Checkpoints(saved, shared=False)) as checkpoints:
+    assert checkpoints.resume(lambda: make_state(0), lambda line: None)[0].step == 20
+
+
 def test_a_missing_latest_checkpoint_is_logged(saved, open_saved):
   shutil.rmtree(saved / LATEST / '20')
   lines = []

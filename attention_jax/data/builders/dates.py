@@ -24,6 +24,7 @@ import contextlib
 import datetime
 import io
 import itertools
+import os
 import random
 import re
 import unicodedata
@@ -77,7 +78,7 @@ def generate(split: str, seed: int = 0) -> Iterator[dict[str, str]]:
   """Yields the examples of a split, a pure function of (split, seed).
 
   The sources of a split are distinct, and no source is in two splits, whatever their seeds; case and spacing do not
-  distinguish sources.
+  distinguish sources, except one space and two spaces between two numbers ('1930 12 11').
 
   Args:
     split: 'train', 'validation' and 'test' share their locales; 'unseen' has ten that no other split has.
@@ -156,16 +157,23 @@ def load(split: str, data_dir: str, seed: int = 0) -> dict[str, list[str]]:
     A list for each field of `generate`.
 
   Raises:
-    UserError: for an unknown split, or a `data_dir` that cannot be written to.
+    UserError: for an unknown split, or a `data_dir` that cannot be written to, or whose files are damaged.
   """
   choose(split, SPLIT_PARTS, 'split of dates')
-  rows = _open_or_prepare(data_dir, seed).as_data_source(split)
-  examples = rows.__getitems__(range(len(rows)))  # a batch; one row at a time takes 1.6 times as long
+  try:
+    rows = _open_or_prepare(data_dir, seed).as_data_source(split)
+    examples = rows.__getitems__(range(len(rows)))  # a batch; one row at a time takes 1.6 times as long
+  except (UserError, MemoryError):
+    raise
+  except Exception as error:  # tfds, protobuf and array_record each raise their own kinds
+    reason = ' '.join(str(error).split())
+    folder = os.path.join(data_dir, Dates.name, _config(seed).name)
+    raise UserError(f'cannot read the dates data ({reason}); delete {folder} to generate them again') from error
   return {field: [example[field].decode() for example in examples] for field in FIELDS}
 
 
 def _open_or_prepare(data_dir: str, seed: int) -> Dates:
-  config = next((config for config in Dates.BUILDER_CONFIGS if config.seed == seed), None) or SeedConfig(seed)
+  config = _config(seed)
   builder = Dates(data_dir=data_dir, config=config, file_format='array_record')
   if builder.data_path.exists():
     return builder
@@ -180,6 +188,10 @@ def _open_or_prepare(data_dir: str, seed: int) -> Dates:
   finally:
     tfds.enable_progress_bar()
   return builder
+
+
+def _config(seed: int) -> SeedConfig:
+  return next((config for config in Dates.BUILDER_CONFIGS if config.seed == seed), None) or SeedConfig(seed)
 
 
 def _pick(draw: Draw, options: Sequence[Item]) -> Item:

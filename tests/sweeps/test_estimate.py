@@ -1,0 +1,33 @@
+"""Estimates of the time of a sweep."""
+
+import pytest
+
+from attention_jax.sweeps.estimate import Costs, estimate_seconds
+from attention_jax.sweeps.ledger import FINISHED, STARTED, SweepState, Unit, UnitState
+from attention_jax.sweeps.resolve import Resolved
+
+RESOLVED = [Resolved({}, 'f.py', {}, {'training': {'steps': 300}}, name) for name in ('a', 'b')]
+COSTS = {'a': Costs(1, 2e9), 'b': Costs(1, 4e9)}
+
+
+def make_state(*units):
+  entries = [
+    UnitState(Unit(f'u{i}', setting_id, {}, 'f.py', {}, seeds, f'u{i}'), state, steps, seconds)
+    for i, (setting_id, seeds, state, steps, seconds) in enumerate(units)
+  ]
+  return SweepState({entry.unit.id: entry for entry in entries})
+
+
+def test_the_time_of_finished_runs_is_that_of_all_their_updates():
+  """After a rung of successive halving, runs have finished with a part of their updates."""
+  state = make_state(
+    ('a', (0,), FINISHED, 100, 30.0), ('a', (1, 2), FINISHED, 300, 220.0), ('b', (0,), STARTED, 0, 5.0)
+  )
+  estimate = estimate_seconds(state, RESOLVED, COSTS, None)
+  assert estimate.seconds == {'a': pytest.approx((90 + 110) / 2), 'b': pytest.approx(100)}
+  assert estimate.source == 'the time of 2 finished runs of this sweep'
+
+
+def test_without_finished_runs_the_time_is_that_of_the_products():
+  assert estimate_seconds(make_state(), RESOLVED, COSTS, lambda: 1e9).seconds == {'a': 600, 'b': 1200}
+  assert not estimate_seconds(make_state(), RESOLVED, COSTS, None).seconds
