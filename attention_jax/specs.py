@@ -62,8 +62,12 @@ class Option(NamedTuple):
 Schema = Mapping[str, Option]
 
 
-def parse(spec: str) -> tuple[str, dict[str, Any]]:
+def parse(spec: str, kind: str = 'spec') -> tuple[str, dict[str, Any]]:
   """Parses `'name(option=literal)'`.
+
+  Args:
+    spec: the string.
+    kind: what it is, for error messages: 'decoder'.
 
   Returns:
     `('name', {'option': literal})`.
@@ -74,7 +78,7 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
   calls = [_call(node) for node in _terms(spec)]
   if len(calls) == 1 and calls[0]:
     return calls[0]
-  raise UserError(f"cannot parse {spec!r}; expected 'name' or 'name(option=literal, ...)'")
+  raise UserError(f"cannot parse {kind} {spec!r}; expected 'name' or 'name(option=literal, ...)'")
 
 
 def format_spec(name: str, options: Mapping[str, Any]) -> str:
@@ -84,8 +88,12 @@ def format_spec(name: str, options: Mapping[str, Any]) -> str:
   return f'{name}({", ".join(f"{option}={value!r}" for option, value in options.items())})'
 
 
-def parse_sum(specs: str) -> dict[str, dict[str, Any]]:
+def parse_sum(specs: str, kind: str = 'specs') -> dict[str, dict[str, Any]]:
   """Parses `'a(option=literal) + b'`.
+
+  Args:
+    specs: the string.
+    kind: what it is, for error messages: 'auxiliary losses'.
 
   Returns:
     `{'a': {'option': literal}, 'b': {}}`; an empty dictionary for `''`.
@@ -96,7 +104,7 @@ def parse_sum(specs: str) -> dict[str, dict[str, Any]]:
   calls = [_call(node) for node in _terms(specs)] if specs.strip() else []
   if all(calls) and len(dict(calls)) == len(calls):
     return dict(calls)
-  raise UserError(f"cannot parse {specs!r}; expected 'name(option=literal, ...) + name + ...', each name once")
+  raise UserError(f"cannot parse {kind} {specs!r}; expected 'name(option=literal, ...) + name + ...', each name once")
 
 
 def schema_of(source: Callable | type | Mapping[str, Any], exclude: Collection[str] = ()) -> dict[str, Option]:
@@ -189,7 +197,7 @@ def bind(
   Raises:
     UserError: for a spec that cannot be parsed, an unknown name, and options as in `check_options`.
   """
-  name, options = parse(spec)
+  name, options = parse(spec, kind)
   row = table[choose(name, table, kind)]
   check_options(f'{kind} {name!r}', options, schema(row))
   return name, row, options

@@ -117,7 +117,7 @@ def resolve_edit(edit: str | Row | Callable | Edit) -> Edit:
   place = {name: value for name, value in edit._asdict().items() if name in PLACE and value is not None}
   spec = edit.edit
   if isinstance(spec, str):
-    name, options = parse(spec)
+    name, options = parse(spec, 'edit')
     place |= {option: options.pop(option) for option in PLACE if option in options}
     spec = format_spec(name, options)
   for name, value in place.items():
@@ -136,7 +136,7 @@ def check_indices(edit: str, queries: int, positions: int) -> None:
   Raises:
     UserError: for an index that is too large.
   """
-  _, options = parse(edit)
+  _, options = parse(edit, 'edit')
   for name, count, counted in (('at', queries, 'target'), ('position', positions, 'source')):
     if options.get(name, 0) >= count:
       raise UserError(f'edit {edit!r}: {name} must be less than {count}, the number of {counted} tokens')

@@ -250,7 +250,9 @@ def text_metrics(corpus: Corpus, hypotheses: Sequence[str], options: Mapping[str
     options: config.evaluation.
   """
   texts = join_references(corpus, hypotheses, options)
-  return {parse(spec)[0]: compute_metric(spec, texts.hypotheses, texts.references) for spec in options['metrics']}
+  return {
+    parse(spec, 'metric')[0]: compute_metric(spec, texts.hypotheses, texts.references) for spec in options['metrics']
+  }
 
 
 class ScoredTexts(NamedTuple):

@@ -257,7 +257,7 @@ def auxiliary_losses(
     UserError: for an unknown name or option.
   """
   table = LOSSES if table is None else table
-  options_by_name = ({needed: {}} if needed else {}) | parse_sum(specs)
+  options_by_name = ({needed: {}} if needed else {}) | parse_sum(specs, 'auxiliary losses')
   return {name: _set_options(name, options, table) for name, options in options_by_name.items()}
 
 

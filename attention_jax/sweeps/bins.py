@@ -112,7 +112,7 @@ def evaluate_bins(
   metrics = {}
   units = {}
   for spec in options['metrics']:
-    name, _ = parse(spec)
+    name, _ = parse(spec, 'metric')
     units[name] = compute_metric(spec, texts.hypotheses, texts.references).unit
     metrics[name] = [
       bootstrap_rows(spec, [texts.hypotheses[row] for row in bin.rows], [texts.references[row] for row in bin.rows])

@@ -179,7 +179,7 @@ def length_rows(
   for setting in settings:
     tables = [evaluate(run) for run in setting.runs]
     for i, bin in enumerate(tables[0].bins):
-      names = [parse(spec)[0] for spec in config['evaluation']['metrics']]
+      names = [parse(spec, 'metric')[0] for spec in config['evaluation']['metrics']]
       entries = {f'{split}/{name}': summarize([table.metrics[name][i].value for table in tables]) for name in names}
       rows.append(claim_row(setting, factors, {'source length': bin.name}, entries))
   return rows

@@ -132,7 +132,7 @@ class _Texts:
   def compare(self, pairs: Sequence[tuple[FinishedRun, FinishedRun]], column: MetricColumn) -> list[RowComparison]:
     """Returns a comparison for each pair; none for a metric that is not one of texts."""
     config = pairs[0][0].config
-    specs = {parse(spec)[0]: spec for spec in config['evaluation'].get('metrics', ())}
+    specs = {parse(spec, 'metric')[0]: spec for spec in config['evaluation'].get('metrics', ())}
     if column.metric not in METRICS or column.metric not in specs:
       return []
     try:

@@ -200,7 +200,7 @@ def _columns(settings: Sequence[SettingRuns], metrics: Sequence[str]) -> list[Me
   measured = dict.fromkeys(name for values in results.values() for name in values)
   for metric in metrics:
     choose(metric, measured, 'metric of the report')
-  text = [parse(spec)[0] for spec in config['evaluation'].get('metrics', ())]
+  text = [parse(spec, 'metric')[0] for spec in config['evaluation'].get('metrics', ())]
   defaults = dict.fromkeys([config['training']['select'], *text, ALIGNMENT_ERROR])
   names = list(metrics) or [name for name in defaults if name in measured] or list(measured)
   directions = selectable_metrics(config)

@@ -196,7 +196,7 @@ def _apply(fields: Fields, field: str, value: Any) -> Any:
     return fields[field]
   parent, _, option = field.rpartition('.')
   if isinstance(fields.get(parent), str) and fields[parent] and parent not in PLAIN_STRINGS:
-    name, options = parse(fields[parent])
+    name, options = parse(fields[parent], f'config.{parent}')
     parsed = _literal(value)
     fields[parent] = format_spec(name, options | {option: parsed})
     return parsed

@@ -106,7 +106,7 @@ class TranslationEvaluationConfig:
 
   def __post_init__(self):
     check_fields(self, 'config.evaluation')
-    names = [parse(spec)[0] for spec in self.metrics]
+    names = [parse(spec, 'metric')[0] for spec in self.metrics]
     if repeated := [name for name in names if names.count(name) > 1]:
       raise UserError(f'evaluation.metrics must name each metric once, got {repeated[0]!r} more than once')
 
@@ -353,7 +353,7 @@ class TranslationSystem(System):
 
 def text_metric_directions(config: Config) -> dict[str, bool]:
   """Returns the names of the text metrics of a config, and whether a higher value is better."""
-  return {parse(spec)[0]: higher_is_better(spec) for spec in config['evaluation']['metrics']}
+  return {parse(spec, 'metric')[0]: higher_is_better(spec) for spec in config['evaluation']['metrics']}
 
 
 def initial_params(model: EncoderDecoder, seed: int) -> Any:

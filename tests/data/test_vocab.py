@@ -187,7 +187,7 @@ def test_sampling_option():
       "unknown option of vocabulary 'word': 'mincount' (did you mean 'min_count'?); expected one of: min_count",
     ),
     ('char(size=2)', "vocabulary 'char' has no options, got 'size'"),
-    ('word(', "cannot parse 'word('; expected 'name' or 'name(option=literal, ...)'"),
+    ('word(', "cannot parse vocabulary 'word('; expected 'name' or 'name(option=literal, ...)'"),
     ('word(min_count=0)', "vocabulary 'word': option min_count must be at least 1, got 0"),
     ("subword(size='8k')", "vocabulary 'subword': option size must be a whole number, got '8k'"),
     ('word(min_count=9)', 'vocabulary word(min_count=9): no word of the training split occurs that often'),

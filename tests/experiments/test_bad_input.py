@@ -59,7 +59,7 @@ FIELDS = [
   ('evaluation.beams=2000000000', ['config.evaluation.beams must be at least 1 and at most 10000', 'got 2000000000']),
   ('data.batch_unit=token', ["unknown batch unit 'token'", 'sentences, tokens']),
   ('model.attention.score=adittive', ["unknown score 'adittive'", "'additive'?", 'scaled_dot']),
-  ('model.attention.score=additive(', ["cannot parse 'additive('", "'name(option=literal, ...)'"]),
+  ('model.attention.score=additive(', ["cannot parse score 'additive('", "'name(option=literal, ...)'"]),
   ('model.attention.alignment=softmax(temp=3)', ["unknown option of alignment 'softmax': 'temp'", "'temperature'?"]),
   ('model.attention.alignment=softmx', ["unknown alignment 'softmx'", "'softmax'?", 'sparsemax']),
   ('model.attention.implementation=fast', ["unknown implementation 'fast'", 'xla']),
@@ -81,7 +81,10 @@ FIELDS = [
   ('training.auxiliary=guide', ["unknown auxiliary loss 'guide'", "'guided'?", 'coverage, diagonal']),
   ('training.auxiliary=diagonal(widht=1)', ["option of auxiliary loss 'diagonal': 'widht'", "'width'?"]),
   ('training.auxiliary=diagonal(width=0)', ["'diagonal': option width must be greater than 0, got 0"]),
-  ('training.auxiliary=coverage, guided', ["cannot parse 'coverage, guided'", "'name(option=literal, ...) + name"]),
+  (
+    'training.auxiliary=coverage, guided',
+    ["cannot parse auxiliary losses 'coverage, guided'", "'name(option=literal, ...) + name"],
+  ),
   ('training.auxiliary=reinforce', ['auxiliary loss reinforce needs', 'alignment', 'expected one of: hard']),
   ('training.objective=r_dorp', ["unknown objective 'r_dorp'", "'r_drop'?", 'likelihood, minimum_risk']),
   (

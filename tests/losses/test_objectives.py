@@ -218,7 +218,7 @@ def test_without_rngs_every_objective_is_the_likelihood(spec):
     ),
     ('scheduled_sampling(schedule="exponential(base=1)")', 'base must be greater than 0 and less than 1, got 1'),
     ('scheduled_sampling(schedule="inverse_sigmoid(k=0.5)")', 'option k must be at least 1, got 0.5'),
-    ('scheduled_sampling(schedule="linear(")', "cannot parse 'linear\\('"),
+    ('scheduled_sampling(schedule="linear(")', "cannot parse schedule of scheduled_sampling 'linear\\('"),
     ('scheduled_sampling(temperature=-1)', 'option temperature must be at least 0, got -1'),
   ],
 )

@@ -83,7 +83,7 @@ def test_defaults_are_those_of_the_modules():
       {'attention': ATTENTION | {'dropout': 1.0}},
       'config.model.attention.dropout must be at least 0 and less than 1, got 1.0',
     ),
-    ({'encoder': 'rnn(8)'}, r"cannot parse 'rnn\(8\)'"),
+    ({'encoder': 'rnn(8)'}, r"cannot parse encoder 'rnn\(8\)'"),
     ({'share_embeddings': True}, 'share_embeddings needs a shared vocabulary, got 11 and 13 tokens'),
   ],
 )
