@@ -41,7 +41,8 @@ def write_features(
     The shape of a grid.
 
   Raises:
-    UserError: if there are no images, if one cannot be read, and if the file cannot be written.
+    UserError: if there are no images, if one cannot be read, for features that float16 cannot represent, and if the
+      file cannot be written.
   """
   if not names:
     raise UserError(f'{folder}: no images; expected files that end with one of: {", ".join(IMAGE_EXTENSIONS)}')
@@ -55,11 +56,21 @@ def write_features(
           raise UserError(f'the network must return {expected}, got {list(grids.shape)}')
         for name, grid in zip(batch_names, grids, strict=True):
           with file.open(f'{name}.npy', 'w', force_zip64=True) as entry:
-            np.lib.format.write_array(entry, np.ascontiguousarray(grid, np.float16))
+            np.lib.format.write_array(entry, _to_float16(grid, name))
         on_batch(len(batch_names))
   except OSError as error:
     raise UserError(f'{path}: cannot be written ({error.strerror or error})') from error
   return grids.shape[1:]
+
+
+def _to_float16(grid: np.ndarray, name: str) -> np.ndarray:
+  """The features of an image in half the memory. Raises UserError if they are not finite, or too large."""
+  with np.errstate(over='ignore'):
+    numbers = np.ascontiguousarray(grid, np.float16)
+  if not np.isfinite(numbers).all():
+    expected = f'finite numbers from {np.finfo(np.float16).min:.0f} to {np.finfo(np.float16).max:.0f}'
+    raise UserError(f'{name}: features must be {expected}, got {np.min(grid):g} to {np.max(grid):g}')
+  return numbers
 
 
 def load_pretrained(name: str) -> tuple[Network, int]:

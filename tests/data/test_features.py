@@ -54,6 +54,11 @@ def test_a_failed_write_leaves_no_file(folder):
     write_features(folder / 'grid.npz', folder / 'images', list_images(folder / 'images'), network, size=8, batch=1)
   with pytest.raises(UserError, match=r'the network must return \[1, rows, columns, features\], got \[1\]'):
     write_features(folder / 'grid.npz', folder / 'images', ['a.png'], lambda x: x[:, 0, 0, 0], size=8)
+  for number, got in ((7e4, '70000 to 70000'), (np.nan, 'nan to nan')):
+    with pytest.raises(UserError, match=rf'a\.png: features must be finite numbers .* to 65504, got {got}'):
+      write_features(
+        folder / 'grid.npz', folder / 'images', ['a.png'], lambda x, n=number: np.full((len(x), 1, 1, 2), n), size=8
+      )
   assert not [path for path in folder.iterdir() if 'grid' in path.name]
   (folder / 'empty').mkdir()
   with pytest.raises(UserError, match=r'empty: no images; expected files that end with one of: \.bmp'):
