@@ -94,7 +94,7 @@ def load_pretrained(name: str) -> tuple[Network, int]:
   except ImportError as error:
     raise UserError(f'{error.name} is not installed; run pip install torch transformers') from error
   try:
-    model = AutoModel.from_pretrained(name).eval()
+    model = AutoModel.from_pretrained(name).float().eval()  # some are stored, and therefore loaded, in 16 bits
     processor = AutoImageProcessor.from_pretrained(name)
   except (OSError, ValueError, ImportError) as error:
     raise UserError(f'{name}: not an image model of transformers ({" ".join(str(error).split())})') from error

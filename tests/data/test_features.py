@@ -80,15 +80,22 @@ def test_patch_grid_removes_leading_tokens(num_extra_tokens):
 
 
 class FakeModel:
-  """A model with the interface of transformers: channels first, normalised inputs."""
+  """A model with the interface of transformers: channels first, normalised inputs, stored in 16 bits."""
 
   def __init__(self, has_patches: bool):
     self.has_patches = has_patches
+    self.is_float32 = False
+
+  def float(self):
+    self.is_float32 = True
+    return self
 
   def eval(self):
     return self
 
   def __call__(self, pixel_values):
+    if not self.is_float32:
+      raise RuntimeError('Input type (float) and bias type (c10::BFloat16) should be the same')
     if pixel_values.shape[-1] != 4:
       raise ValueError("Input image size (8*8) doesn't\nmatch model (4*4).")
     outputs = pixel_values.reshape(len(pixel_values), 3, 2, 2, 2, 2).mean((3, 5))  # [B, 3, rows, columns]
