@@ -80,7 +80,7 @@ def load_pretrained(name: str) -> tuple[Network, int]:
   tokens.
 
   Args:
-    name: a name at Hugging Face, or the folder that the model was saved to.
+    name: a name at Hugging Face, or the folder that the model was saved to; '~' stands for the home folder.
 
   Returns:
     The network, and the height and width of its training images, pixels.
@@ -93,9 +93,10 @@ def load_pretrained(name: str) -> tuple[Network, int]:
     from transformers import AutoImageProcessor, AutoModel
   except ImportError as error:
     raise UserError(f'{error.name} is not installed; run pip install torch transformers') from error
+  path = os.path.expanduser(name)
   try:
-    model = AutoModel.from_pretrained(name).float().eval()  # some are stored, and therefore loaded, in 16 bits
-    processor = AutoImageProcessor.from_pretrained(name)
+    model = AutoModel.from_pretrained(path).float().eval()  # some are stored, and therefore loaded, in 16 bits
+    processor = AutoImageProcessor.from_pretrained(path)
   except (OSError, ValueError, ImportError) as error:
     raise UserError(f'{name}: not an image model of transformers ({" ".join(str(error).split())})') from error
   model = getattr(model, 'vision_model', model)  # the image part of models of images and texts

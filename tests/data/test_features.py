@@ -48,6 +48,13 @@ def test_written_features_are_read_by_the_captions_task(folder):
     assert file == str(folder / 'images' / name)
 
 
+def test_the_home_folder_is_expanded(folder, monkeypatch):
+  monkeypatch.setenv('HOME', str(folder))
+  names = list_images('~/images')
+  assert names == sorted(COLOURS)
+  assert write_features(folder / 'grid.npz', '~/images', names, network, size=8) == (2, 2, 3)
+
+
 def test_a_failed_write_leaves_no_file(folder):
   (folder / 'images' / 'd.png').write_bytes(b'no image')
   with pytest.raises(UserError, match=r'd\.png: cannot be read as an image'):
@@ -112,7 +119,7 @@ def test_load_pretrained_returns_grids_and_reports_errors(has_patches, monkeypat
   )
 
   def load_model(name):
-    if name != 'known':
+    if name not in ('known', '/home/someone/known'):
       raise OSError(f'{name} is not\na folder')
     return FakeModel(has_patches)
 
@@ -130,6 +137,8 @@ def test_load_pretrained_returns_grids_and_reports_errors(has_patches, monkeypat
   assert size == 4 and grids.shape == (2, 2, 2, 3)
   np.testing.assert_allclose(grids[1, 0, 1], [1, -2, -0.6], atol=1e-6)
   np.testing.assert_allclose(grids[1, 1], [[-1, -2, -1]] * 2, atol=1e-6)
+  monkeypatch.setenv('HOME', '/home/someone')
+  assert load_pretrained('~/known')[1] == 4
   with pytest.raises(UserError, match=r'known: cannot process pictures of \(8, 8\) pixels \(Input image size'):
     network(np.zeros((1, 8, 8, 3), np.uint8))
   with pytest.raises(UserError, match=r'missing: not an image model of transformers \(missing is not a folder\)'):
