@@ -97,7 +97,7 @@ def load_pretrained(name: str) -> tuple[Network, int]:
   try:
     model = AutoModel.from_pretrained(path).float().eval()  # some are stored, and therefore loaded, in 16 bits
     processor = AutoImageProcessor.from_pretrained(path)
-  except (OSError, ValueError, ImportError) as error:
+  except Exception as error:  # damaged files raise exceptions of the library that reads them
     raise UserError(f'{name}: not an image model of transformers ({" ".join(str(error).split())})') from error
   model = getattr(model, 'vision_model', model)  # the image part of models of images and texts
   mean = np.array(processor.image_mean or 0.0, np.float32)

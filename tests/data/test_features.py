@@ -119,6 +119,8 @@ def test_load_pretrained_returns_grids_and_reports_errors(has_patches, monkeypat
   )
 
   def load_model(name):
+    if name == 'damaged':
+      raise Exception('Error while deserializing header')
     if name not in ('known', '/home/someone/known'):
       raise OSError(f'{name} is not\na folder')
     return FakeModel(has_patches)
@@ -143,6 +145,10 @@ def test_load_pretrained_returns_grids_and_reports_errors(has_patches, monkeypat
     network(np.zeros((1, 8, 8, 3), np.uint8))
   with pytest.raises(UserError, match=r'missing: not an image model of transformers \(missing is not a folder\)'):
     load_pretrained('missing')
+  with pytest.raises(
+    UserError, match=r'damaged: not an image model of transformers \(Error while deserializing header\)'
+  ):
+    load_pretrained('damaged')
   monkeypatch.setitem(sys.modules, 'transformers', None)
   with pytest.raises(UserError, match='transformers is not installed; run pip install torch transformers'):
     load_pretrained('known')
