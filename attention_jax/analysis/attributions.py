@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from attention_jax.functional.masking import at_least_float32
+from attention_jax.functional.masking import at_least_float32, zero_masked
 
 
 def gradient_times_input(fn: Callable[[jax.Array], jax.Array], inputs: jax.Array) -> jax.Array:
@@ -64,4 +64,4 @@ def leave_one_out(fn: Callable[[jax.Array], jax.Array], mask: jax.Array) -> jax.
     [T, S]; 0 at masked positions.
   """
   without = mask[None, :] & ~jnp.eye(mask.size, dtype=bool)
-  return (fn(mask)[None, :] - jax.lax.map(fn, without)).T
+  return zero_masked(fn(mask)[None, :] - jax.lax.map(fn, without), mask).T

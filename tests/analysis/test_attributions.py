@@ -59,3 +59,8 @@ def test_leaving_one_out_of_a_sum_loses_its_term():
   mask = jnp.array([True, True, True, False])
   lost = analysis.leave_one_out(lambda mask: terms @ mask.astype(jnp.float32), mask)
   np.testing.assert_allclose(lost, [[1, 2, 3, 0], [0, -1, 0.5, 0]])
+
+
+def test_leaving_out_a_masked_position_changes_nothing_even_if_the_output_is_infinite():
+  lost = analysis.leave_one_out(lambda mask: jnp.log(0 * mask[:2]), jnp.array([True, False, True]))
+  np.testing.assert_array_equal(lost[:, 1], 0)
