@@ -41,14 +41,13 @@ def main() -> None:
   """Prints the alignments of --source and --target.
 
   Raises:
-    UserError: for more than two files of --links, and for runs beside them.
+    UserError: for more than two files of --links, and for flags without effect.
   """
   from attention_jax.data.text import read_parallel
   from attention_jax.inference.word_alignment import compare_with_gold, swap_links, swap_sides
 
   method = choose(FLAGS.symmetrisation, SYMMETRISATIONS, 'symmetrisation')
-  if FLAGS.links:
-    _check_links_flags()
+  _check_flags()
   paths = (require_flag('source'), require_flag('target'))
   corpus = read_parallel(*paths, FLAGS.gold, FLAGS.level)
   directions = [_read_links(path, *paths) for path in FLAGS.links or ()]
@@ -68,13 +67,16 @@ def main() -> None:
       print(f'{name}: {compare_with_gold(corpus, rows)}', file=sys.stderr)
 
 
-def _check_links_flags() -> None:
-  """Raises UserError for more than two files of --links, and for runs beside them."""
-  if len(FLAGS.links) > 2:
-    raise UserError(f'--links must name one or two files, got {len(FLAGS.links)}')
-  for name in ('workdir', 'reverse'):
-    if FLAGS[name].value:
-      raise UserError(f'--{name} has no effect with --links; leave one of them out')
+def _check_flags() -> None:
+  """Raises UserError for more than two files of --links, and for flags without effect."""
+  if FLAGS.links:
+    if len(FLAGS.links) > 2:
+      raise UserError(f'--links must name one or two files, got {len(FLAGS.links)}')
+    for name in ('workdir', 'reverse', 'checkpoint', 'dtype'):
+      if FLAGS[name].present and FLAGS[name].value:
+        raise UserError(f'--{name} has no effect with --links; leave one of them out')
+  if FLAGS['symmetrisation'].present and not FLAGS.reverse and len(FLAGS.links or ()) < 2:
+    raise UserError('--symmetrisation has no effect on one direction; add --reverse, or a second file of --links')
 
 
 def _read_links(path: str, source: str, target: str) -> list:

@@ -28,7 +28,6 @@ def print_results(results: Mapping[str, Mapping[str, MetricValue | MetricSummary
   Args:
     results: split -> metric -> value; a summary of several runs is printed as mean ± standard deviation.
   """
-  console = Console(highlight=False)
   table = Table('metric', box=box.SIMPLE_HEAD)
   for split in results:
     table.add_column(split, justify='right')
@@ -36,9 +35,9 @@ def print_results(results: Mapping[str, Mapping[str, MetricValue | MetricSummary
   units = {name: result.unit for metrics in results.values() for name, result in metrics.items()}
   for name, unit in units.items():
     table.add_row(name, *(_format_value(metrics.get(name)) for metrics in results.values()), unit)
-  console.print(table)
+  console = _print_table(table)
   for signature, names in _names_by_signature(results, list(units)).items():
-    console.print(f'  {", ".join(names)}: {signature}', soft_wrap=True, markup=False)
+    console.print(f'  {", ".join(names)}: {signature}', soft_wrap=True)
 
 
 def print_bins(bins: 'BinnedMetrics') -> None:
@@ -47,10 +46,16 @@ def print_bins(bins: 'BinnedMetrics') -> None:
   for i, bin in enumerate(bins.bins):
     intervals = [values[i] for values in bins.metrics.values()]
     table.add_row(bin.name, str(len(bin.rows)), *(f'{x.value:.2f} [{x.low:.2f}, {x.high:.2f}]' for x in intervals))
+  _print_table(table)
+
+
+def _print_table(table: Table) -> Console:
+  """Prints a table without wrapping its cells or cutting them off; returns the console."""
   console = Console(highlight=False, markup=False)
   whole = console.measure(table, options=console.options.update(width=MAX_WIDTH))
-  console.width = max(console.width, whole.maximum)  # a wide table is not wrapped
+  console.width = max(console.width, whole.maximum)
   console.print(table)
+  return console
 
 
 def _names_by_signature(

@@ -19,14 +19,17 @@ import rich.progress
 from absl import flags
 
 from attention_jax.errors import UserError, choose
+from attention_jax.specs import MAX_INTEGER
 from experiments.launch import FLAGS, check_output_path, define_config, launch, require_flag
+
+MAX_WINDOW = 10_000  # words of the longest text of gensim, which never ends with a window of more than 32 bits
 
 define_config('a file of configs/ and a preset: configs/imdb.py:yang2016')
 flags.DEFINE_string('output', None, 'a new text file; one that ends with .gz is compressed')
 flags.DEFINE_string('table', '', 'the embeddings to learn vectors for, such as encoder.embedding; by default the first')
-flags.DEFINE_integer('window', 5, 'largest distance of two words that predict each other', 1)
+flags.DEFINE_integer('window', 5, 'largest distance of two words that predict each other', 1, MAX_WINDOW)
 flags.DEFINE_integer('epochs', 10, 'passes over the training split', 1)
-flags.DEFINE_integer('seed', 0, 'seed of the initial vectors and of all samples', 0)
+flags.DEFINE_integer('seed', 0, 'seed of the initial vectors and of all samples', 0, MAX_INTEGER)
 
 
 def main() -> None:

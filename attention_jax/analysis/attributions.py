@@ -8,6 +8,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from attention_jax.functional.masking import at_least_float32, zero_masked
+
 
 def gradient_times_input(fn: Callable[[jax.Array], jax.Array], inputs: jax.Array) -> jax.Array:
   """Σ_d xₛ_d ∂yₜ/∂xₛ_d. Denil, Demiraj & de Freitas 2014.
@@ -27,8 +29,8 @@ def integrated_gradients(
 ) -> jax.Array:
   """Σ_d (xₛ_d - x'ₛ_d) ∫₀¹ ∂yₜ(x' + α(x - x'))/∂xₛ_d dα. Sundararajan, Taly & Yan 2017, equation 1.
 
-  The integral is the mean at the centres of `steps` equal intervals. Attributions to all positions sum to
-  y(x) - y(x') up to the error of that mean.
+  The integral is the mean at the centres of `steps` equal intervals, computed in float32 or float64. Attributions to
+  all positions sum to y(x) - y(x') up to the error of that mean.
 
   Args:
     fn: inputs [S, D] -> outputs [T].
@@ -39,13 +41,14 @@ def integrated_gradients(
   Returns:
     [T, S].
   """
-  baseline = jnp.zeros_like(inputs) if baseline is None else baseline
-  difference = inputs - baseline
+  baseline = at_least_float32(jnp.zeros_like(inputs) if baseline is None else baseline)
+  difference = at_least_float32(inputs) - baseline
 
   def add(total, alpha):
-    return total + jax.jacrev(fn)(baseline + alpha * difference), None
+    point = (baseline + alpha * difference).astype(inputs.dtype)
+    return total + jax.jacrev(fn)(point).astype(total.dtype), None
 
-  start = jnp.zeros((*jax.eval_shape(fn, inputs).shape, *inputs.shape), inputs.dtype)
+  start = jnp.zeros((*jax.eval_shape(fn, inputs).shape, *inputs.shape), difference.dtype)
   total, _ = jax.lax.scan(add, start, (jnp.arange(steps) + 0.5) / steps)
   return jnp.einsum('tsd,sd->ts', total / steps, difference)
 
@@ -61,4 +64,4 @@ def leave_one_out(fn: Callable[[jax.Array], jax.Array], mask: jax.Array) -> jax.
     [T, S]; 0 at masked positions.
   """
   without = mask[None, :] & ~jnp.eye(mask.size, dtype=bool)
-  return (fn(mask)[None, :] - jax.lax.map(fn, without)).T
+  return zero_masked(fn(mask)[None, :] - jax.lax.map(fn, without), mask).T

@@ -18,8 +18,8 @@ from attention_jax.models.layered import LayeredDecoder
 from attention_jax.modules.attention import Attention
 
 
-class GivenVectors(nn.Module):
-  """Stands for an embedding whose result is known: [B, S, E], whatever the ids are."""
+class FixedVectors(nn.Module):
+  """An embedding that returns the same vectors [B, S, E] for all ids."""
 
   vectors: jax.Array
 
@@ -109,7 +109,7 @@ def source_vectors(pair: Pair) -> jax.Array:
 
 def with_vectors(pair: Pair, vectors: jax.Array) -> Pair:
   """Returns the pair with other source embeddings, [S, E]."""
-  encoder = pair.model.encoder.clone(embedding=GivenVectors(vectors[None]))
+  encoder = pair.model.encoder.clone(embedding=FixedVectors(vectors[None]))
   params = dict(pair.params)
   if 'embedding' not in params:  # flax stores the parameters of a shared module with the first of its owners
     params['embedding'] = params['encoder']['embedding']

@@ -41,7 +41,8 @@ def write_features(
     The shape of a grid.
 
   Raises:
-    UserError: if there are no images, if one cannot be read, and if the file cannot be written.
+    UserError: if there are no images, if one cannot be read, for features that float16 cannot represent, and if the
+      file cannot be written.
   """
   if not names:
     raise UserError(f'{folder}: no images; expected files that end with one of: {", ".join(IMAGE_EXTENSIONS)}')
@@ -55,11 +56,21 @@ def write_features(
           raise UserError(f'the network must return {expected}, got {list(grids.shape)}')
         for name, grid in zip(batch_names, grids, strict=True):
           with file.open(f'{name}.npy', 'w', force_zip64=True) as entry:
-            np.lib.format.write_array(entry, np.ascontiguousarray(grid, np.float16))
+            np.lib.format.write_array(entry, _to_float16(grid, name))
         on_batch(len(batch_names))
   except OSError as error:
     raise UserError(f'{path}: cannot be written ({error.strerror or error})') from error
   return grids.shape[1:]
+
+
+def _to_float16(grid: np.ndarray, name: str) -> np.ndarray:
+  """The features of an image in half the memory. Raises UserError if they are not finite, or too large."""
+  with np.errstate(over='ignore'):
+    numbers = np.ascontiguousarray(grid, np.float16)
+  if not np.isfinite(numbers).all():
+    expected = f'finite numbers from {np.finfo(np.float16).min:.0f} to {np.finfo(np.float16).max:.0f}'
+    raise UserError(f'{name}: features must be {expected}, got {np.min(grid):g} to {np.max(grid):g}')
+  return numbers
 
 
 def load_pretrained(name: str) -> tuple[Network, int]:
@@ -69,7 +80,7 @@ def load_pretrained(name: str) -> tuple[Network, int]:
   tokens.
 
   Args:
-    name: a name at Hugging Face, or the folder that the model was saved to.
+    name: a name at Hugging Face, or the folder that the model was saved to; '~' stands for the home folder.
 
   Returns:
     The network, and the height and width of its training images, pixels.
@@ -82,10 +93,11 @@ def load_pretrained(name: str) -> tuple[Network, int]:
     from transformers import AutoImageProcessor, AutoModel
   except ImportError as error:
     raise UserError(f'{error.name} is not installed; run pip install torch transformers') from error
+  path = os.path.expanduser(name)
   try:
-    model = AutoModel.from_pretrained(name).eval()
-    processor = AutoImageProcessor.from_pretrained(name)
-  except (OSError, ValueError, ImportError) as error:
+    model = AutoModel.from_pretrained(path).float().eval()  # some are stored, and therefore loaded, in 16 bits
+    processor = AutoImageProcessor.from_pretrained(path)
+  except Exception as error:  # damaged files raise exceptions of the library that reads them
     raise UserError(f'{name}: not an image model of transformers ({" ".join(str(error).split())})') from error
   model = getattr(model, 'vision_model', model)  # the image part of models of images and texts
   mean = np.array(processor.image_mean or 0.0, np.float32)

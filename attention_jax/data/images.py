@@ -13,13 +13,13 @@ IMAGE_EXTENSIONS = ('.bmp', '.gif', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.
 
 
 def list_images(folder: str | os.PathLike) -> list[str]:
-  """Returns the names of the images in a folder, on a disk or behind a URL, sorted.
+  """Returns the names of the images in a folder, on a disk or behind a URL, sorted; '~' stands for the home folder.
 
   Raises:
     UserError: for a folder that cannot be read.
   """
   try:
-    names = list_url(str(folder)) if is_url(str(folder)) else os.listdir(folder)
+    names = list_url(str(folder)) if is_url(str(folder)) else os.listdir(os.path.expanduser(folder))
     return sorted(name for name in names if name.lower().endswith(IMAGE_EXTENSIONS))
   except OSError as error:
     raise UserError(f'{folder}: cannot be read ({error.strerror})') from error

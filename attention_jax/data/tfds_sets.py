@@ -15,7 +15,8 @@ def open_tfds_set(folder: str, name: str) -> Any:
     name: name of the data set, with its config and version as tfds writes them: 'wmt14_translate/de-en'.
 
   Raises:
-    UserError: for a name that tfds cannot parse, and if it is not prepared there, or not stored as array_record.
+    UserError: for a name that tfds cannot parse, and if it is not prepared there, damaged, or not stored as
+      array_record.
   """
   import tensorflow_datasets as tfds
   from tensorflow_datasets.core.registered import DatasetNotFoundError
@@ -39,6 +40,10 @@ def open_tfds_set(folder: str, name: str) -> Any:
   except DatasetNotFoundError:
     command = f"'tfds build {name} --file_format=array_record --data_dir={folder}'"
     raise UserError(f"tfds set '{name}' is not prepared in '{folder}'; run {command}") from None
+  except UserError:
+    raise
+  except Exception as error:  # damaged files raise exceptions of the libraries that read them
+    raise UserError(f"tfds set '{name}' in '{folder}' cannot be read ({' '.join(str(error).split())})") from error
 
 
 def tfds_split_parts(builder: Any, name: str, validation: str | None) -> dict[str, str]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from attention_jax.analysis.agreement import adversarial_weights, kendall, permutation_effect, total_variation
 from attention_jax.analysis.attributions import gradient_times_input
-from attention_jax.analysis.interventions import GivenVectors, Pair, edited_model, source_vectors, with_vectors
+from attention_jax.analysis.interventions import FixedVectors, Pair, edited_model, source_vectors, with_vectors
 from attention_jax.functional.edits import replace_weights, with_edit
 from attention_jax.models.classifiers import Classifier
 from attention_jax.models.encoder_decoder import EncoderDecoder
@@ -73,7 +73,7 @@ def read_document(model: Classifier, params: Any, example: Example, vectors: Any
     alignment = with_edit(model.attention.alignment, replace_weights(rows))
     model = model.clone(attention=model.attention.clone(alignment=alignment, implementation='xla'))
   if vectors is not None:
-    model = model.clone(embedding=GivenVectors(vectors[None]))
+    model = model.clone(embedding=FixedVectors(vectors[None]))
   outputs = model.apply({'params': params}, example.source[None, None], example.mask[None, None])
   return jax.nn.softmax(outputs.logits), outputs.words[0, 0]
 

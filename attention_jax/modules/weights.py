@@ -3,7 +3,8 @@
 The name of a parameter is its path in the tree of flax, with dots: 'decoder.cell.attention.query_kernel.kernel'.
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,8 @@ def save_weights(params: Any, path: str | Path, metadata: Mapping[str, str] | No
   Raises:
     UserError: if safetensors is not installed.
   """
-  arrays = {name: np.ascontiguousarray(leaf) for name, leaf in flatten_names(params).items()}
+  # Not np.ascontiguousarray, which turns an array of shape () into one of shape (1,).
+  arrays = {name: np.asarray(leaf, order='C') for name, leaf in flatten_names(params).items()}
   write_bytes(path, _library().save(arrays, metadata=dict(metadata or {})))
 
 
@@ -93,24 +95,30 @@ def load_weights(path: str | Path, like: Any) -> Any:
 
 def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
   """Returns all arrays of a safetensors file by name. Raises UserError if it cannot be read."""
-  try:
-    return _library().load(Path(path).read_bytes())
-  except OSError as error:
-    raise UserError(f'{path}: cannot be read ({error.strerror})') from None
-  except Exception as error:  # the library raises exceptions of its own for damaged files
-    if isinstance(error, UserError):
-      raise
-    raise UserError(f'{path}: not a safetensors file, or damaged ({error})') from None
+  with _open(path) as file:
+    return file.get_tensors()
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
   """Returns the metadata of a safetensors file. Raises UserError if it cannot be read."""
+  with _open(path) as file:
+    return file.metadata() or {}
+
+
+@contextlib.contextmanager
+def _open(path: str | Path) -> Iterator[Any]:
+  """Opens a safetensors file; '~' stands for the home folder."""
+  _library()
   import safetensors
 
+  path = Path(path).expanduser()
   try:
-    with safetensors.safe_open(path, 'numpy') as file:
-      return file.metadata() or {}
-  except Exception as error:
+    # The library's own errors of files that cannot be opened have no `strerror`. Its function `load` lacks bfloat16.
+    with path.open('rb'), safetensors.safe_open(path, 'numpy') as file:
+      yield file
+  except OSError as error:
+    raise UserError(f'{path}: cannot be read ({error.strerror})') from None
+  except Exception as error:  # the library raises exceptions of its own for damaged files
     raise UserError(f'{path}: not a safetensors file, or damaged ({error})') from None
 
 

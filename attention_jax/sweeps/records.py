@@ -15,7 +15,7 @@ from attention_jax import atomic
 from attention_jax.errors import UserError, choose
 
 Row = Mapping[str, Any]
-BLOCK = re.compile(r'(<!-- (table|conditions): ([\w/]+) -->\n)(?:.+\n)*')  # ends at an empty line
+BLOCK = re.compile(r'(<!-- (table|conditions): ([\w/]+) -->\n)(?:.+(?:\n|\Z))*')  # ends at an empty line or the end
 LOWEST_P = 0.001
 
 
@@ -193,11 +193,14 @@ def fill_blocks(text: str, folder: Path) -> str:
     folder: the folder of NAME.json.
 
   Raises:
-    UserError: for a table that cannot be read, or a reference to a row or a metric that does not exist.
+    UserError: for a table that cannot be read, conditions that it does not have, or a reference to a row or a metric
+      that does not exist.
   """
 
   def fill(match: re.Match) -> str:
     table = _resolve_references(read_table(folder / f'{match[3]}.json'), folder)
+    if match[2] == 'conditions' and not table.conditions:
+      raise UserError(f'table {match[3]!r} has no conditions; only a table of a sweep has them')
     return f'{match[1]}{FORMATS[match[2]](table)}'
 
   return BLOCK.sub(fill, text)

@@ -1,6 +1,7 @@
 """The same work in Joey NMT, by an interpreter of its own: its dependencies conflict with those of this project."""
 
 import atexit
+import contextlib
 import json
 import subprocess
 import tempfile
@@ -54,7 +55,9 @@ class Joey:
     """Returns a side that runs a command of joey_child.py; it raises UserError if the process ends during the work."""
 
     def run() -> None:
-      print(command, file=self._child.stdin, flush=True)
+      # A process that has ended breaks the pipe, which `launch` would take for a closed output of this program.
+      with contextlib.suppress(BrokenPipeError):
+        print(command, file=self._child.stdin, flush=True)
       if self._child.stdout.readline() != 'done\n':
         raise UserError(f'Joey NMT failed at {command!r}')
 

@@ -42,8 +42,25 @@ def test_integrated_gradients_sum_to_the_change_of_the_output():
   assert errors[1] < 1e-3 and errors[1] < errors[0]
 
 
+def test_integrated_gradients_of_16_bit_inputs_add_any_number_of_steps():
+  inputs = INPUTS.astype(jnp.bfloat16)
+
+  def fn(x):
+    return linear(jnp.tanh(x.astype(jnp.float32)))
+
+  expected = analysis.integrated_gradients(fn, inputs.astype(jnp.float32), steps=1000)
+  attributions = analysis.integrated_gradients(fn, inputs, steps=1000)
+  assert attributions.dtype == jnp.float32
+  np.testing.assert_allclose(attributions, expected, atol=0.01)
+
+
 def test_leaving_one_out_of_a_sum_loses_its_term():
   terms = jnp.array([[1.0, 2.0, 3.0, 7.0], [0.0, -1.0, 0.5, 7.0]])
   mask = jnp.array([True, True, True, False])
   lost = analysis.leave_one_out(lambda mask: terms @ mask.astype(jnp.float32), mask)
   np.testing.assert_allclose(lost, [[1, 2, 3, 0], [0, -1, 0.5, 0]])
+
+
+def test_leaving_out_a_masked_position_changes_nothing_even_if_the_output_is_infinite():
+  lost = analysis.leave_one_out(lambda mask: jnp.log(0 * mask[:2]), jnp.array([True, False, True]))
+  np.testing.assert_array_equal(lost[:, 1], 0)

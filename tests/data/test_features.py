@@ -48,12 +48,24 @@ def test_written_features_are_read_by_the_captions_task(folder):
     assert file == str(folder / 'images' / name)
 
 
+def test_the_home_folder_is_expanded(folder, monkeypatch):
+  monkeypatch.setenv('HOME', str(folder))
+  names = list_images('~/images')
+  assert names == sorted(COLOURS)
+  assert write_features(folder / 'grid.npz', '~/images', names, network, size=8) == (2, 2, 3)
+
+
 def test_a_failed_write_leaves_no_file(folder):
   (folder / 'images' / 'd.png').write_bytes(b'no image')
   with pytest.raises(UserError, match=r'd\.png: cannot be read as an image'):
     write_features(folder / 'grid.npz', folder / 'images', list_images(folder / 'images'), network, size=8, batch=1)
   with pytest.raises(UserError, match=r'the network must return \[1, rows, columns, features\], got \[1\]'):
     write_features(folder / 'grid.npz', folder / 'images', ['a.png'], lambda x: x[:, 0, 0, 0], size=8)
+  for number, got in ((7e4, '70000 to 70000'), (np.nan, 'nan to nan')):
+    with pytest.raises(UserError, match=rf'a\.png: features must be finite numbers .* to 65504, got {got}'):
+      write_features(
+        folder / 'grid.npz', folder / 'images', ['a.png'], lambda x, n=number: np.full((len(x), 1, 1, 2), n), size=8
+      )
   assert not [path for path in folder.iterdir() if 'grid' in path.name]
   (folder / 'empty').mkdir()
   with pytest.raises(UserError, match=r'empty: no images; expected files that end with one of: \.bmp'):
@@ -75,15 +87,22 @@ def test_patch_grid_removes_leading_tokens(num_extra_tokens):
 
 
 class FakeModel:
-  """A model with the interface of transformers: channels first, normalised inputs."""
+  """A model with the interface of transformers: channels first, normalised inputs, stored in 16 bits."""
 
   def __init__(self, has_patches: bool):
     self.has_patches = has_patches
+    self.is_float32 = False
+
+  def float(self):
+    self.is_float32 = True
+    return self
 
   def eval(self):
     return self
 
   def __call__(self, pixel_values):
+    if not self.is_float32:
+      raise RuntimeError('Input type (float) and bias type (c10::BFloat16) should be the same')
     if pixel_values.shape[-1] != 4:
       raise ValueError("Input image size (8*8) doesn't\nmatch model (4*4).")
     outputs = pixel_values.reshape(len(pixel_values), 3, 2, 2, 2, 2).mean((3, 5))  # [B, 3, rows, columns]
@@ -100,7 +119,9 @@ def test_load_pretrained_returns_grids_and_reports_errors(has_patches, monkeypat
   )
 
   def load_model(name):
-    if name != 'known':
+    if name == 'damaged':
+      raise Exception('Error while deserializing header')
+    if name not in ('known', '/home/someone/known'):
       raise OSError(f'{name} is not\na folder')
     return FakeModel(has_patches)
 
@@ -118,10 +139,16 @@ def test_load_pretrained_returns_grids_and_reports_errors(has_patches, monkeypat
   assert size == 4 and grids.shape == (2, 2, 2, 3)
   np.testing.assert_allclose(grids[1, 0, 1], [1, -2, -0.6], atol=1e-6)
   np.testing.assert_allclose(grids[1, 1], [[-1, -2, -1]] * 2, atol=1e-6)
+  monkeypatch.setenv('HOME', '/home/someone')
+  assert load_pretrained('~/known')[1] == 4
   with pytest.raises(UserError, match=r'known: cannot process pictures of \(8, 8\) pixels \(Input image size'):
     network(np.zeros((1, 8, 8, 3), np.uint8))
   with pytest.raises(UserError, match=r'missing: not an image model of transformers \(missing is not a folder\)'):
     load_pretrained('missing')
+  with pytest.raises(
+    UserError, match=r'damaged: not an image model of transformers \(Error while deserializing header\)'
+  ):
+    load_pretrained('damaged')
   monkeypatch.setitem(sys.modules, 'transformers', None)
   with pytest.raises(UserError, match='transformers is not installed; run pip install torch transformers'):
     load_pretrained('known')

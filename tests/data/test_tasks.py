@@ -257,6 +257,15 @@ def test_a_tfds_format_that_needs_tensorflow_is_reported(prepared, tmp_path):
   )
 
 
+def test_a_damaged_tfds_set_is_reported(tmp_path):
+  damaged = tmp_path / 'tiny/1.0.0'
+  damaged.mkdir(parents=True)
+  for name in ('dataset_info.json', 'features.json'):
+    (damaged / name).write_text('{')
+  message = error_message(load, make_config("tfds(name='tiny')", tmp_path), None)
+  assert message.startswith(f"tfds set 'tiny' in '{tmp_path}' cannot be read (")
+
+
 def test_importing_tasks_loads_no_optional_package():
   optional = {'tensorflow_datasets', 'sentencepiece', 'grain', 'tensorflow', 'flax'}
   script = f'import sys, attention_jax.data.tasks; print(sorted({optional} & set(sys.modules)))'

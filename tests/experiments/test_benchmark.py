@@ -247,3 +247,14 @@ def test_an_interpreter_without_joey_nmt_is_an_error(python):
   batch = systems.make_batch(14)
   with pytest.raises(aj.UserError, match=f'--joey={python}: (cannot be run|has no Joey NMT)'):
     Joey(python, *systems.MODELS['bahdanau2015_deep_tanh'][2], batch.source, batch.target)
+
+
+def test_a_process_of_joey_nmt_that_has_ended_is_an_error(tmp_path):
+  python = tmp_path / 'python'
+  python.write_text('#!/bin/sh\necho ready 12\n')
+  python.chmod(0o755)
+  joey = Joey(str(python), 'a model', {}, np.ones((1, 2)), np.ones((1, 2)))
+  joey._child.wait()
+  assert joey.parameters == '12'
+  with pytest.raises(aj.UserError, match="Joey NMT failed at 'train'"):
+    joey.side('train').run()

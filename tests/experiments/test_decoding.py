@@ -155,7 +155,11 @@ def test_alignments_of_both_directions_are_joined_and_scored(tmp_path):
   ]
   assert run('align', *flags, '--symmetrisation=intersection').out == '0-0\n0-0\n'
   assert_user_error(run('align', *flags, '--symmetrisation=grow'[:-1]), ["unknown symmetrisation 'gro'"])
-  assert_user_error(run('align', *flags, '--reverse=runs/b'), ['--reverse has no effect with --links'])
+  for flag in ('--reverse=runs/b', '--checkpoint=latest', '--dtype=bfloat16'):
+    assert_user_error(run('align', *flags, flag), [f'{flag.split("=")[0]} has no effect with --links'])
+  for one_direction in (['--workdir=runs/b'], [f'--links={tmp_path / "forward"}']):
+    result = run('align', *flags[:3], *one_direction, '--symmetrisation=union')
+    assert_user_error(result, ['--symmetrisation has no effect on one direction; add --reverse'])
   (tmp_path / 'forward').write_text('0-0 1?2\n\n0-0\n')
   assert_user_error(run('align', *flags), ["forward has possible links such as '1?0', which only --gold may have"])
 

@@ -35,6 +35,8 @@ def test_a_run_starts_from_learned_vectors(arguments, tmp_path):
   [
     (['--table=decoder'], "unknown table 'decoder'; expected one of: embedding"),
     (['--epochs=0'], 'flag --epochs=0'),
+    (['--window=100000000000'], 'flag --window=100000000000'),
+    (['--seed=4294967296'], 'flag --seed=4294967296'),
     (['--config.initial_vectors=a', '--config.initial_run=b'], 'are both set; expected one of them at most'),
   ],
 )

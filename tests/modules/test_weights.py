@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
-from attention_jax.modules.weights import flatten_names, load_weights, read_metadata, save_weights
+from attention_jax.modules.weights import flatten_names, load_weights, read_arrays, read_metadata, save_weights
 
 
 @pytest.fixture
@@ -27,6 +27,24 @@ def test_a_round_trip_is_exact(params, tmp_path):
   assert jax.tree.structure(loaded) == jax.tree.structure(params)
   jax.tree.map(np.testing.assert_array_equal, loaded, params)
   assert read_metadata(path) == {'steps': '7'}
+
+
+def test_a_round_trip_keeps_scalars_and_16_bit_numbers(tmp_path):
+  path = tmp_path / 'a.safetensors'
+  params = aj.init_params(jax.random.key(0), score='normed_additive', query=4, key=5, features=6)
+  params = {'float32': params, 'bfloat16': jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)}
+  save_weights(params, path)
+  loaded = load_weights(path, params)
+  assert loaded['float32']['score']['gain'].shape == ()
+  assert jax.tree.map(lambda x: x.dtype, loaded) == jax.tree.map(lambda x: x.dtype, params)
+  jax.tree.map(np.testing.assert_array_equal, loaded, params)
+
+
+def test_the_home_folder_is_expanded(params, tmp_path, monkeypatch):
+  monkeypatch.setenv('HOME', str(tmp_path))
+  save_weights(params, tmp_path / 'a.safetensors', {'steps': '7'})
+  assert read_arrays('~/a.safetensors').keys() == flatten_names(params).keys()
+  assert read_metadata('~/a.safetensors') == {'steps': '7'}
 
 
 def test_names_are_paths(params):

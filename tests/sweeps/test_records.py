@@ -87,8 +87,11 @@ def test_blocks_are_filled_and_nothing_else_changes(tmp_path):
   filled = fill_blocks(text, tmp_path)
   assert filled == f'# Title\n\n{block}Text.\n{block}End.\n'
   assert fill_blocks(filled, tmp_path) == filled
+  assert fill_blocks('<!-- table: x -->\n| old |', tmp_path) == block.removesuffix('\n')  # without a line end
   with pytest.raises(UserError, match=r'y\.json'):
     fill_blocks('<!-- table: y -->\n', tmp_path)
+  with pytest.raises(UserError, match="table 'x' has no conditions"):
+    fill_blocks('<!-- conditions: x -->\n', tmp_path)
 
 
 def test_references_read_other_tables(tmp_path):
