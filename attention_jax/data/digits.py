@@ -9,7 +9,7 @@ import numpy as np
 
 from attention_jax.data.batching import EVERYTHING, BatchOrder, Share, eval_batch_rows
 from attention_jax.data.files import join_path, read_arrays
-from attention_jax.data.tfds_sets import open_tfds_set, tfds_split_parts
+from attention_jax.data.tfds_sets import TfdsRows, open_tfds_set, tfds_split_parts
 from attention_jax.errors import UserError, choose
 from attention_jax.specs import Count, Size, bind
 
@@ -149,7 +149,7 @@ def tfds(
     raise UserError(f"tfds set '{name}': images must be uint8, got {np.dtype(image.np_dtype)}")
   splits = {}
   for split, part in tfds_split_parts(builder, name, validation).items():
-    rows = list(builder.as_data_source(split=part))
+    rows = list(TfdsRows(builder, part))
     splits[split] = np.stack([row['image'] for row in rows]), np.array([row['label'] for row in rows])
   # Labels that are plain numbers have no declared range.
   classes = getattr(builder.info.features['label'], 'num_classes', None) or int(splits['train'][1].max()) + 1

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from attention_jax.data import sentences
 from attention_jax.data.files import join_path, read_lines
 from attention_jax.data.splits import SPLITS
-from attention_jax.data.tfds_sets import open_tfds_set, tfds_split_parts
+from attention_jax.data.tfds_sets import TfdsRows, open_tfds_set, tfds_split_parts
 from attention_jax.errors import UserError, choose
 from attention_jax.specs import bind
 
@@ -109,7 +109,7 @@ def tfds(
   label_names = getattr(builder.info.features[label], 'names', None)
   splits = {}
   for split, part in tfds_split_parts(builder, name, validation).items():
-    rows = list(builder.as_data_source(split=part))
+    rows = list(TfdsRows(builder, part))
     texts = [[row[text].decode('utf-8')] for row in rows]
     labels = [str(label_names[int(row[label])] if label_names else row[label]) for row in rows]
     splits[split] = _split_sentences(texts, labels, f'{name} {part}', range(len(rows)), language, html)

@@ -1,6 +1,8 @@
 """Prepared tfds data sets, opened without TensorFlow."""
 
+import contextlib
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from attention_jax.data.url_folders import local_copy
@@ -22,32 +24,63 @@ def open_tfds_set(folder: str, name: str) -> Any:
   from tensorflow_datasets.core.registered import DatasetNotFoundError
 
   folder = folder or '.'
+  with _reported_damage(f"tfds set '{name}' in '{folder}'"):
+    try:
+      if '..' in name.split('/') or name.startswith(('/', '~')):
+        raise UserError(f"tfds set '{name}' must be a name such as 'wmt14_translate/de-en', got a path")
+      _check_name(name)
+      folder = local_copy(folder, name.partition(':')[0])
+      # Reads the folder only: tfds.builder would also use the network.
+      builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=folder)
+      formats = {builder.info.file_format.value, *(f.value for f in builder.info.alternative_file_formats)}
+      if 'array_record' not in formats:
+        raise UserError(
+          f"tfds set '{name}' in {builder.data_dir} is stored as {', '.join(sorted(formats))}, which only TensorFlow "
+          f"reads; where it is installed, run 'python -m tensorflow_datasets.scripts.convert_format "
+          f"--dataset_version_dir={builder.data_dir} --out_file_format=array_record'"
+        )
+      return tfds.core.read_only_builder.builder_from_files(name, data_dir=folder, file_format='array_record')
+    except DatasetNotFoundError:
+      command = f"'tfds build {name} --file_format=array_record --data_dir={folder}'"
+      raise UserError(f"tfds set '{name}' is not prepared in '{folder}'; run {command}") from None
+
+
+class TfdsRows:
+  """The rows of a split, or of a part of one, which are read when they are used.
+
+  Raises UserError for files that are missing or damaged.
+  """
+
+  def __init__(self, builder: Any, part: str):
+    """Opens the files; for the arguments see open_tfds_set and tfds_split_parts."""
+    self._name = f"tfds set '{builder.info.full_name}' in '{builder.data_dir}', split '{part}'"
+    with _reported_damage(self._name):
+      self._rows = builder.as_data_source(split=part)
+
+  def __len__(self) -> int:
+    return len(self._rows)
+
+  def __getitem__(self, row: int) -> dict[str, Any]:
+    with _reported_damage(self._name):
+      return self._rows[row]
+
+  def __iter__(self) -> Iterator[dict[str, Any]]:
+    return (self[row] for row in range(len(self)))
+
+
+@contextlib.contextmanager
+def _reported_damage(name: str) -> Iterator[None]:
+  """Raises UserError in place of the exceptions that libraries raise for missing and damaged files."""
   try:
-    if '..' in name.split('/') or name.startswith(('/', '~')):
-      raise UserError(f"tfds set '{name}' must be a name such as 'wmt14_translate/de-en', got a path")
-    _check_name(name)
-    folder = local_copy(folder, name.partition(':')[0])
-    # Reads the folder only: tfds.builder would also use the network.
-    builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=folder)
-    formats = {builder.info.file_format.value, *(f.value for f in builder.info.alternative_file_formats)}
-    if 'array_record' not in formats:
-      raise UserError(
-        f"tfds set '{name}' in {builder.data_dir} is stored as {', '.join(sorted(formats))}, which only TensorFlow "
-        f"reads; where it is installed, run 'python -m tensorflow_datasets.scripts.convert_format "
-        f"--dataset_version_dir={builder.data_dir} --out_file_format=array_record'"
-      )
-    return tfds.core.read_only_builder.builder_from_files(name, data_dir=folder, file_format='array_record')
-  except DatasetNotFoundError:
-    command = f"'tfds build {name} --file_format=array_record --data_dir={folder}'"
-    raise UserError(f"tfds set '{name}' is not prepared in '{folder}'; run {command}") from None
-  except UserError:
+    yield
+  except (UserError, MemoryError):
     raise
-  except Exception as error:  # damaged files raise exceptions of the libraries that read them
-    raise UserError(f"tfds set '{name}' in '{folder}' cannot be read ({' '.join(str(error).split())})") from error
+  except Exception as error:
+    raise UserError(f'{name} cannot be read ({" ".join(str(error).split())})') from error
 
 
 def tfds_split_parts(builder: Any, name: str, validation: str | None) -> dict[str, str]:
-  """Returns the tfds name of each split that exists: {'train': 'train[:90%]', 'validation': 'train[90%:]', ...}.
+  """Returns the tfds name of each split with examples: {'train': 'train[:90%]', 'validation': 'train[90%:]', ...}.
 
   Args:
     builder: the builder of the data set.
@@ -56,8 +89,8 @@ def tfds_split_parts(builder: Any, name: str, validation: str | None) -> dict[st
       such as 'train[90%:]'; the training split is then the remainder.
 
   Raises:
-    UserError: if there is no training split, if nothing is left of it, or if `validation` names no split or a part
-      without examples.
+    UserError: if there is no training split, if it has no examples, or none but those of `validation`, or if
+      `validation` names no split or a part without examples.
   """
   existing = builder.info.splits
   if 'train' not in existing:
@@ -70,8 +103,14 @@ def tfds_split_parts(builder: Any, name: str, validation: str | None) -> dict[st
       f"tfds set '{name}': validation must be a part such as 'train[90%:]', beside which training examples remain, or "
       f"another split, got {validation!r}; split 'train' has {_count_examples(existing, 'train')} examples"
     )
+  if not _count_examples(existing, train):
+    raise UserError(f"tfds set '{name}': split 'train' has no examples")
   parts = {'train': train, 'validation': validation or 'validation', 'test': 'test'}
-  return {split: part for split, part in parts.items() if part.partition('[')[0] in existing}
+  return {
+    split: part
+    for split, part in parts.items()
+    if part.partition('[')[0] in existing and _count_examples(existing, part)
+  }
 
 
 def _check_name(name: str) -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from attention_jax.data.text import Corpus, format_count, from_pairs
-from attention_jax.data.tfds_sets import open_tfds_set, tfds_split_parts
+from attention_jax.data.tfds_sets import TfdsRows, open_tfds_set, tfds_split_parts
 from attention_jax.errors import UserError, choose
 
 
@@ -40,7 +40,7 @@ class TrainingPairs:
   def __init__(self, folder: str, name: str, source: str | None, target: str | None):
     builder = open_tfds_set(folder, name)
     self._languages = _choose_languages(name, source, target, sorted(builder.info.features))
-    self._rows = builder.as_data_source(split=tfds_split_parts(builder, name, None)['train'])
+    self._rows = TfdsRows(builder, tfds_split_parts(builder, name, None)['train'])
     self.name = f'{builder.info.full_name} train'
 
   def __len__(self) -> int:
@@ -70,7 +70,7 @@ def _read_split(builder: Any, split: str, source: str, target: str) -> Corpus:
   name = f'{builder.info.full_name} {split}'
   num_broken = 0
   columns = {source: [], target: []}
-  for example in builder.as_data_source(split=split):
+  for example in TfdsRows(builder, split):
     for language, column in columns.items():
       text = example[language].decode('utf-8')
       line = _as_line(text)

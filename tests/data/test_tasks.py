@@ -1,9 +1,11 @@
 """Tasks: splits, vocabularies and ids from a config, and one line for each mistake."""
 
 import json
+import shutil
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -264,6 +266,28 @@ def test_a_damaged_tfds_set_is_reported(tmp_path):
     (damaged / name).write_text('{')
   message = error_message(load, make_config("tfds(name='tiny')", tmp_path), None)
   assert message.startswith(f"tfds set 'tiny' in '{tmp_path}' cannot be read (")
+
+
+@pytest.mark.parametrize('damage', [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:40])])
+def test_damaged_records_of_a_tfds_set_are_reported(prepared, tmp_path, damage):
+  copy = shutil.copytree(prepared, tmp_path / 'copy')
+  (records,) = copy.glob('tiny/de-en/1.0.0/*train.array_record*')
+  damage(records)
+  message = error_message(load, make_config("tfds(name='tiny/de-en')", copy), None)
+  start = f"tfds set 'tiny/de-en/1.0.0' in '{records.parent}', split 'train' cannot be read ("
+  assert message.startswith(start) and '\n' not in message
+
+
+def test_a_tfds_split_without_rows_is_left_out(tmp_path):
+  pair = {'de': 'ein Hund', 'en': 'a dog'}
+  splits = {'train': [pair], 'test': [pair]}
+  folder = write_tfds_set(tmp_path, lambda tfds: tfds.features.Translation(['de', 'en']), splits, 'de-en')
+  info = folder / 'tiny/de-en/1.0.0/dataset_info.json'
+  content = json.loads(info.read_text())
+  for split in content['splits']:
+    split['shardLengths'] = ['0'] if split['name'] == 'test' else split['shardLengths']
+  info.write_text(json.dumps(content))
+  assert set(tasks.load_corpora(make_config("tfds(name='tiny/de-en')", folder))) == {'train'}
 
 
 def test_importing_tasks_loads_no_optional_package():
