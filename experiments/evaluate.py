@@ -169,6 +169,8 @@ def _print_evaluation(
   if FLAGS.json:
     record = {**settings, 'results': {name: result._asdict() for name, result in results.items()}}
     record |= {'bins': bins.as_json()} if bins else {}
+    # JSON has no number for a value that is not defined, such as the alignment error rate of a bin without links.
+    record = json.loads(json.dumps(record), parse_constant=lambda _: None)
     print(json.dumps(record, indent=2))
     return
   print_results({f'{FLAGS.split} ({label})': results})

@@ -41,6 +41,8 @@ def main() -> None:
   from attention_jax.systems.base import SupportsTranslation
 
   output = Path(check_output_path(require_flag('output'), 'output'))
+  if not FLAGS.platforms:
+    raise UserError(f'--platforms is empty; expected any of: {", ".join(PLATFORMS)}')
   for platform in FLAGS.platforms:
     choose(platform, PLATFORMS, 'platform')
   run = runs.open_run(require_flag('workdir'), FLAGS.checkpoint, dtype=FLAGS.dtype)

@@ -122,11 +122,11 @@ class _Texts:
   """Compares the outputs of runs row by row; the references are read once for each data set.
 
   Args:
-    log: called with a line if outputs cannot be compared.
+    log: called with a line if outputs cannot be compared, once for all metrics.
   """
 
   def __init__(self, log: Log):
-    self._log = log
+    self._log = functools.cache(log)
     self._systems: dict[str, SupportsCorpus] = {}  # by the config of their data
 
   def compare(self, pairs: Sequence[tuple[FinishedRun, FinishedRun]], column: MetricColumn) -> list[RowComparison]:

@@ -177,6 +177,9 @@ def compare_rates(first: RowCounts, second: RowCounts) -> RowComparison:
   Args:
     first: counts of the baseline.
     second: counts of the other run.
+
+  Returns:
+    The comparison; not a number if there is nothing to count, such as links that no row has.
   """
   counted = np.concatenate([first.counted, second.counted])
   total = np.concatenate([first.total, second.total])
@@ -185,6 +188,8 @@ def compare_rates(first: RowCounts, second: RowCounts) -> RowComparison:
   def difference(x, y, axis=-1):  # indices into both runs
     return 100 * (counted[y].sum(axis) / total[y].sum(axis) - counted[x].sum(axis) / total[x].sum(axis))
 
+  if not first.total.sum() or not second.total.sum():
+    return RowComparison(Interval(math.nan, math.nan, math.nan), math.nan)
   value = float(difference(rows, rows + len(rows)))
   if len(rows) < 2:
     return RowComparison(Interval(value, math.nan, math.nan), 1.0)

@@ -27,6 +27,9 @@ def test_metrics_by_a_property(trained, tmp_path, monkeypatch):
   record = json.loads(run('evaluate', *arguments, '--json', f'--hypotheses={lines}').out)
   assert len(record['bins']['metrics']['phoneme_error_rate']['values']) == 2
   assert not {'loss', 'alignment_error_rate'} & set(record['bins']['metrics'])  # of a model, not of texts
+  single_rows = run('evaluate', f'--workdir={folder}', '--by=source_length', '--bins=5', '--json').out
+  record = json.loads(single_rows, parse_constant=pytest.fail)  # NaN is not JSON
+  assert record['bins']['metrics']['phoneme_error_rate']['values'][0]['low'] is None
 
 
 def test_mistakes(trained, tmp_path):

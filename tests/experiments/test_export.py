@@ -108,6 +108,8 @@ def test_mistakes_are_reported_in_one_line(trained, tmp_path):
   folder, _ = trained
   result = run('export', f'--workdir={folder}', f'--output={tmp_path}/a', '--platforms=gpu')
   assert result.code == 2 and result.err.startswith("error: unknown platform 'gpu'")
+  result = run('export', f'--workdir={folder}', f'--output={tmp_path}/a', '--platforms=')
+  assert result.code == 2 and result.err.startswith('error: --platforms is empty; expected any of: cpu, ')
 
 
 @pytest.mark.parametrize('module', ['flatbuffers', 'safetensors'])

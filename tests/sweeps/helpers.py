@@ -76,12 +76,15 @@ def make_sweep(folder: Path, settings: Sequence[Setting], seeds: int = 3, base: 
   return resolved
 
 
-def add_run(ledger: Ledger, setting: Resolved, seed: int, exact_match: float, error_rate: float) -> None:
-  """Adds a finished run to a sweep."""
+def add_run(
+  ledger: Ledger, setting: Resolved, seed: int, exact_match: float, error_rate: float, **others: float
+) -> None:
+  """Adds a finished run to a sweep; `others` are more of its metrics."""
   unit_folder = f'{setting.id}/seed_{seed}'
   unit = Unit(unit_folder, setting.id, dict(setting.setting), setting.path, setting.overrides, (seed,), unit_folder)
   config = dict(setting.config, training=setting.config['training'] | {'seed': seed})
-  results = {'test': {'loss': 0.5, 'exact_match': exact_match, 'alignment_error_rate': error_rate, 'entropy': 1.0}}
+  metrics = {'loss': 0.5, 'exact_match': exact_match, 'alignment_error_rate': error_rate, 'entropy': 1.0}
+  results = {'test': metrics | others}
   curve = list(np.linspace(10, exact_match, 5))
   write_run(ledger.folder / unit_folder, config, results, curve=curve)
   ledger.append(PLANNED, **planned_event(unit))

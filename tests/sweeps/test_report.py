@@ -9,7 +9,8 @@ from attention_jax.errors import UserError
 from attention_jax.sweeps.ledger import open_ledger
 from attention_jax.sweeps.plots import draw_pictures
 from attention_jax.sweeps.report import ReportOptions, sweep_report
-from tests.sweeps.helpers import NO_ROWS, SETTINGS, add_run, make_sweep
+from attention_jax.sweeps.resolve import resolve
+from tests.sweeps.helpers import NO_ROWS, SETTINGS, add_run, make_base, make_sweep
 
 
 def test_the_main_table(report):
@@ -56,6 +57,17 @@ def test_notes_count_the_seeds_and_the_tests(tmp_path):
   assert any('A setting with one seed' in note for note in notes)
   assert any('With 3 seeds, bootstrap intervals are too narrow' in note for note in notes)
   assert any('corrected for 2 comparisons' in note for note in notes)  # of four: the third setting has one seed
+
+
+def test_outputs_that_cannot_be_compared_are_reported_once(tmp_path):
+  metrics = ('exact_match', 'token_error_rate')
+  base = make_base(evaluation__metrics=metrics)
+  with open_ledger(tmp_path) as ledger:
+    for setting in (resolve(base, setting) for setting in SETTINGS[:2]):
+      add_run(ledger, setting, 0, 80.0, 20.0, token_error_rate=15.0)
+  lines = []
+  sweep_report(tmp_path, ReportOptions(metrics=metrics), lines.append)
+  assert sum('are not compared row by row' in line for line in lines) == 1
 
 
 def test_another_baseline_and_other_metrics(folder):

@@ -118,6 +118,13 @@ def test_rates_are_compared_by_rows():
   assert compare_rates(worse, worse).p == 1.0
 
 
+@pytest.mark.filterwarnings('error')
+def test_rates_of_nothing_are_not_a_number():
+  nothing = RowCounts(np.zeros(3, int), np.zeros(3, int))
+  comparison = compare_rates(nothing, nothing)
+  assert math.isnan(comparison.difference.value) and math.isnan(comparison.p)
+
+
 def test_bleu_is_compared_by_paired_bootstrap_resampling():
   words = ['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h']
   references = [[' '.join(RNG.choice(words, 9))] for _ in range(60)]
