@@ -36,6 +36,7 @@ class FinishedRun(NamedTuple):
     parameters: number of parameters; 0 if the run did not store it.
     commit: the version of the code; '' if the run did not store it.
     records: the lines of metrics.jsonl, merged by step.
+    together: number of runs that were trained side by side with it in one process, itself included.
   """
 
   seed: int
@@ -46,6 +47,7 @@ class FinishedRun(NamedTuple):
   parameters: int
   commit: str
   records: Sequence[Mapping[str, Any]]
+  together: int = 1
 
   def value(self, split: str, metric: str) -> float | None:
     """Returns the value of a metric, or None if the run lacks it."""
@@ -54,14 +56,14 @@ class FinishedRun(NamedTuple):
 
   @property
   def training_seconds(self) -> float:
-    """Seconds of its updates: without compiling, evaluating and saving."""
+    """Seconds of its updates, without compiling, evaluating and saving; of runs side by side, its share of them."""
     seconds = 0.0
     previous = 0
     for record in self.records:
       if RATE in record:
         seconds += (record['step'] - previous) / record[RATE]
         previous = record['step']
-    return seconds
+    return seconds / self.together
 
 
 class SettingRuns(NamedTuple):
@@ -101,8 +103,12 @@ def check_finished(folder: Path) -> None:
     raise UserError(f'{folder} has been continued since its {RESULTS}, and has not finished; expected a finished run')
 
 
-def read_run(folder: Path) -> FinishedRun:
+def read_run(folder: Path, together: int = 1) -> FinishedRun:
   """Reads a finished run with one seed.
+
+  Args:
+    folder: its folder.
+    together: see FinishedRun.
 
   Raises:
     UserError: if it has not finished, or if its files have changed.
@@ -124,6 +130,7 @@ def read_run(folder: Path) -> FinishedRun:
     parameters=record.get('parameters', 0),
     commit=record.get('commit', ''),
     records=records,
+    together=together,
   )
 
 
@@ -137,7 +144,8 @@ def read_runs(folder: Path) -> list[FinishedRun]:
   config = fill_defaults(read_config(folder), f'{folder}/config.json')
   if config['seeds'] == 1:
     return [read_run(folder)]
-  return [read_run(seed_folder(folder, seed)) for seed in run_seeds(config)]
+  seeds = run_seeds(config)
+  return [read_run(seed_folder(folder, seed), len(seeds)) for seed in seeds]
 
 
 def collect_sweep(folder: Path, state: SweepState) -> list[SettingRuns]:
@@ -157,7 +165,7 @@ def collect_sweep(folder: Path, state: SweepState) -> list[SettingRuns]:
     settings.setdefault(unit.setting_id, unit.setting)
     if entry.state == FINISHED and unit.setting_id not in state.dropped:
       folders = run_folders(unit, folder).items()
-      runs.setdefault(unit.setting_id, []).extend(read_run(path) for seed, path in folders)
+      runs.setdefault(unit.setting_id, []).extend(read_run(path, len(unit.seeds)) for seed, path in folders)
   runs = {
     setting_id: sorted(runs[setting_id], key=lambda run: run.seed) for setting_id in settings if setting_id in runs
   }

@@ -69,7 +69,9 @@ def _measured_row(
     raise UserError(f'{setting.label} has none of the metrics of the table: {expected}')
   seconds = statistics.fmean(run.training_seconds for run in setting.runs)
   row = {'config': file, 'preset': preset, 'flags': flags, 'seeds': [run.seed for run in setting.runs]}
-  row |= {'time': f'{format_seconds(seconds)} of updates', 'hardware': hardware}
+  together = setting.runs[0].together
+  time = f'{format_seconds(seconds * together)} of updates' + (f', {together} seeds together' if together > 1 else '')
+  row |= {'time': time, 'hardware': hardware}
   row |= {'commits': sorted({run.commit or 'unknown' for run in setting.runs}), 'metrics': metrics}
   return {name: value for name, value in row.items() if value != ''}
 

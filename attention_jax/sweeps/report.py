@@ -72,7 +72,7 @@ class ReportRow(NamedTuple):
     cells: by column; a column that the setting lacks is missing.
     parameters: number of parameters; 0 if unknown.
     update_flop: FLOP of an update; NaN if unknown.
-    seconds: mean time of the updates of a run.
+    seconds: mean time of the updates of a run; runs side by side share theirs.
   """
 
   setting: SettingRuns

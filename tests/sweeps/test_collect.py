@@ -47,6 +47,17 @@ def test_any_finished_runs_are_compared(tmp_path):
     collect_folders([first, second])
 
 
+def test_runs_side_by_side_share_the_time_of_their_updates(tmp_path):
+  results = {'test': {'exact_match': 3.0}}
+  alone = write_run(tmp_path / 'alone', base_config(), results, curve=[1.0, 2.0])
+  together = write_run(tmp_path / 'together', base_config(seeds=2), results)
+  for seed in (0, 1):
+    write_run(together / f'seed_{seed}', base_config(training__seed=seed), results, curve=[1.0, 2.0])
+  single, pair = (setting.runs for setting in collect_folders([alone, together]))
+  assert len(pair) == 2 and single[0].training_seconds > 0
+  assert [run.training_seconds for run in pair] == [single[0].training_seconds / 2] * 2
+
+
 def test_settings_of_a_sweep_that_was_extended_with_other_flags_are_distinguished(tmp_path):
   make_sweep(tmp_path, SETTINGS[:2], seeds=1)
   make_sweep(tmp_path, SETTINGS[:2], seeds=1, base=make_base(training__steps=200))
