@@ -100,11 +100,9 @@ def load_pretrained(name: str) -> tuple[Network, int]:
   except Exception as error:  # damaged files raise exceptions of the library that reads them
     raise UserError(f'{name}: not an image model of transformers ({" ".join(str(error).split())})') from error
   model = getattr(model, 'vision_model', model)  # the image part of models of images and texts
-  mean = np.array(processor.image_mean or 0.0, np.float32)
-  deviation = np.array(processor.image_std or 1.0, np.float32)
 
   def network(pictures: np.ndarray) -> np.ndarray:
-    scaled = (pictures.astype(np.float32) / 255 - mean) / deviation
+    scaled = scale_pixels(pictures, processor)
     inputs = torch.from_numpy(scaled.transpose(0, 3, 1, 2).copy())
     try:
       with torch.inference_mode():
@@ -115,6 +113,16 @@ def load_pretrained(name: str) -> tuple[Network, int]:
     return outputs.transpose(0, 2, 3, 1) if outputs.ndim == 4 else patch_grid(outputs)
 
   return network, input_size(processor)
+
+
+def scale_pixels(pictures: np.ndarray, processor: Any) -> np.ndarray:
+  """Returns what an image processor of transformers makes of pixels, uint8 [B, H, W, 3], float32 [B, H, W, 3]."""
+  scaled = pictures.astype(np.float32) / 255
+  if getattr(processor, 'do_normalize', True):
+    mean = np.array(getattr(processor, 'image_mean', None) or 0.0, np.float32)
+    scaled = (scaled - mean) / np.array(getattr(processor, 'image_std', None) or 1.0, np.float32)
+  # The channels of some networks, such as MobileViT, are blue, green and red.
+  return scaled[..., ::-1] if getattr(processor, 'do_flip_channel_order', False) else scaled
 
 
 def input_size(processor: Any) -> int:

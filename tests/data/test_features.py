@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attention_jax.data.features import input_size, load_pretrained, patch_grid, write_features
+from attention_jax.data.features import input_size, load_pretrained, patch_grid, scale_pixels, write_features
 from attention_jax.data.images import list_images
 from attention_jax.data.pictures import load_pictures
 from attention_jax.errors import UserError
@@ -110,6 +110,19 @@ class FakeModel:
       tokens = outputs.reshape(len(outputs), 3, 4).transpose(0, 2, 1)
       outputs = np.concatenate([np.full_like(tokens[:, :1], 9.0), tokens], axis=1)  # the class token comes first
     return types.SimpleNamespace(last_hidden_state=types.SimpleNamespace(numpy=lambda: outputs))
+
+
+@pytest.mark.parametrize(
+  'options, expected',
+  [
+    ({'do_normalize': True, 'image_mean': [0.5, 0.5, 0.5], 'image_std': [0.5, 0.25, 0.5]}, [1, -2, -0.6]),
+    ({'do_normalize': False, 'image_mean': [0.5, 0.5, 0.5], 'image_std': [0.5, 0.25, 0.5]}, [1, 0, 0.2]),
+    ({'do_flip_channel_order': True}, [0.2, 0, 1]),  # MobileViT, which has no means
+  ],
+)
+def test_pixels_are_scaled_as_the_processor_of_the_network_does(options, expected):
+  pixel = np.array([255, 0, 51], np.uint8).reshape(1, 1, 1, 3)
+  np.testing.assert_allclose(scale_pixels(pixel, types.SimpleNamespace(**options)).ravel(), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize('has_patches', [False, True])
