@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from attention_jax.errors import choose
@@ -289,7 +290,7 @@ class StateInitializer:
     self, params: Callable[[int], Any], init: Callable[[Any], TrainState], mesh: Mesh, seed: int | Sequence[int]
   ):
     self._params = params
-    self._several = not isinstance(seed, int)
+    self._several = np.ndim(seed) > 0
     self._seeds = seed if self._several else [seed]
     self._mesh = mesh
 

@@ -151,7 +151,7 @@ def make_train_step(
   Returns:
     The training step.
   """
-  several = not isinstance(seed, int)
+  several = np.ndim(seed) > 0
   root = np.stack([_root_key_data(run_seed) for run_seed in seed]) if several else _root_key_data(seed)
   update = compile_update(
     loss,
