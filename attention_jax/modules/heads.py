@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended
+from attention_jax.functional.masking import zero_masked
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import init_row_params, lookup
 from attention_jax.kernels.api import attend
@@ -100,7 +101,7 @@ def attend_heads(
     kernel = params['value_kernel']['kernel']
     if encoded.shape[-1] != kernel.shape[1]:
       raise UserError(f"attention: params['value_kernel'] {kernel.shape} does not project encoded {encoded.shape}")
-    values = jnp.einsum('...sd,ndf->n...sf', encoded, kernel)
+    values = jnp.einsum('...sd,ndf->n...sf', _zero_masked(encoded, mask), kernel)
   rngs = None if rng is None else jax.random.split(rng, values.shape[0])
 
   def attend_head(head_params: Any, value: jax.Array, rng: jax.Array | None) -> Attended:
@@ -112,3 +113,21 @@ def attend_heads(
     return Attended(context[0], weights[0])
   joined = jnp.moveaxis(context, 0, -2).reshape(*context.shape[1:-1], -1) @ params['join']['kernel']
   return Attended(joined, jnp.moveaxis(weights, 0, -3))
+
+
+def _zero_masked(encoded: jax.Array, mask: jax.Array | None) -> jax.Array:
+  """Returns `encoded` [..., S, D] with zeros where the mask is False for every query that reads it.
+
+  The gradient of a projection would otherwise multiply by a NaN in masked positions.
+  """
+  if mask is None:
+    return encoded
+  mask = jnp.asarray(mask)
+  is_read = mask.any(-2) if mask.ndim > 1 else mask
+  shared_axes = max(0, is_read.ndim - (encoded.ndim - 1))
+  is_read = is_read.any(tuple(range(shared_axes)))
+  is_read = is_read.reshape((1,) * (encoded.ndim - 1 - is_read.ndim) + is_read.shape)
+  try:
+    return zero_masked(encoded, is_read)
+  except (TypeError, ValueError):  # `attend` reports a mask whose shape does not match
+    return encoded

@@ -116,3 +116,26 @@ def test_shapes_that_do_not_match_are_errors_in_one_line():
     aj.UserError, match=r"params\['value_kernel'\] \(2, 13, 2\) does not project encoded \(3, 7, 11\)"
   ):
     attend_heads(params, query, encoded[..., :DQ])
+
+
+@pytest.mark.parametrize('shared', [False, True])
+def test_masked_content_reaches_no_gradient(shared):
+  query, encoded, mask = inputs()
+  if shared:
+    encoded = encoded[1]
+    mask = mask[1:2]
+  params = init_heads(jax.random.key(0), query=DQ, key=DK, features=FEATURES, heads=2)
+
+  @jax.jit
+  def gradient(encoded):
+    return jax.grad(lambda params: attend_heads(params, query, encoded, mask[:, None]).context.sum())(params)
+
+  dirty = jnp.where(mask.reshape(*encoded.shape[:-1], 1), encoded, jnp.nan)
+  jax.tree.map(np.testing.assert_array_equal, gradient(dirty), gradient(jnp.nan_to_num(dirty)))
+
+
+def test_a_mask_of_another_length_is_an_error_in_one_line():
+  query, encoded, mask = inputs()
+  params = init_heads(jax.random.key(0), query=DQ, key=DK, features=FEATURES, heads=2)
+  with pytest.raises(aj.UserError, match=r'attend: mask \(3, 1, 6\) does not broadcast to'):
+    attend_heads(params, query, encoded, mask[:, None, 1:])
