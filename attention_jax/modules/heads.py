@@ -82,7 +82,7 @@ def attend_heads(
   """Attends as `Attention.parallel` does.
 
   Args:
-    params: as `init_heads` returns them, or those of `Attention`.
+    params: as `init_heads` returns them, or those of an `Attention` without biases, positions and `kv_heads`.
     query: [..., T, Dq]; the leading axes of query and encoded broadcast to each other.
     encoded: what is attended to, [..., S, D].
     mask: positions that may be attended to, broadcastable to [..., T, S].
@@ -92,8 +92,10 @@ def attend_heads(
     The context [..., T, F] of several heads, or [..., T, D] of one, and weights [..., N, T, S] or [..., T, S].
 
   Raises:
-    UserError: as `attend`, and for another width of `encoded` than that of the parameters.
+    UserError: as `attend`, for another width of `encoded` than that of the parameters, and for biases and kernels of
+      another number of heads for keys and values than for queries.
   """
+  _check_supported(params)
   kernels = {name: params[f'{name}_kernel']['kernel'] for name in ('query', 'key') if f'{name}_kernel' in params}
   variant_params = {name: params.get(f'{name}_params', {}) for name in ('score', 'alignment')}
   values = encoded[None]
@@ -112,7 +114,16 @@ def attend_heads(
   if 'join' not in params:
     return Attended(context[0], weights[0])
   joined = jnp.moveaxis(context, 0, -2).reshape(*context.shape[1:-1], -1) @ params['join']['kernel']
-  return Attended(joined, jnp.moveaxis(weights, 0, -3))
+  return Attended(joined, weights[0] if len(weights) == 1 else jnp.moveaxis(weights, 0, -3))
+
+
+def _check_supported(params: Mapping[str, Mapping[str, jax.Array]]) -> None:
+  """Raises UserError for parameters of `Attention` with biases or with `kv_heads`."""
+  if biased := [name for name, entry in params.items() if 'bias' in entry and 'kernel' in entry]:
+    raise UserError(f"attention: expected parameters of Attention with bias=False, got params['{biased[0]}']['bias']")
+  heads = [len(params[name]['kernel']) for name in ('query_kernel', 'key_kernel', 'value_kernel') if name in params]
+  if len(set(heads)) > 1:
+    raise UserError(f'attention: expected parameters of Attention with kv_heads=0, got kernels of {heads} heads')
 
 
 def _zero_masked(encoded: jax.Array, mask: jax.Array | None) -> jax.Array:
