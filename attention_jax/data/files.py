@@ -87,6 +87,7 @@ def open_file(path: str) -> BinaryIO:
 
   Raises:
     OSError: if it cannot be read.
+    ValueError: for a NUL character in the path.
     UserError: for a pipe or a device, and for a URL that cannot be read.
   """
   if is_url(path):
