@@ -166,6 +166,9 @@ def _missing_file_error(path: str) -> UserError:
   local_folder = os.path.expanduser(folder) or '.'
   if not os.path.isdir(local_folder):
     return UserError(f"{path}: no such file (there is no folder '{folder}')")
-  nearest = difflib.get_close_matches(name, os.listdir(local_folder), n=1)
+  names = []
+  with contextlib.suppress(OSError):  # a folder may be accessible without permission to list it
+    names = os.listdir(local_folder)
+  nearest = difflib.get_close_matches(name, names, n=1)
   hint = f" (did you mean '{os.path.join(folder, nearest[0])}'?)" if nearest else ''
   return UserError(f'{path}: no such file{hint}')
