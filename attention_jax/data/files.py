@@ -98,8 +98,8 @@ def open_file(path: str) -> BinaryIO:
 
 
 def join_path(folder: str, path: str) -> str:
-  """Returns the path of a file of a task: below `folder`, unless it is absolute or begins with '~'."""
-  return os.path.join(folder, os.path.expanduser(path))
+  """Returns the path of a file of a task: below `folder`, unless it is absolute, begins with '~', or is a URL."""
+  return path if is_url(path) else os.path.join(folder, os.path.expanduser(path))
 
 
 def check_regular_file(path: str) -> None:
