@@ -49,7 +49,7 @@ from attention_jax.systems.base import (
   Log,
   System,
   check_parameter_options,
-  describe_implementation,
+  describe_decoder_implementation,
   parse_rows,
   trace_loss,
 )
@@ -215,7 +215,7 @@ class CaptioningSystem(System):
 
   @property
   def implementation(self) -> str:
-    return describe_implementation(self.model.decoder.attention)
+    return describe_decoder_implementation(self.model.decoder)
 
   def save(self, folder: str) -> list[str]:
     path = self.vocabulary.save(folder, 'target')

@@ -45,7 +45,9 @@ def trained(tmp_path_factory):
 def test_results_and_hypotheses(trained):
   folder, out = trained
   assert 'test: 16 pictures (64 x 64 x 3), 16 captions' in out
-  results = json.loads((folder / 'results.json').read_text())['results']
+  record = json.loads((folder / 'results.json').read_text())
+  assert record['implementation'] == 'auto (xla, one query at a time)'
+  results = record['results']
   assert set(results['test']) == {'loss', 'accuracy', 'exact_match', 'bleu', 'entropy', 'pointing', 'pointing_words'}
   boxes = [box for scene in shapes.generate('test') for box in scene.boxes if box]
   assert results['test']['pointing_words']['signature'].endswith(f'words:{len(boxes)}')
