@@ -233,7 +233,7 @@ class CaptioningSystem(System):
     for name, encoded in self.encoded.items():
       check_any_row_fits(name, assign_lengths(encoded, self._lengths))
     select = self.config['training']['select']
-    if select in POINTING_METRICS and self.pictures['validation'].boxes is None:
+    if select in POINTING_METRICS and 'validation' in self.splits and self.pictures['validation'].boxes is None:
       raise UserError(f'training.select={select!r} needs gold boxes, but the validation split has none')
     dtype = self.pictures['train'].pictures.dtype
     expected_dtype = self.model.encoder.input_dtype
