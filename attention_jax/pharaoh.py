@@ -70,11 +70,12 @@ def parse_pharaoh(
     line, where, lengths, unit: as for `parse_gold`.
 
   Raises:
-    UserError: as `parse_gold`, and for a possible link.
+    UserError: as `parse_gold`, and for a link that is only possible.
   """
   gold = parse_gold(line, where, lengths, unit)
-  if len(gold.possible) > len(gold.sure):
-    source, target = next(link for link in gold.possible if link not in gold.sure)
+  sure = set(gold.sure)
+  if only_possible := [link for link in gold.possible if link not in sure]:
+    source, target = only_possible[0]
     raise UserError(f"{where}: expected links such as '0-0', got the possible link '{source}?{target}'")
   return gold.sure
 

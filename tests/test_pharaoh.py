@@ -28,6 +28,10 @@ def test_sure_and_possible_links_of_a_line():
     parse_pharaoh('1-0 2?1', 'a')
 
 
+def test_a_link_that_is_sure_and_possible_is_sure():
+  assert parse_pharaoh('1-0 1?0 2-1') == ((1, 0), (2, 1))
+
+
 def test_links_keep_the_order_of_the_line():
   assert parse_pharaoh(' 2-1  0-0 2-1') == ((2, 1), (0, 0), (2, 1))
   assert parse_pharaoh('') == ()

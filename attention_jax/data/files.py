@@ -87,6 +87,7 @@ def open_file(path: str) -> BinaryIO:
 
   Raises:
     OSError: if it cannot be read.
+    ValueError: for a NUL character in the path.
     UserError: for a pipe or a device, and for a URL that cannot be read.
   """
   if is_url(path):
@@ -97,8 +98,8 @@ def open_file(path: str) -> BinaryIO:
 
 
 def join_path(folder: str, path: str) -> str:
-  """Returns the path of a file of a task: below `folder`, unless it is absolute or begins with '~'."""
-  return os.path.join(folder, os.path.expanduser(path))
+  """Returns the path of a file of a task: below `folder`, unless it is absolute, begins with '~', or is a URL."""
+  return path if is_url(path) else os.path.join(folder, os.path.expanduser(path))
 
 
 def check_regular_file(path: str) -> None:
@@ -165,6 +166,9 @@ def _missing_file_error(path: str) -> UserError:
   local_folder = os.path.expanduser(folder) or '.'
   if not os.path.isdir(local_folder):
     return UserError(f"{path}: no such file (there is no folder '{folder}')")
-  nearest = difflib.get_close_matches(name, os.listdir(local_folder), n=1)
+  names = []
+  with contextlib.suppress(OSError):  # a folder may be accessible without permission to list it
+    names = os.listdir(local_folder)
+  nearest = difflib.get_close_matches(name, names, n=1)
   hint = f" (did you mean '{os.path.join(folder, nearest[0])}'?)" if nearest else ''
   return UserError(f'{path}: no such file{hint}')

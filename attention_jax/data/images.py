@@ -48,7 +48,7 @@ def read_image(path: str, size: int, where: str = '', max_upscale: float = 4.0) 
     raise UserError(f'{where}{error}') from error
   except FileNotFoundError as error:
     raise UserError(f'{where}{path}: no such file') from error
-  except OSError as error:
+  except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
     raise UserError(f'{where}{path}: cannot be read as an image ({error})') from error
   try:
     with file, Image.open(file) as image:

@@ -13,7 +13,7 @@ from attention_jax.errors import UserError
 from attention_jax.tokens import SPECIAL_TOKENS, UNK
 
 ITERATIONS = 5  # of expectation maximisation
-MAX_LINKS = 30_000_000  # pairs of a source and a target token of one row; their memory is about 40 bytes each
+MAX_LINKS = 30_000_000  # pairs of a source and a target token of one row; about 75 bytes each at the peak of memory
 SHORTLIST_MULTIPLE = 512  # tokens; each size of a shortlist is one compilation
 
 

@@ -27,7 +27,7 @@ def split(texts: Sequence[str], *, language: str = 'en', whole: bool = False, ht
     html: whether texts contain tags and entities such as '<br />' and '&amp;'; tags end a word.
 
   Raises:
-    UserError: for a language that spaCy does not support.
+    UserError: for a language that spaCy does not support, or whose tokenizer needs a package that is not installed.
   """
   import spacy
 
@@ -48,9 +48,13 @@ def _split(texts: Sequence[str], language: str, whole: bool, html: bool) -> list
   import spacy
 
   try:
-    pipeline = spacy.blank(language)
+    spacy.util.get_lang_class(language)
   except ImportError as error:
     raise UserError(f'unknown language {language!r} of spaCy; expected a code such as en, de, fr or zh') from error
+  try:
+    pipeline = spacy.blank(language)
+  except ImportError as error:
+    raise UserError(f'language {language!r} of spaCy needs a package that is not installed: {error}') from error
   pipeline.max_length = max(map(len, texts), default=0) + 1  # a limit for parsers, which are not used
   if not whole:
     pipeline.add_pipe('sentencizer')

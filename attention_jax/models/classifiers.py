@@ -192,7 +192,8 @@ class Decomposable(Classifier):
     """
     if source.shape[1] != 2:
       raise UserError(
-        f'decomposable: documents must have 2 texts, got {source.shape[1]}; set config.data.buckets to (2, words)'
+        f'decomposable: documents must have 2 texts, got {source.shape[1]}; '
+        'expected config.data.buckets of (2, words), such as ((2, 20),)'
       )
     batch, _, width = source.shape
     attend = _Layers(self.width, self.dropout, self.dtype, name='attend')

@@ -1,4 +1,4 @@
-"""Adaptive computation time: a recurrence that repeats its update until it decides to halt. Graves 2016."""
+"""Adaptive computation time: a recurrence that repeats its update until it halts. Graves 2016."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -24,7 +24,7 @@ class Ponder(NamedTuple):
 
 
 class _Progress(NamedTuple):
-  """Progress of one step: the newest state, weighted sum of all states, and for each row [B] the rest."""
+  """Progress of one step: the newest state, the weighted sum of all states, and the other fields for each row [B]."""
 
   state: State
   mean: State

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended
+from attention_jax.functional.masking import zero_masked
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import init_row_params, lookup
 from attention_jax.kernels.api import attend
@@ -81,7 +82,7 @@ def attend_heads(
   """Attends as `Attention.parallel` does.
 
   Args:
-    params: as `init_heads` returns them, or those of `Attention`.
+    params: as `init_heads` returns them, or those of an `Attention` without biases, positions and `kv_heads`.
     query: [..., T, Dq]; the leading axes of query and encoded broadcast to each other.
     encoded: what is attended to, [..., S, D].
     mask: positions that may be attended to, broadcastable to [..., T, S].
@@ -91,8 +92,10 @@ def attend_heads(
     The context [..., T, F] of several heads, or [..., T, D] of one, and weights [..., N, T, S] or [..., T, S].
 
   Raises:
-    UserError: as `attend`, and for another width of `encoded` than that of the parameters.
+    UserError: as `attend`, for another width of `encoded` than that of the parameters, and for biases and kernels of
+      another number of heads for keys and values than for queries.
   """
+  _check_supported(params)
   kernels = {name: params[f'{name}_kernel']['kernel'] for name in ('query', 'key') if f'{name}_kernel' in params}
   variant_params = {name: params.get(f'{name}_params', {}) for name in ('score', 'alignment')}
   values = encoded[None]
@@ -100,7 +103,7 @@ def attend_heads(
     kernel = params['value_kernel']['kernel']
     if encoded.shape[-1] != kernel.shape[1]:
       raise UserError(f"attention: params['value_kernel'] {kernel.shape} does not project encoded {encoded.shape}")
-    values = jnp.einsum('...sd,ndf->n...sf', encoded, kernel)
+    values = jnp.einsum('...sd,ndf->n...sf', _zero_masked(encoded, mask), kernel)
   rngs = None if rng is None else jax.random.split(rng, values.shape[0])
 
   def attend_head(head_params: Any, value: jax.Array, rng: jax.Array | None) -> Attended:
@@ -111,4 +114,31 @@ def attend_heads(
   if 'join' not in params:
     return Attended(context[0], weights[0])
   joined = jnp.moveaxis(context, 0, -2).reshape(*context.shape[1:-1], -1) @ params['join']['kernel']
-  return Attended(joined, jnp.moveaxis(weights, 0, -3))
+  return Attended(joined, weights[0] if len(weights) == 1 else jnp.moveaxis(weights, 0, -3))
+
+
+def _check_supported(params: Mapping[str, Mapping[str, jax.Array]]) -> None:
+  """Raises UserError for parameters of `Attention` with biases or with `kv_heads`."""
+  if biased := [name for name, entry in params.items() if 'bias' in entry and 'kernel' in entry]:
+    raise UserError(f"attention: expected parameters of Attention with bias=False, got params['{biased[0]}']['bias']")
+  heads = [len(params[name]['kernel']) for name in ('query_kernel', 'key_kernel', 'value_kernel') if name in params]
+  if len(set(heads)) > 1:
+    raise UserError(f'attention: expected parameters of Attention with kv_heads=0, got kernels of {heads} heads')
+
+
+def _zero_masked(encoded: jax.Array, mask: jax.Array | None) -> jax.Array:
+  """Returns `encoded` [..., S, D] with zeros where the mask is False for every query that reads it.
+
+  The gradient of a projection would otherwise multiply by a NaN in masked positions.
+  """
+  if mask is None:
+    return encoded
+  mask = jnp.asarray(mask)
+  is_read = mask.any(-2) if mask.ndim > 1 else mask
+  shared_axes = max(0, is_read.ndim - (encoded.ndim - 1))
+  is_read = is_read.any(tuple(range(shared_axes)))
+  is_read = is_read.reshape((1,) * (encoded.ndim - 1 - is_read.ndim) + is_read.shape)
+  try:
+    return zero_masked(encoded, is_read)
+  except (TypeError, ValueError):  # `attend` reports a mask whose shape does not match
+    return encoded

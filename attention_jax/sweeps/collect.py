@@ -211,7 +211,8 @@ def collect_folders(folders: Sequence[Path]) -> list[SettingRuns]:
   Raises:
     UserError: for a folder without finished runs, and for the same folder twice.
   """
-  if repeated := [folder for i, folder in enumerate(folders) if folder in folders[:i]]:
+  resolved = [folder.expanduser().resolve() for folder in folders]
+  if repeated := [folder for i, folder in enumerate(folders) if resolved[i] in resolved[:i]]:
     raise UserError(f'expected different run folders, got {repeated[0]} twice')
   groups = [(folder, read_runs(folder)) for folder in folders]
   flat = [flatten_dict(runs[0].config, sep='.') for _, runs in groups]

@@ -334,3 +334,9 @@ def describe_implementation(attention: Attention, auto_choice: str = '') -> str:
     return attention.implementation
   choice = auto_choice or auto.describe_choice(attention.resolved_score, attention.resolved_alignment)
   return f'{attention.implementation} ({choice})'
+
+
+def describe_decoder_implementation(decoder: Any) -> str:
+  """Returns the name of the implementation of a decoder's attention; in a recurrence 'auto' computes single queries."""
+  in_recurrence = decoder.traits.attends_in_recurrence
+  return describe_implementation(decoder.attention, 'xla, one query at a time' if in_recurrence else '')

@@ -49,7 +49,7 @@ from attention_jax.systems.base import (
   Log,
   System,
   check_parameter_options,
-  describe_implementation,
+  describe_decoder_implementation,
   parse_rows,
   trace_loss,
 )
@@ -215,7 +215,7 @@ class CaptioningSystem(System):
 
   @property
   def implementation(self) -> str:
-    return describe_implementation(self.model.decoder.attention)
+    return describe_decoder_implementation(self.model.decoder)
 
   def save(self, folder: str) -> list[str]:
     path = self.vocabulary.save(folder, 'target')
@@ -233,7 +233,7 @@ class CaptioningSystem(System):
     for name, encoded in self.encoded.items():
       check_any_row_fits(name, assign_lengths(encoded, self._lengths))
     select = self.config['training']['select']
-    if select in POINTING_METRICS and self.pictures['validation'].boxes is None:
+    if select in POINTING_METRICS and 'validation' in self.splits and self.pictures['validation'].boxes is None:
       raise UserError(f'training.select={select!r} needs gold boxes, but the validation split has none')
     dtype = self.pictures['train'].pictures.dtype
     expected_dtype = self.model.encoder.input_dtype

@@ -38,7 +38,14 @@ from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig, build
 from attention_jax.modules.attention import Attention
 from attention_jax.specs import Count, NonNegative, OutputLength, Repeats, Size, check_fields, parse
-from attention_jax.systems.base import Config, Log, System, check_parameter_options, describe_implementation, trace_loss
+from attention_jax.systems.base import (
+  Config,
+  Log,
+  System,
+  check_parameter_options,
+  describe_decoder_implementation,
+  trace_loss,
+)
 from attention_jax.systems.lexicons import load_or_make_lexicon
 from attention_jax.systems.readings import read
 from attention_jax.systems.translation_checks import check_lengths, check_objective, check_shared_vocabulary
@@ -243,10 +250,7 @@ class TranslationSystem(System):
 
   @property
   def implementation(self) -> str:
-    decoder = self.model.decoder
-    return describe_implementation(
-      decoder.attention, 'xla, one query at a time' if decoder.traits.attends_in_recurrence else ''
-    )
+    return describe_decoder_implementation(self.model.decoder)
 
   def save(self, folder: str) -> list[str]:
     return tasks.save_vocabularies(self.config['data'], self.source_vocab, self.target_vocab, folder)

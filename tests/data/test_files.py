@@ -41,6 +41,16 @@ def test_missing_file_is_reported(write, tmp_path, monkeypatch):
   assert error_message(read_lines, 'nowhere/a') == "nowhere/a: no such file (there is no folder 'nowhere')"
 
 
+def test_a_missing_file_of_a_folder_that_cannot_be_listed_is_reported(write, monkeypatch):
+  def deny(folder):
+    raise PermissionError(13, 'Permission denied')
+
+  write('train.en', 'x\n')
+  monkeypatch.setattr('os.listdir', deny)
+  assert error_message(read_lines, 'trian.en') == 'trian.en: no such file'
+  assert error_message(read_arrays, 'trian.npz') == 'trian.npz: no such file'
+
+
 def test_a_tilde_stands_for_the_home_folder(tmp_path, monkeypatch):
   monkeypatch.setenv('HOME', str(tmp_path))
   (tmp_path / 'lines').write_text('x\n')

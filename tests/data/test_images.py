@@ -43,6 +43,8 @@ def test_small_and_damaged_images_are_reported(tmp_path):
     read_image(str(tmp_path / 'text.png'), 2)
   with pytest.raises(UserError, match=r'none.png: no such file$'):
     read_image(str(tmp_path / 'none.png'), 2)
+  with pytest.raises(UserError, match=r'cannot be read as an image .*null'):
+    read_image('a\0.png', 2)
   Image.fromarray(np.ones([4, 4], np.float32)).save(tmp_path / 'float.tif')
   with pytest.raises(UserError, match=r'^row 3: .*float.tif: pixels must be whole numbers, got floats$'):
     read_image(str(tmp_path / 'float.tif'), 2, 'row 3: ')

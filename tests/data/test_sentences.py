@@ -1,8 +1,12 @@
 """Sentences are split by spaCy, and cached."""
 
 import gzip
+import sys
+
+import pytest
 
 from attention_jax.data import sentences
+from attention_jax.errors import UserError
 
 
 def test_sentences_of_large_texts_are_cached(tmp_path, monkeypatch):
@@ -19,3 +23,11 @@ def test_sentences_of_large_texts_are_cached(tmp_path, monkeypatch):
   monkeypatch.setattr(sentences, 'MIN_CACHED_CHARACTERS', 10)
   path.write_bytes(gzip.compress(b'[')[:9])  # truncated: split again
   assert sentences.split(texts) == expected and sentences.split(texts, whole=True)[0] == ['one . two .']
+
+
+def test_unknown_languages_and_missing_tokenizers_are_reported(monkeypatch):
+  with pytest.raises(UserError, match=r"^unknown language 'qq' of spaCy; expected a code such as en"):
+    sentences.split(['One.'], language='qq')
+  monkeypatch.setitem(sys.modules, 'pythainlp', None)
+  with pytest.raises(UserError, match=r"^language 'th' of spaCy needs a package that is not installed: .*PyThaiNLP"):
+    sentences.split(['One.'], language='th')

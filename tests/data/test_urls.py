@@ -34,6 +34,8 @@ def test_a_task_is_read_from_a_folder_behind_a_url(folder):
   corpora = tasks.load_corpora({'task': spec, 'folder': folder})
   assert corpora['train'].source == ['eins zwei', 'drei']
   assert corpora['validation'].target == ['one two', 'three']
+  spec = f"text(train=('{folder}/train.de', '{folder}/train.en.gz'))"
+  assert tasks.load_corpora({'task': spec, 'folder': 'data'})['train'].target == ['one two', 'three']
 
 
 def test_arrays_and_images_are_read_from_urls(folder):

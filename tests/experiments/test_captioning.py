@@ -45,7 +45,9 @@ def trained(tmp_path_factory):
 def test_results_and_hypotheses(trained):
   folder, out = trained
   assert 'test: 16 pictures (64 x 64 x 3), 16 captions' in out
-  results = json.loads((folder / 'results.json').read_text())['results']
+  record = json.loads((folder / 'results.json').read_text())
+  assert record['implementation'] == 'auto (xla, one query at a time)'
+  results = record['results']
   assert set(results['test']) == {'loss', 'accuracy', 'exact_match', 'bleu', 'entropy', 'pointing', 'pointing_words'}
   boxes = [box for scene in shapes.generate('test') for box in scene.boxes if box]
   assert results['test']['pointing_words']['signature'].endswith(f'words:{len(boxes)}')
@@ -125,6 +127,21 @@ def test_hard_attention_is_trained_with_reinforce(tmp_path):
   assert result.code == 0, result.err
   records = [json.loads(line) for line in (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()]
   assert any(record.get('train/reinforce') for record in records)
+
+
+@pytest.mark.parametrize('splits', [('train',), ('train', 'validation')])
+def test_a_selection_by_boxes_without_boxes_in_the_validation_split(splits, tmp_path):
+  for split in splits:
+    Image.new('RGB', (64, 64), 'red').save(tmp_path / f'{split}.png')
+  rows = ['image,caption,split', *(f'{split}.png,red,{split}' for split in splits)]
+  (tmp_path / 'captions.csv').write_text('\n'.join(rows))
+  data = ["--config.data.task=captions(images='.')", f'--config.data.folder={tmp_path}', '--config.training.steps=1']
+  result = run('train', *ARGS, *data, '--config.training.select=pointing', f'--workdir={tmp_path}/run')
+  if 'validation' in splits:
+    message = "training.select='pointing' needs gold boxes, but the validation split has none"
+    assert result.code == 2 and result.err == f'error: {message}\n'
+  else:
+    assert result.code == 0 and 'no validation split: training.select' in result.out, result.err
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,10 @@ def test_weights_of_pairs_are_shown_as_the_mean_over_heads():
   [
     (['--config.model.pooling=attenton'], "unknown pooling 'attenton'"),
     (['--config.model.classifier=flatt'], "unknown classifier 'flatt'"),
-    (['--config.model.classifier=decomposable'], 'must have 2 texts, got 4; set config.data.buckets'),
+    (
+      ['--config.model.classifier=decomposable'],
+      'must have 2 texts, got 4; expected config.data.buckets of (2, words), such as ((2, 20),)',
+    ),
     (['--config.model.classifier=decomposable', '--config.data.buckets=((2, 16),)'], 'compares pairs of texts'),
     (
       ['--config.training.auxiliary=redundancy'],

@@ -115,7 +115,8 @@ def test_pair_output_is_independent_of_padding(pooling):
   assert_close(wide.logits, tight.logits)
   assert_close(wide.words[:, :, :5, :5], tight.words)
   assert not wide.words[:, :, 5:].any()  # masked words attend to nothing
-  with pytest.raises(UserError, match=r'documents must have 2 texts, got 3; set config.data.buckets to \(2, words\)'):
+  message = r'documents must have 2 texts, got 3; expected config.data.buckets of \(2, words\), such as \(\(2, 20\),\)'
+  with pytest.raises(UserError, match=message):
     jax.eval_shape(model.apply, params, SOURCE, MASK)
 
 

@@ -31,10 +31,10 @@ def inputs():
   return query, encoded, aj.padding_mask(jnp.array([S, 4, 1]), S)
 
 
-def linen(score, alignment, heads):
+def linen(score, alignment, heads, **options):
   """Parameters of the Linen module, and its result."""
   query, encoded, mask = inputs()
-  module = aj.Attention(score, alignment, features=FEATURES, heads=heads)
+  module = aj.Attention(score, alignment, features=FEATURES, heads=heads, **options)
 
   def run(module):
     return module.parallel(query, module.remember(encoded, mask))
@@ -116,3 +116,46 @@ def test_shapes_that_do_not_match_are_errors_in_one_line():
     aj.UserError, match=r"params\['value_kernel'\] \(2, 13, 2\) does not project encoded \(3, 7, 11\)"
   ):
     attend_heads(params, query, encoded[..., :DQ])
+
+
+@pytest.mark.parametrize('shared', [False, True])
+def test_masked_content_reaches_no_gradient(shared):
+  query, encoded, mask = inputs()
+  if shared:
+    encoded = encoded[1]
+    mask = mask[1:2]
+  params = init_heads(jax.random.key(0), query=DQ, key=DK, features=FEATURES, heads=2)
+
+  @jax.jit
+  def gradient(encoded):
+    return jax.grad(lambda params: attend_heads(params, query, encoded, mask[:, None]).context.sum())(params)
+
+  dirty = jnp.where(mask.reshape(*encoded.shape[:-1], 1), encoded, jnp.nan)
+  jax.tree.map(np.testing.assert_array_equal, gradient(dirty), gradient(jnp.nan_to_num(dirty)))
+
+
+def test_a_mask_of_another_length_is_an_error_in_one_line():
+  query, encoded, mask = inputs()
+  params = init_heads(jax.random.key(0), query=DQ, key=DK, features=FEATURES, heads=2)
+  with pytest.raises(aj.UserError, match=r'attend: mask \(3, 1, 6\) does not broadcast to'):
+    attend_heads(params, query, encoded, mask[:, None, 1:])
+
+
+def test_parameters_of_a_linen_module_with_one_projected_value():
+  query, encoded, mask = inputs()
+  params, expected = linen('scaled_dot', 'softmax', 1, project_values=True)
+  assert_equal(attend_heads(params, query, encoded, mask[:, None], score='scaled_dot'), expected)
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'bias': True}, r"bias=False, got params\['\w+'\]\['bias'\]"),
+    ({'kv_heads': 1}, r'kv_heads=0, got kernels of \[2, 1, 1\] heads'),
+  ],
+)
+def test_parameters_that_are_not_supported_are_errors(options, message):
+  query, encoded, mask = inputs()
+  params, _ = linen('scaled_dot', 'softmax', 2, **options)
+  with pytest.raises(aj.UserError, match=message):
+    attend_heads(params, query, encoded, mask[:, None], score='scaled_dot')

@@ -34,6 +34,9 @@ def test_any_finished_runs_are_compared(tmp_path):
   assert settings[1].factors == {'model.embedding': 16}
   with pytest.raises(UserError, match=f'got {re.escape(str(first))} twice'):
     collect_folders([first, first])
+  same = first.parent / '..' / 'x' / 'a'
+  with pytest.raises(UserError, match=f'got {re.escape(str(same))} twice'):
+    collect_folders([first, same])
   with pytest.raises(UserError, match='expected at least two run folders'):
     folders_report([first], NO_ROWS, print)
   add_file_digests(second, ['config.json'])  # as a start with more updates does
