@@ -192,6 +192,7 @@ def _read_jsonl(path: str, fields: tuple[str, ...], label: str, language: str, h
     if not isinstance(row[label], str | int) or isinstance(row[label], bool) or row[label] == '':
       raise UserError(f'{where}: {label} must be a non-empty string or a whole number, got {row[label]!r}')
     labels.append(str(row[label]))
+    _check_text(labels[-1], label, where)
   return _split_sentences(texts, labels, path, range(1, len(texts) + 1), language, html)
 
 

@@ -126,6 +126,8 @@ def test_options_of_another_type_are_reported(options, message):
       [*ROWS, {'text': 'a', 'label': None}],
       'train.jsonl:3: label must be a non-empty string or a whole number, got None',
     ),
+    ([*ROWS, {'text': 'a \ud800', 'label': 1}], 'train.jsonl:3: text contains an unpaired surrogate'),
+    ([*ROWS, {'text': 'a', 'label': '\ud800'}], 'train.jsonl:3: label contains an unpaired surrogate'),
     (ROWS[:1], "expected at least two labels, but every label is '1'"),
   ],
 )
