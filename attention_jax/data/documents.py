@@ -152,22 +152,22 @@ def load_documents(config: Mapping[str, Any]) -> dict[str, Documents]:
 
 
 def parse_documents(
-  lines: Sequence[str], name: str, config: Mapping[str, Any], *, pairs: bool, label: str, first: int = 1
+  lines: Sequence[str], name: str, config: Mapping[str, Any], *, label: str, first: int = 1
 ) -> Documents:
   """Returns lines of text as documents, with the options of the task.
 
   Args:
-    lines: one text each, or two with a tab between them.
+    lines: one text each, or, if the task has pairs of texts, two with a tab between them.
     name: the name of the input in errors.
     config: the config of the data, of which `task` is read.
-    pairs: whether each line has two texts.
     label: the label of every document.
     first: the number of the first line in errors.
 
   Raises:
     UserError: for an empty text, and for a line that is not a pair.
   """
-  _, _, options = bind(config['task'], DOCUMENTS, 'task')
+  _, row, options = bind(config['task'], DOCUMENTS, 'task')
+  pairs = row is entailment or not isinstance(options.get('text', ''), str)
   texts = [line.split('\t') if pairs else [line] for line in lines]
   for number, line_texts in enumerate(texts, first):
     if len(line_texts) != 1 + pairs:

@@ -301,8 +301,7 @@ class ClassificationSystem(System):
     return outputs
 
   def _parse_documents(self, lines: Sequence[str], name: str, first: int = 1) -> Documents:
-    pairs = self.model.takes_pairs
-    return parse_documents(lines, name, self.config['data'], pairs=pairs, label=self.labels[0], first=first)
+    return parse_documents(lines, name, self.config['data'], label=self.labels[0], first=first)
 
   @property
   def _buckets(self) -> tuple[tuple[int, int], ...]:

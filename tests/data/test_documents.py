@@ -148,12 +148,20 @@ def test_labels_and_languages_that_are_unknown_are_reported(tmp_path):
 
 def test_parse_documents_uses_the_options_of_the_task():
   config = {'task': "jsonl(train='a.jsonl', html=True)", 'folder': ''}
-  texts = parse_documents(['It<br />was. We left.'], 'stdin', config, pairs=False, label='x', first=7)
+  texts = parse_documents(['It<br />was. We left.'], 'stdin', config, label='x', first=7)
   assert texts.sentences == [['it was .', 'we left .']] and texts.labels == ['x'] and texts.location(0) == 'stdin:7'
-  pairs = parse_documents(['A dog. Runs.\tIt moves.'], 'stdin', {'task': 'entailment'}, pairs=True, label='x')
+  pairs = parse_documents(['A dog. Runs.\tIt moves.'], 'stdin', {'task': 'entailment'}, label='x')
   assert pairs.pairs and pairs.sentences == [['a dog . runs .', 'it moves .']]
   for line in ('one', 'one\ttwo\tthree'):
     with pytest.raises(
       UserError, match=f'stdin:2: expected two texts with a tab between them, got {len(line.split())}'
     ):
-      parse_documents(['a\tb', line], 'stdin', {'task': 'entailment'}, pairs=True, label='x')
+      parse_documents(['a\tb', line], 'stdin', {'task': 'entailment'}, label='x')
+
+
+def test_lines_of_a_task_of_pairs_are_read_as_its_files_are(tmp_path):
+  """Whether or not the classifier compares the two texts."""
+  write_jsonl(tmp_path, [{'a': 'One. Two', 'b': 'Three', 'label': label} for label in 'xy'])
+  config = {'task': "jsonl(train='train.jsonl', text=('a', 'b'))", 'folder': str(tmp_path)}
+  documents = parse_documents(['One. Two\tThree'], 'stdin', config, label='x')
+  assert documents.pairs and documents.sentences == load_documents(config)['train'].sentences[:1]
