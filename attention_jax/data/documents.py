@@ -90,7 +90,9 @@ def tfds(
   language: str = 'en',
   html: bool = False,
 ) -> dict[str, Documents]:
-  """A tfds set with texts and class labels, such as 'imdb_reviews' or 'yelp_polarity_reviews'.
+  """A tfds set with texts and labels, such as 'imdb_reviews' or 'yelp_polarity_reviews'.
+
+  A test split without labels, which tfds numbers -1, is left out: that of 'glue/sst2' has none.
 
   Args:
     folder: the folder of tfds data sets.
@@ -101,7 +103,8 @@ def tfds(
     language, html: see sentences.split.
 
   Raises:
-    UserError: for a data set that is not prepared or lacks one of the features, and for an empty text.
+    UserError: for a data set that is not prepared or lacks one of the features; naming the row, for an empty text,
+      a missing label, and a text that is none or not UTF-8.
   """
   builder = open_tfds_set(folder, name)
   for field in (text, label):
@@ -110,10 +113,33 @@ def tfds(
   splits = {}
   for split, part in tfds_split_parts(builder, name, validation).items():
     rows = list(TfdsRows(builder, part))
-    texts = [[row[text].decode('utf-8')] for row in rows]
-    labels = [str(label_names[int(row[label])] if label_names else row[label]) for row in rows]
+    if split == 'test' and label_names and all(row[label] < 0 for row in rows):
+      continue
+    texts = []
+    labels = []
+    for number, row in enumerate(rows):
+      where = f'{name} {part}:{number}'
+      texts.append([_decode_text(row[text], text, where)])
+      labels.append(_tfds_label(row[label], label_names, label, where))
     splits[split] = _split_sentences(texts, labels, f'{name} {part}', range(len(rows)), language, html)
   return splits
+
+
+def _decode_text(value: Any, feature: str, where: str) -> str:
+  """The text of a feature of tfds, which stores texts as bytes. Raises UserError for anything but UTF-8."""
+  try:
+    return value.decode('utf-8')
+  except (AttributeError, UnicodeDecodeError):
+    raise UserError(f'{where}: {feature} must be a text in UTF-8, got {value!r}') from None
+
+
+def _tfds_label(value: Any, names: Sequence[str] | None, feature: str, where: str) -> str:
+  """The label of a row of tfds, or the name of its class. Raises UserError for a missing label."""
+  if isinstance(value, bytes):
+    return _decode_text(value, feature, where)
+  if names and value < 0:
+    raise UserError(f'{where}: {feature} is missing (class {value})')
+  return names[value] if names else str(value)
 
 
 def entailment(folder: str, *, seed: int = 0) -> dict[str, Documents]:

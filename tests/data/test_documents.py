@@ -67,6 +67,42 @@ def test_tfds_splits(prepared, options, sizes):
     assert not {str(s) for s in splits['train'].sentences} & {str(s) for s in splits['validation'].sentences}
 
 
+def test_rows_of_tfds_without_labels_or_texts(tmp_path):
+  """tfds numbers a missing label -1."""
+
+  def features(tfds):
+    text = tfds.features.Text()
+    return tfds.features.FeaturesDict(
+      {'text': text, 'label': tfds.features.ClassLabel(names=['bad', 'good']), 'class_name': text}
+    )
+
+  def load(options=''):
+    return load_documents({'task': f"tfds(name='tiny/unlabelled'{options})", 'folder': str(tmp_path)})
+
+  labels = {'train': [0, 1], 'validation': [1, -1], 'test': [-1, -1]}
+  rows = {
+    split: [{'text': 'a', 'label': i, 'class_name': f'c{n}'} for n, i in enumerate(values)]
+    for split, values in labels.items()
+  }
+  write_tfds_set(tmp_path, features, rows, 'unlabelled')
+  with pytest.raises(UserError, match=r'^tiny/unlabelled validation:\d: label is missing \(class -1\)$'):
+    load()
+  with pytest.raises(UserError, match=r'^tiny/unlabelled train:0: label must be a text in UTF-8, got [01]$'):
+    load(", text='label'")
+  assert set(load(", label='class_name'")['test'].labels) == {'c0', 'c1'}
+
+
+def test_a_test_split_of_tfds_without_labels_is_left_out(tmp_path):
+  def features(tfds):
+    return tfds.features.FeaturesDict({'text': tfds.features.Text(), 'label': tfds.features.ClassLabel(num_classes=2)})
+
+  rows = {
+    split: [{'text': 'a', 'label': i} for i in labels] for split, labels in {'train': [0, 1], 'test': [-1]}.items()
+  }
+  write_tfds_set(tmp_path, features, rows, 'no_test')
+  assert set(load_documents({'task': "tfds(name='tiny/no_test')", 'folder': str(tmp_path)})) == {'train'}
+
+
 # Parts of tfds splits that cannot be read, have no examples, or leave none for training.
 UNUSABLE_PARTS = ['train', 'train[0:]', 'train[99%:]', 'train[5:5]', 'train[-5000:]', 'train[5]', 'test[x]', 'test[9:]']
 
