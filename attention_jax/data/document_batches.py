@@ -1,5 +1,6 @@
 """Labelled documents as ids of the words of their sentences, and batches of them, pure functions of (seed, step)."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -182,6 +183,7 @@ class DocumentBatches:
   """Endless training batches of one split: `batches[step]` for any step >= 0, see batching.BatchOrder."""
 
   shape_names = 'rows, sentences, words'
+  min_row_size = math.prod
 
   def __init__(
     self,
