@@ -310,8 +310,8 @@ class ClassificationSystem(System):
   def _read(self, sentences: Sequence[str], pairs: bool) -> ReadDocument:
     joined = self.config['data']['joined']
     largest = largest_bucket(self._buckets)
-    pieces, num_unread = cut_document(sentences, self.vocabulary, largest, joined=joined, pairs=pairs)
-    return ReadDocument([tokens for tokens, _ in pieces], num_unread)
+    pieces, num_unread = cut_document(sentences, self.vocabulary.tokenize, largest, joined=joined, pairs=pairs)
+    return ReadDocument(pieces, num_unread)
 
   def _encode(self, documents: Documents) -> EncodedDocuments:
     largest = largest_bucket(self._buckets)
