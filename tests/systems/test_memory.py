@@ -1,5 +1,6 @@
 """Configs that need more memory than there is are reported before anything is allocated, with the bytes."""
 
+import contextlib
 import types
 
 import jax
@@ -41,6 +42,15 @@ def test_parameters_gradients_and_optimizer(config, average, rows, fits):
     message = r'need at least 1,\d+ bytes .* the largest array is embedding \[6\d\]; lower the sizes of config.model'
     with pytest.raises(UserError, match=message):
       memory.check_state_memory(config, params)
+
+
+@pytest.mark.parametrize(('rows', 'fits'), [(40, True), (45, False)])
+def test_the_gradients_of_several_runs_need_not_exist_at_once(config, rows, fits):
+  config['seeds'] = 5
+  config['training'] |= {'optimizer': 'sgd', 'schedule': 'constant(rate=0.1)'}
+  params = {'embedding': jax.ShapeDtypeStruct((rows,), jnp.float32)}
+  with contextlib.nullcontext() if fits else pytest.raises(UserError, match=r'need at least 1,\d+ bytes'):
+    memory.check_state_memory(config, params)
 
 
 def test_batches(config):
