@@ -211,7 +211,7 @@ def _read_jsonl(path: str, fields: tuple[str, ...], label: str, language: str, h
     row = _parse_object(line, where)
     for field in (*fields, label):
       if field not in row:
-        raise UserError(f"{where}: no field '{field}'; it has: {', '.join(row)}")
+        raise UserError(f"{where}: no field '{field}'; it has: {', '.join(row) or 'none'}")
     for field in fields:
       _check_text(row[field], field, where)
     texts.append([row[field] for field in fields])

@@ -152,6 +152,7 @@ def test_options_of_another_type_are_reported(options, message):
     ([*ROWS, '[' * 100_000], 'train.jsonl:3: invalid JSON'),
     ([*ROWS, '[1]'], "train.jsonl:3: expected a JSON object, got '[1]'"),
     ([*ROWS, {'label': 1}], "train.jsonl:3: no field 'text'; it has: label"),
+    ([*ROWS, {}], "train.jsonl:3: no field 'text'; it has: none"),
     ([*ROWS, {'text': ' <p> ', 'label': 1}], 'train.jsonl:3: the text is empty'),
     ([*ROWS, {'text': 3, 'label': 1}], 'train.jsonl:3: text must be a string, got 3'),
     (
