@@ -34,3 +34,9 @@ def test_every_preset_and_config_is_named():
   presets = {preset for table in PRESETS.values() for preset in table}
   configs = {path.stem for path in (ROOT / 'configs').glob('[a-z]*.py')}
   assert [name for name in sorted(presets | configs) if f'`{name}`' not in documents] == []
+
+
+def test_tables_of_presets_leave_out_only_the_attention_of_models_without_attention():
+  section = documentation.variants_page().partition('## Presets')[2]
+  incomplete = [line.split('`')[1] for line in section.splitlines() if line.startswith('| `') and '|  |' in line]
+  assert incomplete == ['sutskever2014', 'sutskever2014_mapped', 'cho2014']

@@ -43,17 +43,22 @@ def probe_accuracy(train: Sequence[Sentence], test: Sequence[Sentence], offset: 
     The accuracy on the test sentences, 0 to 1, over the positions that have such a neighbour.
 
   Raises:
-    UserError: if fewer than two different tokens occur among the training sentences.
+    UserError: if fewer than two different tokens occur among the training sentences, or none among the test sentences.
   """
   states, tokens = _neighbours(train, offset)
   if len(np.unique(tokens)) < 2:
     raise UserError(f'a probe at offset {offset} needs at least two different tokens, got {len(np.unique(tokens))}')
+  test_states, test_tokens = _neighbours(test, offset)
+  if not len(test_tokens):
+    raise UserError(f'a probe at offset {offset} needs at least one token to be tested on, got none')
   probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=ITERATIONS))
-  return float(probe.fit(states, tokens).score(*_neighbours(test, offset)))
+  return float(probe.fit(states, tokens).score(test_states, test_tokens))
 
 
 def _neighbours(sentences: Sequence[Sentence], offset: int) -> tuple[np.ndarray, np.ndarray]:
   """The states that have a token at the offset, [n, D], and these tokens, [n]."""
+  if not sentences:
+    return np.zeros((0, 0)), np.zeros(0, int)
   states = []
   tokens = []
   for sentence in sentences:
@@ -101,7 +106,16 @@ def guided_predictions(
     features: [n, V], of `weighted_counts`.
     labels: [n].
     test_features: [m, V].
+
+  Raises:
+    UserError: for fewer examples than folds of the cross-validation, or equal labels.
   """
+  num_labels = len(np.unique(labels))
+  if len(labels) < FOLDS or num_labels < 2:
+    raise UserError(
+      f'a guided probe needs at least {FOLDS} examples with at least two different labels, got {len(labels)} with '
+      f'{num_labels}'
+    )
   folds = KFold(FOLDS, shuffle=True, random_state=0)
   search = GridSearchCV(LogisticRegression(max_iter=ITERATIONS), {'C': REGULARISATION}, cv=folds)
   return search.fit(features, labels).predict(test_features)

@@ -203,6 +203,7 @@ class Batches:
   """Endless training batches of one split of pairs: `batches[step]` for any step >= 0, see BatchOrder."""
 
   shape_names = 'rows, source, target'
+  min_row_size = sum
 
   def __init__(
     self,

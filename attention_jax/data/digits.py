@@ -286,6 +286,7 @@ class DigitBatches:
   """Endless training batches of one split, see batching.BatchOrder. Positions are drawn anew in each epoch."""
 
   shape_names = 'rows, height, width'
+  min_row_size = sum
 
   def __init__(self, split: Digits, size: int, seed: int = 0, share: Share = EVERYTHING):
     """Assigns the rows of a split to batches; for size, seed and share see batching.BatchOrder."""

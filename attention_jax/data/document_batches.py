@@ -1,7 +1,9 @@
 """Labelled documents as ids of the words of their sentences, and batches of them, pure functions of (seed, step)."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError
 from attention_jax.tokens import PAD, UNK
 
+Token = TypeVar('Token')  # a token, or its id
 DocumentBuckets = tuple[tuple[int, int], ...]
 
 
@@ -68,19 +71,19 @@ class LabelledBatch(NamedTuple):
 
 
 def cut_document(
-  sentences: Sequence[str], vocabulary: Vocabulary, limits: tuple[int, int], *, joined: bool, pairs: bool
-) -> tuple[list[tuple[list[str], list[int]]], int]:
+  sentences: Sequence[str], split: Callable[[str], list[Token]], limits: tuple[int, int], *, joined: bool, pairs: bool
+) -> tuple[list[list[Token]], int]:
   """Fits a document into (sentences, words): longer sentences become several, further ones are left out.
 
   Args:
     sentences: the sentences of the document.
-    vocabulary: splits sentences into tokens.
+    split: splits a sentence into tokens, or into their ids.
     limits: maximum number of sentences, and of words in each.
     joined: whether the document is read as one sentence, of which the first limits[1] words are kept.
     pairs: whether the document is a pair of texts; the first limits[1] words of each are kept.
 
   Returns:
-    (tokens, ids) of each sentence, and the number of tokens that are left out.
+    The tokens of each sentence, and the number of tokens that are left out.
   """
   max_sentences, max_words = limits
   if joined:
@@ -88,15 +91,14 @@ def cut_document(
   pieces = []
   num_tokens = 0
   for sentence in sentences:
-    tokens = vocabulary.tokenize(sentence)
-    ids = vocabulary.encode(sentence)
-    num_tokens += len(ids)
-    starts = range(0, len(ids), max_words)
+    tokens = split(sentence)
+    num_tokens += len(tokens)
+    starts = range(0, len(tokens), max_words)
     if joined or pairs:
       starts = starts[:1]
-    pieces += [(tokens[start : start + max_words], ids[start : start + max_words]) for start in starts]
+    pieces += [tokens[start : start + max_words] for start in starts]
   pieces = pieces[:max_sentences]
-  return pieces, num_tokens - sum(len(ids) for _, ids in pieces)
+  return pieces, num_tokens - sum(map(len, pieces))
 
 
 def encode_documents(
@@ -120,12 +122,12 @@ def encode_documents(
   document_lengths = []
   num_truncated_words = 0
   for row, sentences in enumerate(documents.sentences):
-    pieces, num_left_out = cut_document(sentences, vocabulary, limits, joined=joined, pairs=documents.pairs)
+    pieces, num_left_out = cut_document(sentences, vocabulary.encode, limits, joined=joined, pairs=documents.pairs)
     if len(pieces) < min_pieces:
       raise UserError(f'{documents.location(row)}: the text has no token, got {" ".join(sentences)[:40]!r}')
     num_truncated_words += num_left_out
-    flat += [id for _, ids in pieces for id in ids]
-    sentence_lengths += [len(ids) for _, ids in pieces]
+    flat += itertools.chain.from_iterable(pieces)
+    sentence_lengths += map(len, pieces)
     document_lengths.append(len(pieces))
   label_ids = {label: i for i, label in enumerate(labels)}
   return EncodedDocuments(
@@ -182,6 +184,7 @@ class DocumentBatches:
   """Endless training batches of one split: `batches[step]` for any step >= 0, see batching.BatchOrder."""
 
   shape_names = 'rows, sentences, words'
+  min_row_size = math.prod
 
   def __init__(
     self,

@@ -90,7 +90,9 @@ def tfds(
   language: str = 'en',
   html: bool = False,
 ) -> dict[str, Documents]:
-  """A tfds set with texts and class labels, such as 'imdb_reviews' or 'yelp_polarity_reviews'.
+  """A tfds set with texts and labels, such as 'imdb_reviews' or 'yelp_polarity_reviews'.
+
+  A test split without labels, which tfds numbers -1, is left out: that of 'glue/sst2' has none.
 
   Args:
     folder: the folder of tfds data sets.
@@ -101,7 +103,8 @@ def tfds(
     language, html: see sentences.split.
 
   Raises:
-    UserError: for a data set that is not prepared or lacks one of the features, and for an empty text.
+    UserError: for a data set that is not prepared or lacks one of the features; naming the row, for an empty text,
+      a missing label, and a text that is none or not UTF-8.
   """
   builder = open_tfds_set(folder, name)
   for field in (text, label):
@@ -110,10 +113,33 @@ def tfds(
   splits = {}
   for split, part in tfds_split_parts(builder, name, validation).items():
     rows = list(TfdsRows(builder, part))
-    texts = [[row[text].decode('utf-8')] for row in rows]
-    labels = [str(label_names[int(row[label])] if label_names else row[label]) for row in rows]
+    if split == 'test' and label_names and all(row[label] < 0 for row in rows):
+      continue
+    texts = []
+    labels = []
+    for number, row in enumerate(rows):
+      where = f'{name} {part}:{number}'
+      texts.append([_decode_text(row[text], text, where)])
+      labels.append(_tfds_label(row[label], label_names, label, where))
     splits[split] = _split_sentences(texts, labels, f'{name} {part}', range(len(rows)), language, html)
   return splits
+
+
+def _decode_text(value: Any, feature: str, where: str) -> str:
+  """The text of a feature of tfds, which stores texts as bytes. Raises UserError for anything but UTF-8."""
+  try:
+    return value.decode('utf-8')
+  except (AttributeError, UnicodeDecodeError):
+    raise UserError(f'{where}: {feature} must be a text in UTF-8, got {value!r}') from None
+
+
+def _tfds_label(value: Any, names: Sequence[str] | None, feature: str, where: str) -> str:
+  """The label of a row of tfds, or the name of its class. Raises UserError for a missing label."""
+  if isinstance(value, bytes):
+    return _decode_text(value, feature, where)
+  if names and value < 0:
+    raise UserError(f'{where}: {feature} is missing (class {value})')
+  return names[value] if names else str(value)
 
 
 def entailment(folder: str, *, seed: int = 0) -> dict[str, Documents]:
@@ -152,22 +178,22 @@ def load_documents(config: Mapping[str, Any]) -> dict[str, Documents]:
 
 
 def parse_documents(
-  lines: Sequence[str], name: str, config: Mapping[str, Any], *, pairs: bool, label: str, first: int = 1
+  lines: Sequence[str], name: str, config: Mapping[str, Any], *, label: str, first: int = 1
 ) -> Documents:
   """Returns lines of text as documents, with the options of the task.
 
   Args:
-    lines: one text each, or two with a tab between them.
+    lines: one text each, or, if the task has pairs of texts, two with a tab between them.
     name: the name of the input in errors.
     config: the config of the data, of which `task` is read.
-    pairs: whether each line has two texts.
     label: the label of every document.
     first: the number of the first line in errors.
 
   Raises:
     UserError: for an empty text, and for a line that is not a pair.
   """
-  _, _, options = bind(config['task'], DOCUMENTS, 'task')
+  _, row, options = bind(config['task'], DOCUMENTS, 'task')
+  pairs = row is entailment or not isinstance(options.get('text', ''), str)
   texts = [line.split('\t') if pairs else [line] for line in lines]
   for number, line_texts in enumerate(texts, first):
     if len(line_texts) != 1 + pairs:
@@ -185,13 +211,14 @@ def _read_jsonl(path: str, fields: tuple[str, ...], label: str, language: str, h
     row = _parse_object(line, where)
     for field in (*fields, label):
       if field not in row:
-        raise UserError(f"{where}: no field '{field}'; it has: {', '.join(row)}")
+        raise UserError(f"{where}: no field '{field}'; it has: {', '.join(row) or 'none'}")
     for field in fields:
       _check_text(row[field], field, where)
     texts.append([row[field] for field in fields])
     if not isinstance(row[label], str | int) or isinstance(row[label], bool) or row[label] == '':
       raise UserError(f'{where}: {label} must be a non-empty string or a whole number, got {row[label]!r}')
     labels.append(str(row[label]))
+    _check_text(labels[-1], label, where)
   return _split_sentences(texts, labels, path, range(1, len(texts) + 1), language, html)
 
 

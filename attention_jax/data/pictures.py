@@ -319,6 +319,7 @@ class CaptionBatches:
   """Endless training batches of one split: `batches[step]` for any step >= 0, see batching.BatchOrder."""
 
   shape_names = 'rows, caption'
+  min_row_size = sum
 
   def __init__(
     self, encoded: EncodedCaptions, lengths: Sequence[int], size: int, seed: int = 0, share: Share = EVERYTHING

@@ -43,6 +43,7 @@ class RecallBatches:
   """
 
   shape_names = 'rows, steps'
+  min_row_size = sum
 
   def __init__(self, task: RecallTask, size: int, seed: int = 0, share: Share = EVERYTHING):
     """Defines the batches of a task.

@@ -68,7 +68,10 @@ def read_parallel(source: str, target: str, links: str | None = None, level: str
     if len(lines) != len(sources):
       raise unequal_lengths_error(source, path, len(sources), len(lines))
   gold = None if links is None else columns[links]
-  return from_pairs(sources, columns[target], gold, level=level, name=source, report_name=f'{source}, {target}')
+  report_name = f'{source}, {target}'
+  return from_pairs(
+    sources, columns[target], gold, level=level, name=source, report_name=report_name, links_name=links or ''
+  )
 
 
 def unequal_lengths_error(source: str, target: str, source_lines: int, target_lines: int) -> UserError:
@@ -161,6 +164,7 @@ def from_pairs(
   level: str = 'word',
   name: str,
   report_name: str = '',
+  links_name: str = '',
 ) -> Corpus:
   """Returns a corpus of all pairs that are blank on neither side.
 
@@ -169,8 +173,9 @@ def from_pairs(
     target: lines as they were read.
     links: the links of each line in Pharaoh format; None if the data has none.
     level: the unit that links count, a key of LINK_LEVELS.
-    name: path of the file of the lines, for the errors of links.
+    name: path of the file of the lines.
     report_name: name of the data in the report and in the error of a corpus without pairs; by default `name`.
+    links_name: path of the file of the links, for their errors; by default `name`.
 
   Raises:
     UserError: for links that are malformed or out of range, for an unknown level, and if no pair is left.
@@ -195,15 +200,14 @@ def from_pairs(
     )
   if links is None:
     return corpus
-  gold = [_read_links(corpus, row, links[i]) for row, i in enumerate(rows)]
+  gold = [_read_links(corpus, row, links[i], f'{links_name or name}:{i + 1}') for row, i in enumerate(rows)]
   has_possible = any(len(row.possible) > len(row.sure) for row in gold)
   possible = [row.possible for row in gold] if has_possible else None
   return corpus._replace(links=[row.sure for row in gold], possible=possible)
 
 
-def _read_links(corpus: Corpus, row: int, text: str) -> GoldLinks:
+def _read_links(corpus: Corpus, row: int, text: str, where: str) -> GoldLinks:
   """Parses the links of a row, and checks that they lie within the lengths of its source and target."""
-  where = f'{corpus.name}:{corpus.line(row)}'
   split = LINK_LEVELS[corpus.level]
   lengths = len(split(corpus.source[row])), len(split(corpus.target[row]))
   return parse_gold(text, where, lengths, corpus.level)

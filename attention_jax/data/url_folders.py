@@ -8,6 +8,7 @@ from pathlib import Path
 
 from attention_jax.atomic import write_atomic, write_text
 from attention_jax.data.files import cache_folder
+from attention_jax.data.text import format_count
 from attention_jax.data.urls import copy_name, is_url
 from attention_jax.errors import UserError
 
@@ -62,7 +63,7 @@ def _update(url: str, copy: Path) -> None:
   if not changed:
     return
   sizes = {name: system.size(paths[name]) for name in changed}
-  with _show_progress(f'{len(changed)} files of {url}', sum(sizes.values()), copy) as advance:
+  with _show_progress(f'{format_count(len(changed), "file")} of {url}', sum(sizes.values()), copy) as advance:
     for name in changed:
       (copy / name).parent.mkdir(parents=True, exist_ok=True)
       with write_atomic(copy / name) as temporary:

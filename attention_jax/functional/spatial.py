@@ -10,19 +10,20 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from attention_jax.annotations import Array, Float
+from attention_jax.functional.masking import at_least_float32
 
 
 def affine_grid(theta: Float[Array, '2 3'], height: int, width: int) -> Float[Array, 'height width 2']:
   """(xˢ, yˢ) = θ (xᵗ, yᵗ, 1): where in the source each pixel of the target is read. Jaderberg et al. 2015, equation 1.
 
   Args:
-    theta: θ; the identity [[1, 0, 0], [0, 1, 0]] reads the whole picture.
+    theta: θ; the identity [[1, 0, 0], [0, 1, 0]] reads the whole picture. Coordinates are at least float32.
     height, width: size of the target in pixels.
 
   Returns:
     Source coordinates of every pixel of the target.
   """
-  theta = jnp.asarray(theta)
+  theta = at_least_float32(theta)
   x, y = jnp.meshgrid(_centres(width), _centres(height))
   target = jnp.stack([x, y, jnp.ones_like(x)], axis=-1).astype(theta.dtype)
   return jnp.einsum('ij,hwj->hwi', theta, target, precision='highest')

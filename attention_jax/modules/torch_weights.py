@@ -195,12 +195,13 @@ def joeynmt_recurrent(arrays: Arrays, heads: int) -> Iterable[Entry]:
   Raises:
     UserError: for an LSTM whose first cell state is a bridge, which has a tanh there but not here.
   """
-  width, gates = _recurrent_sizes(arrays)
+  width, gates = _recurrent_sizes(arrays, 'decoder')
+  _, encoder_gates = _recurrent_sizes(arrays, 'encoder')
   layers = _layers(arrays, 'encoder.rnn.weight_hh_l')
   for layer in layers:
     for direction, suffix in enumerate(('', '_reverse')):
       cell = f'encoder.RecurrentLayer_{2 * layer + direction}.RecurrentCell_0'
-      yield from _recurrent(cell, 'encoder.rnn', f'l{layer}{suffix}', gates=gates)
+      yield from _recurrent(cell, 'encoder.rnn', f'l{layer}{suffix}', gates=encoder_gates)
   cell = 'decoder.cell'
   decoder_layers = _layers(arrays, 'decoder.rnn.weight_hh_l')
   embedding = slice(0, -width)
@@ -217,13 +218,13 @@ def joeynmt_recurrent(arrays: Arrays, heads: int) -> Iterable[Entry]:
     if gates != GRU_GATES:
       raise UserError("joeynmt_recurrent: the bridge of an LSTM cannot be represented; expected init_hidden 'zero'")
     for layer in decoder_layers:
-      yield from _joeynmt_bridge(f'{cell}.stack.bridges_{layer}_0', len(layers))
+      yield from _joeynmt_bridge(f'{cell}.stack.bridges_{layer}_0', len(layers), encoder_gates)
   yield from _joeynmt_vocabularies()
 
 
-def _recurrent_sizes(arrays: Arrays) -> tuple[int, int]:
-  """Width of the decoder, and the number of gates of its layers."""
-  name = 'decoder.rnn.weight_hh_l0'
+def _recurrent_sizes(arrays: Arrays, side: str) -> tuple[int, int]:
+  """Width of the encoder (of one direction) or of the decoder, and the number of gates of its layers."""
+  name = f'{side}.rnn.weight_hh_l0'
   if name not in arrays:
     raise _missing_error('joeynmt_recurrent', [name])
   rows, width = arrays[name].shape
@@ -243,11 +244,15 @@ def _joeynmt_scores(arrays: Arrays, name: str) -> list[Entry]:
   ]
 
 
-def _joeynmt_bridge(name: str, encoder_layers: int) -> list[Entry]:
-  """The bridge, which reads the last layer of the encoder alone; here it reads all."""
+def _joeynmt_bridge(name: str, encoder_layers: int, encoder_gates: int) -> list[Entry]:
+  """The bridge, which reads the outputs of the last layer of the encoder alone; here it reads all of its states."""
 
   def kernel(w):
-    return np.concatenate([np.zeros(((encoder_layers - 1) * w.shape[1], w.shape[0]), w.dtype), w.T])
+    directions = np.split(w.T, 2)
+    if encoder_gates != GRU_GATES:  # the state of a direction is its output and its cell
+      directions = [np.concatenate([rows, np.zeros_like(rows)]) for rows in directions]
+    last_layer = np.concatenate(directions)
+    return np.concatenate([np.zeros_like(last_layer)] * (encoder_layers - 1) + [last_layer])
 
   source = 'decoder.bridge_layer'
   return [

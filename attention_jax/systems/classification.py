@@ -301,8 +301,7 @@ class ClassificationSystem(System):
     return outputs
 
   def _parse_documents(self, lines: Sequence[str], name: str, first: int = 1) -> Documents:
-    pairs = self.model.takes_pairs
-    return parse_documents(lines, name, self.config['data'], pairs=pairs, label=self.labels[0], first=first)
+    return parse_documents(lines, name, self.config['data'], label=self.labels[0], first=first)
 
   @property
   def _buckets(self) -> tuple[tuple[int, int], ...]:
@@ -311,8 +310,8 @@ class ClassificationSystem(System):
   def _read(self, sentences: Sequence[str], pairs: bool) -> ReadDocument:
     joined = self.config['data']['joined']
     largest = largest_bucket(self._buckets)
-    pieces, num_unread = cut_document(sentences, self.vocabulary, largest, joined=joined, pairs=pairs)
-    return ReadDocument([tokens for tokens, _ in pieces], num_unread)
+    pieces, num_unread = cut_document(sentences, self.vocabulary.tokenize, largest, joined=joined, pairs=pairs)
+    return ReadDocument(pieces, num_unread)
 
   def _encode(self, documents: Documents) -> EncodedDocuments:
     largest = largest_bucket(self._buckets)

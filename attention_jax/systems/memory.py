@@ -27,9 +27,10 @@ def check_state_memory(config: Config, params: Any) -> None:
   training = config['training']
   schedule = make_schedule(training['schedule'], training['steps'])
   optimizer = make_optimizer(training['optimizer'], schedule, training['clip'], training['frozen'])
-  copies = 3 if training['average'] else 2  # parameters, gradients, moving average
-  arrays = jax.tree.leaves((params,) * copies) + jax.tree.leaves(jax.eval_shape(optimizer.init, params))
-  needed = config['seeds'] * sum(map(_bytes, arrays))
+  copies = 2 if training['average'] else 1  # parameters, moving average
+  state = (params,) * copies, jax.eval_shape(optimizer.init, params)
+  # CPUs update one run after the other, with the gradients of one at a time.
+  needed = config['seeds'] * _total_bytes(state) + _total_bytes(params)
   path, largest = max(jax.tree.leaves_with_path(params), key=lambda leaf: _bytes(leaf[1]))
   name = jax.tree_util.keystr(path, simple=True, separator='/')
   _check(
@@ -52,7 +53,7 @@ def check_batch_memory(config: Config, batches: BatchSequence) -> None:
 
   def needed_bytes(shape):
     rows, *lengths = shape
-    return config['seeds'] * rows * max(sum(lengths), 1) * BYTES_PER_TOKEN
+    return config['seeds'] * rows * max(batches.min_row_size(lengths), 1) * BYTES_PER_TOKEN
 
   shape = max(batches.shapes, key=needed_bytes)
   fields = [f'config.data.{name}' for name in ('batch_size', 'buckets', 'lengths') if name in config.get('data', {})]
@@ -71,6 +72,10 @@ def available_bytes() -> int:
   else:
     local = sum((device.memory_stats() or {}).get('bytes_limit', math.inf) for device in devices)
   return local * jax.process_count()
+
+
+def _total_bytes(tree: Any) -> int:
+  return sum(map(_bytes, jax.tree.leaves(tree)))
 
 
 def _bytes(array: Any) -> int:

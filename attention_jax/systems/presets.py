@@ -246,7 +246,8 @@ _CAPTIONS = {
 CAPTIONING: Mapping[str, Preset] = {
   # The doubly stochastic loss has a weight of 0.001, where the paper has 1.
   'xu2015_soft': Preset(
-    'Xu et al. 2015, soft and doubly stochastic', _CAPTIONS | {'training.auxiliary': 'doubly_stochastic(weight=0.001)'}
+    'Xu et al. 2015, soft and doubly stochastic',
+    _CAPTIONS | {'model.attention.alignment': 'softmax', 'training.auxiliary': 'doubly_stochastic(weight=0.001)'},
   ),
   # One choice between samples and expectation per picture, the reward of all later words, exact entropies.
   'xu2015_hard': Preset(
@@ -261,7 +262,7 @@ CAPTIONING: Mapping[str, Preset] = {
 }
 
 GLIMPSING: Mapping[str, Preset] = {
-  'mnih2014': Preset('Mnih et al. 2014', {'model.features': '{features}'}),
+  'mnih2014': Preset('Mnih et al. 2014', {'model.network': 'glimpses', 'model.features': '{features}'}),
   # G_image is one layer, and the first location is random.
   'ba2015': Preset('Ba, Mnih & Kavukcuoglu 2015', {'model.network': 'deep_glimpses', 'model.features': '{features}'}),
   # Nothing is sampled, so that one path is enough.

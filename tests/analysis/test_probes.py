@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+import scipy.sparse
 
-from attention_jax.analysis.probes import Sentence, one_hot_sentences, probe_accuracy
+from attention_jax.analysis.probes import Sentence, guided_predictions, one_hot_sentences, probe_accuracy
 from attention_jax.errors import UserError
 
 SIZE = 5
@@ -59,3 +60,20 @@ def test_a_single_token_is_an_error():
   same = [Sentence(np.zeros((3, 2)), np.zeros(3, int))]
   with pytest.raises(UserError, match='at least two different tokens, got 1'):
     probe_accuracy(same, same)
+
+
+def test_probes_without_examples_are_errors():
+  train = [Sentence(np.eye(3), np.arange(3))]
+  short = [Sentence(np.zeros((1, 3)), np.zeros(1, int))]
+  for test in (short, []):
+    with pytest.raises(UserError, match='offset 1 needs at least one token to be tested on, got none'):
+      probe_accuracy(train, test, 1)
+  with pytest.raises(UserError, match='at least two different tokens, got 0'):
+    probe_accuracy([], train)
+
+
+@pytest.mark.parametrize(('labels', 'message'), [([0, 0, 0, 0], 'got 4 with 1$'), ([0, 1], 'got 2 with 2$')])
+def test_guided_probes_need_examples_of_two_labels(labels, message):
+  features = scipy.sparse.csr_array(np.eye(len(labels)))
+  with pytest.raises(UserError, match=f'at least 3 examples with at least two different labels, {message}'):
+    guided_predictions(features, np.array(labels), features)

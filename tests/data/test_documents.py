@@ -67,6 +67,42 @@ def test_tfds_splits(prepared, options, sizes):
     assert not {str(s) for s in splits['train'].sentences} & {str(s) for s in splits['validation'].sentences}
 
 
+def test_rows_of_tfds_without_labels_or_texts(tmp_path):
+  """tfds numbers a missing label -1."""
+
+  def features(tfds):
+    text = tfds.features.Text()
+    return tfds.features.FeaturesDict(
+      {'text': text, 'label': tfds.features.ClassLabel(names=['bad', 'good']), 'class_name': text}
+    )
+
+  def load(options=''):
+    return load_documents({'task': f"tfds(name='tiny/unlabelled'{options})", 'folder': str(tmp_path)})
+
+  labels = {'train': [0, 1], 'validation': [1, -1], 'test': [-1, -1]}
+  rows = {
+    split: [{'text': 'a', 'label': i, 'class_name': f'c{n}'} for n, i in enumerate(values)]
+    for split, values in labels.items()
+  }
+  write_tfds_set(tmp_path, features, rows, 'unlabelled')
+  with pytest.raises(UserError, match=r'^tiny/unlabelled validation:\d: label is missing \(class -1\)$'):
+    load()
+  with pytest.raises(UserError, match=r'^tiny/unlabelled train:0: label must be a text in UTF-8, got [01]$'):
+    load(", text='label'")
+  assert set(load(", label='class_name'")['test'].labels) == {'c0', 'c1'}
+
+
+def test_a_test_split_of_tfds_without_labels_is_left_out(tmp_path):
+  def features(tfds):
+    return tfds.features.FeaturesDict({'text': tfds.features.Text(), 'label': tfds.features.ClassLabel(num_classes=2)})
+
+  rows = {
+    split: [{'text': 'a', 'label': i} for i in labels] for split, labels in {'train': [0, 1], 'test': [-1]}.items()
+  }
+  write_tfds_set(tmp_path, features, rows, 'no_test')
+  assert set(load_documents({'task': "tfds(name='tiny/no_test')", 'folder': str(tmp_path)})) == {'train'}
+
+
 # Parts of tfds splits that cannot be read, have no examples, or leave none for training.
 UNUSABLE_PARTS = ['train', 'train[0:]', 'train[99%:]', 'train[5:5]', 'train[-5000:]', 'train[5]', 'test[x]', 'test[9:]']
 
@@ -116,6 +152,7 @@ def test_options_of_another_type_are_reported(options, message):
     ([*ROWS, '[' * 100_000], 'train.jsonl:3: invalid JSON'),
     ([*ROWS, '[1]'], "train.jsonl:3: expected a JSON object, got '[1]'"),
     ([*ROWS, {'label': 1}], "train.jsonl:3: no field 'text'; it has: label"),
+    ([*ROWS, {}], "train.jsonl:3: no field 'text'; it has: none"),
     ([*ROWS, {'text': ' <p> ', 'label': 1}], 'train.jsonl:3: the text is empty'),
     ([*ROWS, {'text': 3, 'label': 1}], 'train.jsonl:3: text must be a string, got 3'),
     (
@@ -126,6 +163,8 @@ def test_options_of_another_type_are_reported(options, message):
       [*ROWS, {'text': 'a', 'label': None}],
       'train.jsonl:3: label must be a non-empty string or a whole number, got None',
     ),
+    ([*ROWS, {'text': 'a \ud800', 'label': 1}], 'train.jsonl:3: text contains an unpaired surrogate'),
+    ([*ROWS, {'text': 'a', 'label': '\ud800'}], 'train.jsonl:3: label contains an unpaired surrogate'),
     (ROWS[:1], "expected at least two labels, but every label is '1'"),
   ],
 )
@@ -146,12 +185,20 @@ def test_labels_and_languages_that_are_unknown_are_reported(tmp_path):
 
 def test_parse_documents_uses_the_options_of_the_task():
   config = {'task': "jsonl(train='a.jsonl', html=True)", 'folder': ''}
-  texts = parse_documents(['It<br />was. We left.'], 'stdin', config, pairs=False, label='x', first=7)
+  texts = parse_documents(['It<br />was. We left.'], 'stdin', config, label='x', first=7)
   assert texts.sentences == [['it was .', 'we left .']] and texts.labels == ['x'] and texts.location(0) == 'stdin:7'
-  pairs = parse_documents(['A dog. Runs.\tIt moves.'], 'stdin', {'task': 'entailment'}, pairs=True, label='x')
+  pairs = parse_documents(['A dog. Runs.\tIt moves.'], 'stdin', {'task': 'entailment'}, label='x')
   assert pairs.pairs and pairs.sentences == [['a dog . runs .', 'it moves .']]
   for line in ('one', 'one\ttwo\tthree'):
     with pytest.raises(
       UserError, match=f'stdin:2: expected two texts with a tab between them, got {len(line.split())}'
     ):
-      parse_documents(['a\tb', line], 'stdin', {'task': 'entailment'}, pairs=True, label='x')
+      parse_documents(['a\tb', line], 'stdin', {'task': 'entailment'}, label='x')
+
+
+def test_lines_of_a_task_of_pairs_are_read_as_its_files_are(tmp_path):
+  """Whether or not the classifier compares the two texts."""
+  write_jsonl(tmp_path, [{'a': 'One. Two', 'b': 'Three', 'label': label} for label in 'xy'])
+  config = {'task': "jsonl(train='train.jsonl', text=('a', 'b'))", 'folder': str(tmp_path)}
+  documents = parse_documents(['One. Two\tThree'], 'stdin', config, label='x')
+  assert documents.pairs and documents.sentences == load_documents(config)['train'].sentences[:1]

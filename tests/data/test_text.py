@@ -64,6 +64,7 @@ def test_links_of_parallel_files(write):
   corpus = read_parallel(*paths)
   assert (corpus.links, corpus.possible) == ([(), ((0, 0),)], [((1, 0),), ((0, 0),)])
   assert 'has 3 lines but' in error_message(read_parallel, *paths[:2], write('b.links', '0-0\n'))
+  assert error_message(read_parallel, *paths[:2], write('c.links', '\n\n0-1\n')).startswith("c.links:3: link '0-1' is")
 
 
 def test_links_of_a_tsv_may_count_characters(write):

@@ -66,7 +66,7 @@ def test_a_download_continues_where_it_was_killed(bucket, monkeypatch, capfd):
     local_copy(url)
   capfd.readouterr()
   assert read(local_copy(url)) == {'one': b'1', 'below/two': b'2'}
-  assert 'downloading 1 files of ' in capfd.readouterr().err
+  assert 'downloading 1 file of ' in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,13 @@ def test_the_identity_reads_the_whole_picture(name):
   np.testing.assert_allclose(region, PICTURE, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize('dtype', [jnp.int32, jnp.bfloat16])
+def test_coordinates_are_not_rounded_to_the_dtype_of_the_transform(dtype):
+  theta = jnp.asarray([[1, 0, 0], [0, 1, 0]], dtype)
+  np.testing.assert_array_equal(affine_grid(theta, H, W), affine_grid(theta.astype(jnp.float32), H, W))
+  np.testing.assert_allclose(affine_grid([[1, 0, 0], [0, 1, 0]], 2, 2)[0], [[-0.5, -0.5], [0.5, -0.5]])
+
+
 def test_attention_is_an_upright_window():
   theta = attention(jnp.array([0.5, 0.2, -0.3]))
   np.testing.assert_allclose(theta, [[0.5, 0, 0.2], [0, 0.5, -0.3]])

@@ -156,6 +156,32 @@ def test_joeynmt(name):
   np.testing.assert_allclose(output.weights, io['weights'], **CLOSE)
 
 
+@pytest.mark.parametrize(('encoder', 'decoder'), [('bahdanau', 'luong'), ('luong', 'bahdanau')])
+def test_joeynmt_with_an_lstm_on_one_side_and_a_gru_on_the_other(encoder, decoder):
+  sides = [f'joeynmt_{name}' for name in (encoder, decoder)]
+  weights = [read(name)[0] for name in sides]
+  joined = _join(*weights, 'encoder.rnn')
+  converted = convert_weights('joeynmt_recurrent', joined)
+  expected = [convert_weights('joeynmt_recurrent', arrays) for arrays in weights]
+  for name, array in _join(*expected, 'encoder.RecurrentLayer').items():
+    if 'bridges' not in name:  # they have a row for each number of the states of the encoder
+      np.testing.assert_array_equal(converted[name], array, err_msg=name)
+  if decoder == 'bahdanau':
+    kernel = converted['decoder.cell.stack.bridges_0_0.kernel'].reshape(2, 2, 4, 8)  # direction, output or cell
+    np.testing.assert_array_equal(kernel[:, 0].reshape(8, 8), joined['decoder.bridge_layer.weight'].T)
+    assert not kernel[:, 1].any()
+  fields = vars(ModelConfig(JOEYNMT[sides[0]][0], JOEYNMT[sides[1]][1], embedding=6))
+  model = build(fields | {'attention': JOEYNMT[sides[1]][2]}, 11, 9)
+  ids = jnp.full((1, 2), 4)
+  assert np.all(np.isfinite(fit(model, converted, ids, ids > 0, ids).logits))
+
+
+def _join(encoder, decoder, prefix):
+  """The arrays of one model whose names begin with `prefix`, and the other arrays of another model."""
+  arrays = {name: array for name, array in encoder.items() if name.startswith(prefix)}
+  return arrays | {name: array for name, array in decoder.items() if not name.startswith(prefix)}
+
+
 @pytest.mark.parametrize(
   ('layout', 'change', 'message'),
   [

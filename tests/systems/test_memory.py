@@ -1,11 +1,15 @@
 """Configs that need more memory than there is are reported before anything is allocated, with the bytes."""
 
+import contextlib
 import types
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from attention_jax.data.batching import Batches
+from attention_jax.data.document_batches import DocumentBatches, EncodedDocuments
 from attention_jax.errors import UserError
 from attention_jax.systems import memory
 from attention_jax.systems.config import default_config
@@ -40,8 +44,18 @@ def test_parameters_gradients_and_optimizer(config, average, rows, fits):
       memory.check_state_memory(config, params)
 
 
+@pytest.mark.parametrize(('rows', 'fits'), [(40, True), (45, False)])
+def test_the_gradients_of_several_runs_need_not_exist_at_once(config, rows, fits):
+  config['seeds'] = 5
+  config['training'] |= {'optimizer': 'sgd', 'schedule': 'constant(rate=0.1)'}
+  params = {'embedding': jax.ShapeDtypeStruct((rows,), jnp.float32)}
+  with contextlib.nullcontext() if fits else pytest.raises(UserError, match=r'need at least 1,\d+ bytes'):
+    memory.check_state_memory(config, params)
+
+
 def test_batches(config):
-  batches = types.SimpleNamespace(shapes=[(5, 10, 10), (10, 10, 10), (10, 10, 11)], shape_names='rows, source, target')
+  shapes = [(5, 10, 10), (10, 10, 10), (10, 10, 11)]
+  batches = types.SimpleNamespace(shapes=shapes, shape_names=Batches.shape_names, min_row_size=Batches.min_row_size)
   message = r'\(rows, source, target\) \(10, 10, 11\) needs at least 1,050 bytes .*; lower config.data.batch_size or'
   with pytest.raises(UserError, match=message):
     memory.check_batch_memory(config, batches)
@@ -50,3 +64,10 @@ def test_batches(config):
   batches.shapes.append((3, 70, 1))  # fewer pairs of positions than (10, 10, 10), but more ids
   with pytest.raises(UserError, match=r'\(3, 70, 1\) needs at least 1,065 bytes'):
     memory.check_batch_memory(config, batches)
+
+
+def test_batches_of_documents_have_ids_of_every_word_of_every_sentence(config):
+  document = EncodedDocuments(np.ones(1, np.int32), np.array([0, 1]), np.array([0, 1]), np.zeros(1, np.int32), 0)
+  memory.check_batch_memory(config, DocumentBatches(document, [(10, 10)], 2))
+  with pytest.raises(UserError, match=r'\(rows, sentences, words\) \(3, 10, 10\) needs at least 1,500 bytes'):
+    memory.check_batch_memory(config, DocumentBatches(document, [(10, 10)], 3))
