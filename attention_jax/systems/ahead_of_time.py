@@ -131,6 +131,7 @@ def _build_update(training: Training, inputs: Inputs, mesh: Mesh, *, several: bo
     accumulate=training.accumulate,
     average=training.average,
     anneal=make_anneal(training.anneal, inputs.params, training.steps),
+    skip_nonfinite=training.on_nonfinite == 'skip',
   )
 
   def whole_update(root, state, batch, *live):

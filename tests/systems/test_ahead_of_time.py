@@ -105,6 +105,18 @@ def test_memory_of_a_device_falls_with_the_size_of_the_mesh():
   assert state_bytes(fsdp=2, tensor=4) < 0.15 * whole
 
 
+@pytest.mark.parametrize('on_nonfinite', ['stop', 'skip'])
+def test_updates_that_are_not_finite_are_skipped_if_training_skips_them(on_nonfinite):
+  config = make_config()
+  config['training']['on_nonfinite'] = on_nonfinite
+  (update,) = compile_updates(config, make_mesh(jax.devices()[:1]), 'cpu', entries=ENTRIES)
+  root, state, batch = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), update.compiled.args_info[0])
+  batch = batch._replace(source_mask=~batch.source_mask, target_mask=~batch.target_mask)
+  state.params['output']['bias'][:] = np.nan
+  new_state, _ = update.compiled(root, state, batch)
+  assert np.isfinite(new_state.params['output']['kernel']).all() == (on_nonfinite == 'skip')
+
+
 def test_filler_rows_divide_a_batch_over_the_devices():
   config = make_config(batch_size=12, batch_unit='sentences')
   (update,) = compile_updates(config, make_mesh(), 'cpu', entries=ENTRIES)
