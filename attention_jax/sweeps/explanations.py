@@ -123,8 +123,8 @@ def explanation_rows(
     study: what is measured.
 
   Returns:
-    Rows of MEASURES, and rows of the accuracy of probes that are guided by GUIDES. A setting with one seed has no row of
-    the divergence of seeds.
+    Rows of MEASURES, and rows of the accuracy of probes that are guided by GUIDES. A setting with one seed has no row
+    of the divergence of seeds.
   """
   measures = []
   probes = []
