@@ -11,7 +11,7 @@ import pytest
 from attention_jax.data.batching import Batch, StackedBatches
 from attention_jax.errors import UserError
 from attention_jax.kernels.target import compile_for
-from attention_jax.systems.ahead_of_time import compile_updates
+from attention_jax.systems.ahead_of_time import DoesNotFitError, compile_updates
 from attention_jax.systems.config import default_config, fill_defaults
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.training.loop import Training, prepare_training
@@ -121,6 +121,12 @@ def test_filler_rows_divide_a_batch_over_the_devices():
   config = make_config(batch_size=12, batch_unit='sentences')
   (update,) = compile_updates(config, make_mesh(), 'cpu', entries=ENTRIES)
   assert update.shape == (16, 6, 4)
+
+
+def test_a_mesh_that_training_rejects_is_an_error():
+  mesh = make_mesh(jax.devices()[:8], sizes=MeshConfig(tensor=8))
+  with pytest.raises(DoesNotFitError, match=r'^config\.mesh\.tensor=8 divides no axis of the largest parameter'):
+    next(compile_updates(make_config(), mesh, 'cpu', entries=ENTRIES))
 
 
 def test_without_data_only_translation_is_compiled():
