@@ -66,6 +66,7 @@ def main() -> None:
   from attention_jax.systems.ready_made import opened_folder
 
   folder = require_flag('workdir')
+  _check_flags()
   output = check_output_path(FLAGS.output, 'output') if FLAGS.output else None
   check_request(_request(FLAGS.text, FLAGS.edit))  # before parameters and data are read, which takes long
   name, system = runs.system_of(folder)
@@ -92,6 +93,19 @@ def main() -> None:
       print(f'not in a picture: {", ".join(specs)}; --output=FILE.html or FILE.json contains them')
   else:
     _plot(run, path)
+
+
+def _check_flags() -> None:
+  """Raises UserError for a flag that another one makes ineffective."""
+  for flag, other in (('output', 'serve'), ('text', 'serve'), ('rows', 'serve'), ('rows', 'text')):
+    if _is_set(flag) and _is_set(other):
+      raise UserError(f'--{flag} has no effect with --{other}; leave one of them out')
+  if _is_set('port') and not FLAGS.serve:
+    raise UserError('--port has no effect without --serve')
+
+
+def _is_set(flag: str) -> bool:
+  return FLAGS[flag].value != FLAGS[flag].default
 
 
 def _check_text(text: str) -> None:
@@ -125,12 +139,9 @@ def _rows() -> list[str]:
 
 
 def _check_serve(name: str, has_readings: bool) -> None:
-  """Raises UserError for a run whose sources cannot be typed, and for flags of files."""
+  """Raises UserError for a run whose sources cannot be typed."""
   if not has_readings:
     raise UserError(f"--serve: expected a run of system 'translation', got one of {name!r}")
-  for flag in ('output', 'text'):
-    if FLAGS[flag].value:
-      raise UserError(f'--{flag} has no effect with --serve; leave one of them out')
 
 
 def _check_plot(name: str, system: type, path: Path, output: str | None) -> None:
@@ -139,7 +150,7 @@ def _check_plot(name: str, system: type, path: Path, output: str | None) -> None
   if path.suffix.lower() not in suffixes:
     raise UserError(f'--output={path} must end with {" or ".join(suffixes)}, the formats of this run')
   for flag in ('compare', 'layers', 'words', 'analyses', 'edit', 'relative', 'hypotheses'):
-    if FLAGS[flag].value != FLAGS[flag].default:
+    if _is_set(flag):
       raise UserError(f"--{flag}: expected a run of system 'translation', got one of {name!r}")
   if output:
     for extra_path in _extra_paths(system, path):

@@ -16,7 +16,7 @@ import sys
 
 from absl import flags
 
-from attention_jax.errors import UserError
+from attention_jax.errors import UserError, choose
 from experiments.launch import FLAGS, define_config, launch, require_flag
 
 define_config('a file of configs/ and a preset: configs/wmt14.py:gnmt2016')
@@ -33,7 +33,7 @@ def main() -> None:
   if FLAGS.config is None:
     raise UserError('--config is missing; for example --config=configs/wmt14.py:transformer2017_base')
   config = FLAGS.config.to_dict()
-  if SYSTEMS[config['system']].config_groups.get('data') is not TranslationDataConfig:
+  if SYSTEMS[choose(config['system'], SYSTEMS, 'system')].config_groups.get('data') is not TranslationDataConfig:
     raise UserError(f'only pairs of texts can be prepared, got a config of system {config["system"]!r}')
   tasks.check(config['data'])
   prepare(config['data'], require_flag('output'), lambda line: print(line, file=sys.stderr, flush=True))

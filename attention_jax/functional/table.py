@@ -285,6 +285,7 @@ def lookup(spec: str | Row | Callable, table: Mapping[str, Row], kind: str) -> R
   return row._replace(
     fn=bind_fn(row.fn),
     at_test=bind_fn(row.at_test),
+    remember=bind_fn(row.remember),
     lookback=bind_fn(row.lookback),
     form=row.form and row.form._replace(fn=bind_fn(row.form.fn)),
     sizes={name: options.get(name, size) for name, size in row.sizes.items()},

@@ -1,14 +1,14 @@
 """Scoring of gold targets, token by token."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.data.batching import eval_batches
-from attention_jax.data.encoding import EncodedCorpus, encode
+from attention_jax.data.batching import dummy_batch, eval_batches
+from attention_jax.data.encoding import EncodedCorpus, assign_buckets, encode
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.decoding.ensemble import Ensemble
@@ -55,7 +55,8 @@ def score_pairs(
     corpus: the pairs.
     source_vocab: source vocabulary of the run.
     target_vocab: target vocabulary of the run.
-    buckets: buckets of training; pairs that fit none share one more, whose lengths are multiples of 32.
+    buckets: buckets of training; pairs that fit none share one more, whose lengths are multiples of 32, or those of the
+      longest source and target if the model does not accept as many.
     batch_size: pairs per batch, rounded up to a multiple of the devices.
     layers: whether to return the weights of every layer and head.
 
@@ -76,14 +77,23 @@ def score_pairs(
     log_probs = jnp.take_along_axis(jax.nn.log_softmax(outputs.logits), batch.target[..., None], axis=-1)[..., 0]
     return log_probs, model.posterior(outputs, batch.target_mask), outputs.layers if layers else ()
 
+  def accepts(bucket: tuple[int, int]) -> bool:
+    """Whether the model accepts these lengths; positions or parameters of some models limit them."""
+    try:
+      jax.eval_shape(run, params, dummy_batch(*bucket))
+    except UserError:
+      return False
+    return True
+
   mesh = make_mesh(jax.local_devices())
-  run = jit_on_mesh(mesh, run)
+  compiled = jit_on_mesh(mesh, run)
   rows = -(-batch_size // mesh.devices.size) * mesh.devices.size
   encoded = encode(corpus, source_vocab, target_vocab)
-  params = replicate(fetch(params), mesh)
   pairs: list[ScoredPair | None] = [None] * encoded.rows
-  for batch in eval_batches(encoded, _with_largest_bucket(encoded, buckets), rows):
-    log_probs, weights, layer_weights = jax.device_get(run(params, shard_batch(batch, mesh)))
+  batches = eval_batches(encoded, _with_largest_bucket(encoded, buckets, accepts), rows)
+  params = replicate(fetch(params), mesh)
+  for batch in batches:
+    log_probs, weights, layer_weights = jax.device_get(compiled(params, shard_batch(batch, mesh)))
     for i in np.flatnonzero(batch.index >= 0):
       row = batch.index[i]
       source_length = int(batch.source_mask[i].sum())
@@ -109,8 +119,13 @@ def _check_layered(model: EncoderDecoder) -> None:
     raise UserError(f'the decoder does not attend in each of its layers; expected one of: {expected}')
 
 
-def _with_largest_bucket(encoded: EncodedCorpus, buckets: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-  """The buckets, and one for the longest source and the longest target."""
+def _with_largest_bucket(
+  encoded: EncodedCorpus, buckets: Sequence[Sequence[int]], accepts: Callable[[tuple[int, int]], bool]
+) -> list[tuple[int, int]]:
+  """The buckets, and one for the longest source and the longest target if a pair fits no bucket."""
   buckets = [tuple(bucket) for bucket in buckets]
-  largest = tuple(-(-int(lengths.max()) // 32) * 32 for lengths in encoded.lengths)
-  return buckets if largest in buckets else [*buckets, largest]
+  if (assign_buckets(encoded, buckets) >= 0).all():
+    return buckets
+  longest = tuple(int(lengths.max()) for lengths in encoded.lengths)
+  rounded = tuple(-(-length // 32) * 32 for length in longest)
+  return [*buckets, rounded if accepts(rounded) else longest]

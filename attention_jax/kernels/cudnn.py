@@ -1,9 +1,11 @@
 """Implementation 'cudnn': products q · k with softmax by NVIDIA's cuDNN kernel, called through jax.nn.
 
-The kernel computes in bfloat16 or float16 with float32 sums. It differs from our contract in three ways:
+The kernel computes in bfloat16 or float16 with float32 sums. It differs from our contract in four ways:
 
 - Queries, keys and values must have one width, and even lengths: they are padded with zeros, which are masked.
 - A query whose positions are all masked gets uniform weights: its context is set to zeros.
+- Its bias has the type of the operands, and jax.nn gives masked positions a bias of -0.7 of the largest number of that
+  type: a bias is clipped to half of the largest number.
 - It returns no weights, and the gradient of a bias for one sequence only: both are computed by the formula, in
   float32. XLA removes this computation where neither is used.
 
@@ -197,7 +199,8 @@ def _call_kernel(q, k, v, mask, bias) -> jax.Array:
     """[B, N, length, features] -> [B, even length, N, width]."""
     return jnp.pad(x, ((0, 0), (0, 0), (0, x.shape[2] % 2), (0, width - x.shape[3]))).swapaxes(1, 2)
 
-  padded_bias = None if bias is None else pad_lengths(bias.astype(v.dtype))
+  limit = float(jnp.finfo(v.dtype).max) / 2
+  padded_bias = None if bias is None else pad_lengths(jnp.clip(bias, -limit, limit).astype(v.dtype))
   context = jax.nn.dot_product_attention(
     *(pad_operand(x) for x in (q, k, v)), padded_bias, pad_lengths(mask), scale=1.0, implementation=KERNEL
   )

@@ -123,17 +123,20 @@ def explanation_rows(
     study: what is measured.
 
   Returns:
-    Rows of MEASURES, and rows of the accuracy of probes that are guided by GUIDES.
+    Rows of MEASURES, and rows of the accuracy of probes that are guided by GUIDES. A setting with one seed has no row
+    of the divergence of seeds.
   """
   measures = []
   probes = []
   for setting in settings:
     runs = [open_run(run.folder) for run in setting.runs]
     measured, weights = _explain_runs(runs, study)
-    measured['seeds'] = _divergences(weights)
+    if len(runs) > 1:
+      measured['seeds'] = _divergences(weights)
     measures += [
       _interval_row(setting, factors, {'measure': title}, 'explanation/value', measured[name])
       for name, title in MEASURES.items()
+      if name in measured
     ]
     for guide, correct in _probe_runs(runs, study).items():
       probes.append(_interval_row(setting, factors, {'weights': guide}, 'probe/accuracy', 100 * correct))

@@ -25,13 +25,13 @@ from attention_jax.training.frozen import freeze_loss
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
 from attention_jax.training.optim import make_optimizer, make_schedule
-from attention_jax.training.partition import row_devices, sharding, state_shardings
+from attention_jax.training.partition import describe_placement, row_devices, sharding, state_shardings
 from attention_jax.training.state import TrainState, count_parameters, init_state
 from attention_jax.training.step import compile_update
 
 
 class DoesNotFitError(UserError):
-  """An update does not fit into the memory of a device."""
+  """An update does not fit into the memory of a device, or a mesh cannot divide the parameters."""
 
 
 class CompiledUpdate(NamedTuple):
@@ -84,7 +84,8 @@ def compile_updates(
 
   Raises:
     UserError: for mistakes in the config or its data.
-    DoesNotFitError: if an update does not fit into the memory of a device.
+    DoesNotFitError: if an update does not fit into the memory of a device, and for a mesh that training rejects,
+      because it cannot divide the largest parameter.
   """
   config = fill_defaults(config, 'the config')
   training = Training(**config['training'])
@@ -93,6 +94,7 @@ def compile_updates(
     inputs = _inputs_from_data(config, share)
   else:
     inputs = _inputs_of_translation(config, training, entries, share)
+  _check_placement(inputs.params, mesh)
   seeds = config['seeds']
   update, state = _build_update(training, inputs, mesh, several=seeds > 1)
   root = _stack(jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))), seeds)
@@ -109,6 +111,13 @@ def compile_updates(
       with count_products():
         flop = matmul_flop(count_in_jaxpr(update.trace(*arguments).jaxpr.jaxpr))
     yield CompiledUpdate(shape, _compile(traced, platform, shape), num_parameters, state, flop)
+
+
+def _check_placement(params: Any, mesh: Mesh) -> None:
+  try:
+    describe_placement(params, mesh)
+  except UserError as error:
+    raise DoesNotFitError(str(error)) from error
 
 
 def _build_update(training: Training, inputs: Inputs, mesh: Mesh, *, several: bool) -> tuple[Any, TrainState]:
@@ -131,6 +140,7 @@ def _build_update(training: Training, inputs: Inputs, mesh: Mesh, *, several: bo
     accumulate=training.accumulate,
     average=training.average,
     anneal=make_anneal(training.anneal, inputs.params, training.steps),
+    skip_nonfinite=training.on_nonfinite == 'skip',
   )
 
   def whole_update(root, state, batch, *live):

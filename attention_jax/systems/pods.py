@@ -125,7 +125,8 @@ def update_costs(
     entries, largest: see ahead_of_time.compile_updates.
 
   Raises:
-    UserError: for mistakes in the config or its data, and if an update does not fit into the memory of a device.
+    UserError: for mistakes in the config or its data.
+    DoesNotFitError: see ahead_of_time.compile_updates.
   """
   mesh = make_mesh(devices, seeds=config['seeds'], sizes=MeshConfig(**config['mesh']))
   for update in compile_updates(config, mesh, platform, entries=entries, largest=largest):

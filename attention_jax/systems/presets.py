@@ -323,7 +323,7 @@ def apply_preset(config: ConfigDict, preset: str, *, features: int, layers: int 
 
 
 def _max_positions(config: ConfigDict) -> int:
-  """Longest memory: the search reads sources of up to four times the largest bucket, padded to a multiple of 32."""
+  """Length of the longest memory, which limits the sources of a search: four times the largest bucket, rounded up."""
   buckets = config.data.get('buckets', (0,))
   longest = max(bucket if isinstance(bucket, int) else bucket[0] for bucket in buckets)
   return -(-4 * longest // 32) * 32

@@ -55,3 +55,5 @@ def test_other_systems_are_an_error(tmp_path):
   assert result.code == 2 and "got a config of system 'glimpsing'" in result.err
   result = run('prepare', f'--output={tmp_path / "prepared"}')
   assert result.code == 2 and '--config is missing' in result.err
+  result = run('prepare', '--config=configs/dates.py', '--config.system=translate', f'--output={tmp_path / "prepared"}')
+  assert result.code == 2 and "unknown system 'translate' (did you mean 'translation'?)" in result.err

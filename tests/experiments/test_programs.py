@@ -308,6 +308,9 @@ def test_a_page_compares_runs_and_hypotheses(trained, tmp_path):
     ('--edit=fixed(at=99)', "edit 'fixed(at=99)': at must be less than "),
     ('--analyses=what_if(edit="fixed(position=99)")', "edit 'fixed(position=99)': position must be less than "),
     ('--output=weights.jpg', "unknown format of weights.jpg: '.jpg'"),
+    ('--text=zwei', '--rows has no effect with --text; leave one of them out'),
+    ('--serve', '--rows has no effect with --serve; leave one of them out'),
+    ('--port=8766', '--port has no effect without --serve'),
   ],
 )
 def test_mistakes_of_inspect_attention(trained, flag, message):

@@ -1,9 +1,10 @@
 """Tables of variants: rows that contradict their function raise, and so do invalid specs."""
 
+import jax
 import pytest
 
 import attention_jax as aj
-from attention_jax.functional.table import Param, Row, check_table, lookup
+from attention_jax.functional.table import Param, Row, check_table, init_row_params, lookup
 
 
 def plain(query, key):
@@ -101,3 +102,16 @@ def test_lookup_accepts_rows_and_functions():
   assert lookup(row, aj.SCORES, 'score') is row
   assert lookup(plain, aj.SCORES, 'score') == row
   assert lookup('dot', aj.SCORES, 'score').fn is aj.scores.dot
+
+
+def test_a_spec_fixes_a_parameter_of_remember():
+  def scaled(value, *, scale):
+    return scale * value
+
+  def remembering(scores, mask, *, remembered):
+    return scores * remembered[:, 0]
+
+  table = check_table({'remembering': Row(remembering, params={'scale': Param((), 1.0)}, remember=scaled)})
+  row = lookup('remembering(scale=3.0)', table, 'alignment')
+  assert init_row_params(jax.random.key(0), row, {}) == {}
+  assert row.remember(2.0) == 6.0

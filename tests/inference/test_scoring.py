@@ -142,3 +142,16 @@ def test_unknown_tokens_are_replaced_by_the_source_token_with_the_largest_weight
   # The third token attends to EOS alone, so it stays unknown.
   assert replaced.tokens == ['Ulm', 'a', '<unk>'] and replaced.text == 'Ulm a <unk>'
   assert plain._make_hypothesis(hypotheses, 0, 0, 3, ['a', 'Ulm'], []).tokens == ['<unk>'] * 3
+
+
+def test_pairs_longer_than_the_buckets_are_padded_to_no_more_than_the_model_accepts():
+  model = build_transformer('position="learned(max_positions=10)"', sizes=SIZES)
+  params = init_model_params(model)
+  corpus = Corpus(['b ' * 9, 'a'], ['a ' * 8, 'c'])  # 10 and 9 tokens with EOS
+  scored = score_pairs(model, params, corpus, WORDS, WORDS, [(4, 4)])
+  exact = score_pairs(model, params, corpus, WORDS, WORDS, [(10, 10)])
+  for pair, expected in zip(scored, exact, strict=True):
+    np.testing.assert_allclose(pair.log_probs, expected.log_probs, rtol=1e-4, atol=1e-5)
+  longer = Corpus(['b ' * 10], ['a'])
+  with pytest.raises(UserError, match='at most max_positions=10 positions, got 11'):
+    score_pairs(model, params, longer, WORDS, WORDS, [(4, 4)])

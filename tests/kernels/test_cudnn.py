@@ -80,6 +80,21 @@ def test_equals_definition(xla_kernel, score, bias):
   jax.tree.map(assert_close, *gradients(inputs))
 
 
+@pytest.mark.parametrize('limit', ['min', 'max'])
+def test_a_bias_beyond_the_range_of_the_kernel_is_clipped(xla_kernel, limit):
+  """All positions of one query have the bias, and some of the others; 'cudnn' pads to even lengths."""
+  extreme = float(getattr(jnp.finfo(jnp.float32), limit))
+  bias = jnp.zeros((T, S)).at[0].set(extreme).at[1:, :2].set(extreme)
+
+  def loss(inputs, implementation):
+    context = attend(implementation, inputs, MASK.at[:, 0].set(True), bias=bias).context
+    return jnp.sum(jnp.sin(context.astype(jnp.float32))), context
+
+  gradients = jax.grad(loss, has_aux=True)
+  actual, expected = (gradients(make_inputs(), name) for name in ('cudnn', 'xla'))
+  jax.tree.map(lambda x, y: assert_close(x, y, 0.05), actual, expected)
+
+
 # mask, bias, and the expected (sequences, heads) axes of q, k, v, of the mask, and of the bias (None: no bias).
 CASES = {
   'no_mask': (None, None, (1, B * N), (1, 1), None),

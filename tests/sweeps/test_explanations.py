@@ -43,11 +43,10 @@ def pointed_weights(examples):
   return np.tile(np.eye(T + 1, S), (len(examples.source), 1, 1))
 
 
-@pytest.fixture(scope='module')
-def rows(tmp_path_factory):
-  folder = tmp_path_factory.mktemp('sweep')
-  make_sweep(folder, grid({'model.attention.score': ['dot']}))
-  opened = iter(range(3))
+def make_rows(folder, seeds):
+  """Returns the rows of explanations and of probes of a sweep of one setting."""
+  make_sweep(folder, grid({'model.attention.score': ['dot']}), seeds)
+  opened = iter(range(seeds))
 
   def open_run(folder):
     system = types.SimpleNamespace(model=next(opened))
@@ -65,6 +64,11 @@ def rows(tmp_path_factory):
     patch.setattr(explanations, 'EXAMPLES', {'translation': make_examples})
     patch.setattr(probes, 'REGULARISATION', (1.0,))
     return explanation_rows(finished_settings(folder), [Factor('model.attention.score', 'score')], STUDY)
+
+
+@pytest.fixture(scope='module')
+def rows(tmp_path_factory):
+  return make_rows(tmp_path_factory.mktemp('sweep'), 3)
 
 
 def test_values_and_intervals(rows):
@@ -93,6 +97,12 @@ def test_divergence_of_seeds_is_that_of_each_pair(rows):
     middle = (weights[i] + weights[j]) / 2
     expected.append(0.5 * sum(scipy.special.rel_entr(weights[k], middle).sum() for k in (i, j)))
   np.testing.assert_allclose(entry['values'], expected, atol=5e-5)  # records have four digits
+
+
+def test_one_seed_has_no_divergence_of_seeds(tmp_path):
+  measures, _ = make_rows(tmp_path, 1)
+  assert [row['factors']['measure'] for row in measures] == list(MEASURES.values())[:-1]
+  assert all(row['seeds'] == [0] for row in measures)
 
 
 def test_guided_probes_need_the_right_weights(rows):

@@ -11,7 +11,7 @@ import pytest
 from attention_jax.data.batching import Batch, StackedBatches
 from attention_jax.errors import UserError
 from attention_jax.kernels.target import compile_for
-from attention_jax.systems.ahead_of_time import compile_updates
+from attention_jax.systems.ahead_of_time import DoesNotFitError, compile_updates
 from attention_jax.systems.config import default_config, fill_defaults
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.training.loop import Training, prepare_training
@@ -105,10 +105,28 @@ def test_memory_of_a_device_falls_with_the_size_of_the_mesh():
   assert state_bytes(fsdp=2, tensor=4) < 0.15 * whole
 
 
+@pytest.mark.parametrize('on_nonfinite', ['stop', 'skip'])
+def test_updates_that_are_not_finite_are_skipped_if_training_skips_them(on_nonfinite):
+  config = make_config()
+  config['training']['on_nonfinite'] = on_nonfinite
+  (update,) = compile_updates(config, make_mesh(jax.devices()[:1]), 'cpu', entries=ENTRIES)
+  root, state, batch = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), update.compiled.args_info[0])
+  batch = batch._replace(source_mask=~batch.source_mask, target_mask=~batch.target_mask)
+  state.params['output']['bias'][:] = np.nan
+  new_state, _ = update.compiled(root, state, batch)
+  assert np.isfinite(new_state.params['output']['kernel']).all() == (on_nonfinite == 'skip')
+
+
 def test_filler_rows_divide_a_batch_over_the_devices():
   config = make_config(batch_size=12, batch_unit='sentences')
   (update,) = compile_updates(config, make_mesh(), 'cpu', entries=ENTRIES)
   assert update.shape == (16, 6, 4)
+
+
+def test_a_mesh_that_training_rejects_is_an_error():
+  mesh = make_mesh(jax.devices()[:8], sizes=MeshConfig(tensor=8))
+  with pytest.raises(DoesNotFitError, match=r'^config\.mesh\.tensor=8 divides no axis of the largest parameter'):
+    next(compile_updates(make_config(), mesh, 'cpu', entries=ENTRIES))
 
 
 def test_without_data_only_translation_is_compiled():
