@@ -36,7 +36,7 @@ def make_server(read: Read, port: int, *, edit: str = '', relative: bool = False
 
   class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-      if self.headers.get('Host', '').rpartition(':')[0] not in (HOST, 'localhost'):
+      if self.headers.get('Host', '').partition(':')[0] not in (HOST, 'localhost'):  # without a port if it is 80
         self._answer(HTTPStatus.FORBIDDEN, 'this page is served to its own machine only\n', 'text/plain')
         return
       url = urlsplit(self.path)

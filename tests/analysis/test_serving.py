@@ -30,10 +30,10 @@ def port():
     thread.join()
 
 
-def get(port: int, path: str, host: str = 'localhost'):
+def get(port: int, path: str, host: str = ''):
   """Returns status and text of an answer."""
   with contextlib.closing(http.client.HTTPConnection(HOST, port, timeout=20)) as connection:
-    connection.request('GET', path, headers={'Host': f'{host}:{port}'})
+    connection.request('GET', path, headers={'Host': host or f'localhost:{port}'})
     answer = connection.getresponse()
     return answer.status, answer.read().decode()
 
@@ -78,7 +78,13 @@ def test_mistakes_are_shown_on_the_page(port, path, message):
 
 def test_other_paths_and_other_hosts_are_rejected(port):
   assert get(port, '/favicon.ico')[0] == 404
-  assert get(port, '/?text=a', host='example.org')[0] == 403
+  for host in ('example.org', f'example.org:{port}', 'localhost.example.org'):
+    assert get(port, '/?text=a', host)[0] == 403
+
+
+@pytest.mark.parametrize('host', ['localhost', HOST])
+def test_browsers_leave_out_port_80(port, host):
+  assert get(port, '/', host)[0] == 200
 
 
 def test_a_port_in_use_is_reported_in_one_line(port):
