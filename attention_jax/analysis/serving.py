@@ -1,5 +1,6 @@
 """The page of readings for sources that are typed into it, served on this machine alone."""
 
+import contextlib
 import errno
 import threading
 from collections.abc import Callable, Sequence
@@ -54,8 +55,9 @@ def make_server(read: Read, port: int, *, edit: str = '', relative: bool = False
       self.send_header('Content-Type', f'{content_type}; charset=utf-8')
       self.send_header('Content-Length', str(len(data)))
       self.send_header('X-Content-Type-Options', 'nosniff')
-      self.end_headers()
-      self.wfile.write(data)
+      with contextlib.suppress(ConnectionError):  # the browser may have been closed, or the page reloaded, meanwhile
+        self.end_headers()
+        self.wfile.write(data)
 
     def log_message(self, *args) -> None:
       """Logs nothing: the text that a user enters is not stored."""

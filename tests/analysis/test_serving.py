@@ -2,6 +2,9 @@
 
 import contextlib
 import http.client
+import socket
+import struct
+import sys
 import threading
 from urllib.parse import quote
 
@@ -85,6 +88,31 @@ def test_other_paths_and_other_hosts_are_rejected(port):
 @pytest.mark.parametrize('host', ['localhost', HOST])
 def test_browsers_leave_out_port_80(port, host):
   assert get(port, '/', host)[0] == 200
+
+
+def test_a_closed_connection_is_no_error(monkeypatch):
+  is_reading = threading.Event()
+  is_closed = threading.Event()
+  errors = []
+
+  def read_slowly(texts, edit):
+    is_reading.set()
+    is_closed.wait(20)
+    return []
+
+  with make_server(read_slowly, 0) as server:
+    monkeypatch.setattr(server, 'daemon_threads', False)  # closing the server waits for the answer
+    monkeypatch.setattr(server, 'handle_error', lambda *arguments: errors.append(sys.exception()))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    with socket.create_connection((HOST, server.server_port)) as connection:
+      connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))  # closed by a reset
+      connection.sendall(b'GET /?text=a HTTP/1.1\r\nHost: localhost:1\r\n\r\n')
+      assert is_reading.wait(20)
+    is_closed.set()
+    server.shutdown()
+    thread.join()
+  assert not errors
 
 
 def test_a_port_in_use_is_reported_in_one_line(port):
