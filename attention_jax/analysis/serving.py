@@ -44,7 +44,7 @@ def make_server(read: Read, port: int, *, edit: str = '', relative: bool = False
       if url.path != '/':
         self._answer(HTTPStatus.NOT_FOUND, 'the page is at /\n', 'text/plain')
         return
-      fields = {name: values[0] for name, values in parse_qs(url.query).items()}
+      fields = {name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
       with lock:
         page = _render(read, fields.get('text', ''), fields.get('edit', '' if fields else edit), relative)
       self._answer(HTTPStatus.OK, page, 'text/html')

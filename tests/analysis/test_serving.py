@@ -59,6 +59,7 @@ def field(page: Page, name: str) -> str:
 def test_an_edit_is_typed_beside_the_source(port):
   assert field(Page(get(port, '/')[1]), 'edit') == 'largest'
   page = Page(get(port, f'/?text=a&edit={quote("uniform(head=1)")}')[1])
+  assert field(Page(get(port, '/?text=&edit=')[1]), 'edit') == ''  # the form without a source and without the edit
   assert field(page, 'edit') == 'uniform(head=1)' and page.data[0]['name'] == 'uniform(head=1)'
 
 
