@@ -72,7 +72,7 @@ def conditions(folder: Path, hardware: str) -> dict[str, Any]:
   last = max(event['time'] for event in read_events(folder)[0] if event['event'] == FINISHED)
   return {
     'runs': sum(len(entry.unit.seeds) for entry in state.units.values()),
-    'commits': sorted({entry.commit for entry in state.units.values()}),
+    'commits': sorted({entry.commit or 'unknown' for entry in state.units.values()}),  # '' of adopted runs
     'processes': _processes(state),
     'hardware': hardware,
     'seconds': round(sum(entry.seconds for entry in state.units.values()) / _processes(state)),

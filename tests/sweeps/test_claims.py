@@ -72,6 +72,7 @@ def test_conditions_and_unfinished_sweeps(tmp_path):
   make_sweep(tmp_path, SETTINGS[:2], seeds=2)
   measured = conditions(tmp_path, 'a machine')
   assert (measured['runs'], measured['seconds'], measured['processes']) == (4, 48, 1)
+  assert measured['commits'] == ['unknown']  # these runs have no event that started them, as adopted runs
   with open_ledger(tmp_path) as ledger:
     ledger.append(PLANNED, **planned_event(Unit('x', 'x', {}, 'f.py', {}, (0,), 'x')))
   with pytest.raises(UserError, match='1 units have not finished, such as x'):
