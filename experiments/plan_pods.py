@@ -6,8 +6,8 @@
 Compiles the update of the longest sequences for each slice, see compile_for_pod.py, with batches that grow with the
 slice: --tokens tokens of each side for each chip. config.mesh.fsdp is reduced to its greatest common divisor with the
 number of devices. Each row has the memory of a device, lower bounds of the time of each resource by the published rates
-of the chip, and the rate of the update if it took no longer. Nothing is measured. One slice takes minutes to compile.
-Needs libtpu, see requirements-bench.txt.
+of the chip, and the rate of the update if it took no longer; or 'does not fit' where the memory of a device is too
+small to compile it. Nothing is measured. One slice takes minutes to compile. Needs libtpu, see requirements-bench.txt.
 """
 
 from experiments.process_settings import prepare_process
@@ -16,6 +16,8 @@ if __name__ == '__main__':
   prepare_process()  # before jax is imported
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 from absl import flags
 
@@ -49,30 +51,37 @@ def main() -> None:
     raise UserError('--config is missing; for example --config=configs/wmt14.py:transformer2017_big --entries=32000')
   if FLAGS.config.system != 'translation':
     raise UserError(f"config.system must be 'translation' for tokens of both sides, got {FLAGS.config.system!r}")
+  # All of them first, so that a mistake is reported before the first one is compiled.
+  slices = {topology: topology_devices(topology) for topology in FLAGS.topologies}
   print('\n'.join(_format_row(cells) for cells in (COLUMNS, COLUMNS.values())), flush=True)
-  for topology in FLAGS.topologies:
-    print(_format_row(_plan(topology)), flush=True)
+  for topology, devices in slices.items():
+    print(_format_row(_plan(topology, devices)), flush=True)
 
 
-def _plan(topology: str) -> list[str]:
+def _plan(topology: str, devices: Sequence[Any]) -> list[str]:
   """Returns the cells of the row of one slice."""
   from attention_jax.systems import pods
+  from attention_jax.systems.ahead_of_time import DoesNotFitError
 
-  devices = topology_devices(topology)
   chip = pods.chip_of(devices)
+  chips = str(pods.count_chips(devices))
   config = FLAGS.config.copy_and_resolve_references()
   if config.mesh.fsdp > 0:  # -1 takes the rest of the devices
     config.mesh.fsdp = math.gcd(config.mesh.fsdp, len(devices))
   config.data.batch_unit = 'tokens'
   config.data.batch_size = FLAGS.tokens * pods.count_chips(devices)
-  (cost,) = pods.update_costs(config.to_dict(), devices, chip, devices[0].platform, entries=FLAGS.entries, largest=True)
+  platform = devices[0].platform
+  try:
+    (cost,) = pods.update_costs(config.to_dict(), devices, chip, platform, entries=FLAGS.entries, largest=True)
+  except DoesNotFitError:
+    return [topology, chips, *[''] * (len(COLUMNS) - 4), 'does not fit', '']
   rows, source, target = cost.shape
   state = cost.parameters + cost.optimizer
   times = [f'{cost.seconds[resource] * 1e3:.1f}' for resource in ('compute', 'memory', 'links')]
   rate = rows * target / max(cost.seconds.values())
   fits = '' if cost.memory <= chip.memory else ', does not fit'
   sizes = [
-    str(pods.count_chips(devices)),
+    chips,
     f'{rows} x ({source}, {target})',
     f'{state / 2**30:.2f}',
     f'{cost.activations / 2**30:.2f}',

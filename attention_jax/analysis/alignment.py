@@ -199,7 +199,6 @@ def entropy(weights: np.ndarray) -> np.ndarray:
     [R], one value for each of the R rows that are not all zero, in order.
   """
   weights = np.asarray(weights, np.float64)
-  rows = weights.reshape(-1, weights.shape[-1])
-  rows = rows[rows.sum(axis=1) > 0]
+  rows = weights[weights.sum(axis=-1) > 0]
   rows = rows / rows.sum(axis=1, keepdims=True)
   return -np.sum(rows * np.log(np.where(rows > 0, rows, 1.0)), axis=1) + 0.0  # + 0.0 turns -0.0 into 0.0

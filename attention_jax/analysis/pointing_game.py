@@ -23,7 +23,7 @@ def count_pointing_hits(
     merge_phrases: whether consecutive tokens with the same box count as one, whose weights are added (Liu et al. 2017).
 
   Returns:
-    The number of hits, and the number of tokens or phrases.
+    The number of hits, and the number of tokens or phrases. One whose weights are all zero is a miss.
 
   Raises:
     UserError: for weights over another grid, or fewer weights than boxes.
@@ -44,10 +44,10 @@ def count_pointing_hits(
     phrase_weights = weights[list(tokens)]
     if merge_phrases:
       phrase_weights = phrase_weights.sum(0, keepdims=True)
-    for cell in phrase_weights.argmax(1):
+    total += len(phrase_weights)
+    for cell in phrase_weights[phrase_weights.any(1)].argmax(1):
       row, column = divmod(int(cell), columns)
       hits += _contains(box, column_centres[column], row_centres[row])
-      total += 1
   return hits, total
 
 

@@ -1,5 +1,6 @@
 """The page of readings for sources that are typed into it, served on this machine alone."""
 
+import contextlib
 import errno
 import threading
 from collections.abc import Callable, Sequence
@@ -36,14 +37,14 @@ def make_server(read: Read, port: int, *, edit: str = '', relative: bool = False
 
   class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-      if self.headers.get('Host', '').rpartition(':')[0] not in (HOST, 'localhost'):
+      if self.headers.get('Host', '').partition(':')[0] not in (HOST, 'localhost'):  # without a port if it is 80
         self._answer(HTTPStatus.FORBIDDEN, 'this page is served to its own machine only\n', 'text/plain')
         return
       url = urlsplit(self.path)
       if url.path != '/':
         self._answer(HTTPStatus.NOT_FOUND, 'the page is at /\n', 'text/plain')
         return
-      fields = {name: values[0] for name, values in parse_qs(url.query).items()}
+      fields = {name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
       with lock:
         page = _render(read, fields.get('text', ''), fields.get('edit', '' if fields else edit), relative)
       self._answer(HTTPStatus.OK, page, 'text/html')
@@ -54,8 +55,9 @@ def make_server(read: Read, port: int, *, edit: str = '', relative: bool = False
       self.send_header('Content-Type', f'{content_type}; charset=utf-8')
       self.send_header('Content-Length', str(len(data)))
       self.send_header('X-Content-Type-Options', 'nosniff')
-      self.end_headers()
-      self.wfile.write(data)
+      with contextlib.suppress(ConnectionError):  # the browser may have been closed, or the page reloaded, meanwhile
+        self.end_headers()
+        self.wfile.write(data)
 
     def log_message(self, *args) -> None:
       """Logs nothing: the text that a user enters is not stored."""

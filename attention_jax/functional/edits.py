@@ -29,7 +29,7 @@ HEAD_AXES = ('head_groups', 'heads_of_group')  # names of the vmapped axes of he
 
 def uniform(weights: Weights, mask: Mask) -> Weights:
   """wₛ = 1 / n over the n unmasked positions. Wiegreffe & Pinter 2019, who train with them."""
-  return zero_masked(jnp.ones_like(weights), mask) / jnp.maximum(mask.sum(), 1)
+  return zero_masked(jnp.ones_like(weights), mask) / jnp.maximum(mask.sum(), 1).astype(weights.dtype)
 
 
 def largest(weights: Weights, mask: Mask) -> Weights:

@@ -2,6 +2,7 @@
 
 import datetime
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from attention_jax.sweeps.contrasts import Contrast, MetricColumn, contrast_all
 from attention_jax.sweeps.ledger import FINISHED, SweepState, read_events, read_state
 from attention_jax.sweeps.measured import summarize
 from attention_jax.sweeps.records import Row
-from attention_jax.sweeps.statistics import correct
+from attention_jax.sweeps.statistics import Interval, correct
 from attention_jax.systems.experiment import selectable_metrics
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.runs import open_run
@@ -71,7 +72,7 @@ def conditions(folder: Path, hardware: str) -> dict[str, Any]:
   last = max(event['time'] for event in read_events(folder)[0] if event['event'] == FINISHED)
   return {
     'runs': sum(len(entry.unit.seeds) for entry in state.units.values()),
-    'commits': sorted({entry.commit for entry in state.units.values()}),
+    'commits': sorted({entry.commit or 'unknown' for entry in state.units.values()}),  # '' of adopted runs
     'processes': _processes(state),
     'hardware': hardware,
     'seconds': round(sum(entry.seconds for entry in state.units.values()) / _processes(state)),
@@ -117,7 +118,7 @@ def setting_rows(
     contrasts += contrast_all(group, _baseline(group, factors, baseline), columns, 't', False, _discard)
   corrected = correct([contrast.p for contrast in contrasts])
   differences = {
-    (contrast.setting.id, contrast.column.metric): contrast.comparison.difference._asdict() | {'p': p}
+    (contrast.setting.id, contrast.column.metric): _difference_entry(contrast.comparison.difference, p)
     for contrast, p in zip(contrasts, corrected, strict=True)
   }
   rows = []
@@ -130,6 +131,11 @@ def setting_rows(
     parameters = {'parameters': f'{setting.runs[0].parameters:,}'}
     rows.append(claim_row(setting, factors, parameters, entries))
   return rows
+
+
+def _difference_entry(difference: Interval, p: float) -> dict[str, float]:
+  """The entry of a difference; without an interval for one pair of runs, or for pairs that all differ by the same."""
+  return {name: value for name, value in (*difference._asdict().items(), ('p', p)) if not math.isnan(value)}
 
 
 def _baseline(group: Sequence[SettingRuns], factors: Sequence[Factor], baseline: Mapping[str, Any]) -> SettingRuns:

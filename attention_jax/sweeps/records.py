@@ -48,8 +48,8 @@ class Table(NamedTuple):
     columns: columns, from left to right.
     rows: rows, each with some of: config, preset, flags, title, note, metric, epochs, seeds, metrics, factors,
       time, hardware, commits; or published (the source) and metrics. `metrics` maps 'SPLIT/METRIC' to an object with
-      value, deviation (n - 1), values (of the seeds), digits and difference (value, low, high, p), or with a text.
-      `references` maps metrics to where they are in another table.
+      value, deviation (n - 1), values (of the seeds), digits and difference (value; low, high and p if they are known),
+      or with a text. `references` maps metrics to where they are in another table.
     config: config file of the rows.
     flags: flags of all rows, in addition to their own.
     abbreviations: text that is shown -> the text that it replaces: the beginning of a flag, or several flags.
@@ -167,7 +167,11 @@ def _format_difference(difference: Mapping[str, float] | None, digits: int) -> s
   """'+1.20 [0.50, 1.90], p = 0.012'; 'baseline' for the row without one."""
   if difference is None:
     return 'baseline'
-  text = f'{difference["value"]:+.{digits}f} [{difference["low"]:+.{digits}f}, {difference["high"]:+.{digits}f}]'
+  text = f'{difference["value"]:+.{digits}f}'
+  if 'low' in difference:
+    text += f' [{difference["low"]:+.{digits}f}, {difference["high"]:+.{digits}f}]'
+  if 'p' not in difference:
+    return text
   p = difference['p']
   return f'{text}, p < {LOWEST_P}' if p < LOWEST_P else f'{text}, p = {p:.3f}'
 

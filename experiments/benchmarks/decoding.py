@@ -69,8 +69,9 @@ def _time_searches(bench: BenchmarkContext, name: str, make_sides: Callable[...,
     }
     case = f'{name}, {BATCH_SIZE} sentences of 14, beam {beams}, {STEPS} steps'
     timings = compare('decoding', case, sides, repeats=bench.repeats, amount=BATCH_SIZE, unit='sentences')
-    matmuls = count_search_matmuls(model, params, batch, beams)
-    yield from (*timings, matmul_limit(timings[0], matmuls, gradients=False))
+    yield from timings
+    if timings:
+      yield matmul_limit(timings[0], count_search_matmuls(model, params, batch, beams), gradients=False)
   if joey:
     joey.close()
 

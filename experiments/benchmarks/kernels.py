@@ -174,7 +174,8 @@ def kernels(bench: BenchmarkContext) -> Iterator[Timing]:
       sides |= {side: passes[name] for side, passes in torch_sides.items()}
       timings = compare('kernels', f'{case}, {name}', sides, repeats=bench.repeats)
       yield from timings
-      yield _limit(timings[0], rates, score, causal, sizes, name != 'forward')
+      if timings:
+        yield _limit(timings[0], rates, score, causal, sizes, name != 'forward')
 
 
 def _makers(bench: BenchmarkContext) -> dict[tuple[str, str, str], Callable[[], Side]]:

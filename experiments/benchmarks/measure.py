@@ -179,8 +179,10 @@ def compare(
     unit: the unit of `amount`.
 
   Returns:
-    A timing per side.
+    A timing per side; none if every side has failed, see `compile_sides`.
   """
+  if not sides:
+    return []
   for side in sides.values():
     side.finish()
   calls = {name: _calls_per_turn(side) for name, side in sides.items()}

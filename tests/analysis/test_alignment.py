@@ -76,6 +76,11 @@ def test_entropy_in_nats_skips_zero_rows():
   np.testing.assert_allclose(analysis.entropy(weights), [0.0, np.log(4), np.log(2)], rtol=1e-6)
 
 
+@pytest.mark.parametrize('shape', [(0, 3), (2, 0), (0, 0), (2, 4, 0)])
+def test_the_entropy_of_no_weights_is_empty(shape):
+  assert analysis.entropy(np.ones(shape)).shape == (0,)
+
+
 @pytest.mark.parametrize(
   ('largest', 'expected'),
   [

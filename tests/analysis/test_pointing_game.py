@@ -25,6 +25,14 @@ def test_words_and_phrases():
   assert count_pointing_hits(weights[:1], [None], CENTRES, merge_phrases=True) == (0, 0)
 
 
+@pytest.mark.parametrize('merge_phrases', [False, True])
+def test_a_token_without_any_weight_is_a_miss(merge_phrases):
+  weights = np.zeros((2, 4))  # the first cell, in the box, is as large as any other
+  weights[1, 1] = 1.0
+  boxes = [LEFT, RIGHT]
+  assert count_pointing_hits(weights, boxes, CENTRES, merge_phrases=merge_phrases) == (1, 2)
+
+
 @pytest.mark.parametrize(
   ('box', 'row_centres', 'column_centres', 'hit_cell'),
   [

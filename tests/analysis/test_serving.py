@@ -2,6 +2,9 @@
 
 import contextlib
 import http.client
+import socket
+import struct
+import sys
 import threading
 from urllib.parse import quote
 
@@ -30,10 +33,10 @@ def port():
     thread.join()
 
 
-def get(port: int, path: str, host: str = 'localhost'):
+def get(port: int, path: str, host: str = ''):
   """Returns status and text of an answer."""
   with contextlib.closing(http.client.HTTPConnection(HOST, port, timeout=20)) as connection:
-    connection.request('GET', path, headers={'Host': f'{host}:{port}'})
+    connection.request('GET', path, headers={'Host': host or f'localhost:{port}'})
     answer = connection.getresponse()
     return answer.status, answer.read().decode()
 
@@ -56,6 +59,7 @@ def field(page: Page, name: str) -> str:
 def test_an_edit_is_typed_beside_the_source(port):
   assert field(Page(get(port, '/')[1]), 'edit') == 'largest'
   page = Page(get(port, f'/?text=a&edit={quote("uniform(head=1)")}')[1])
+  assert field(Page(get(port, '/?text=&edit=')[1]), 'edit') == ''  # the form without a source and without the edit
   assert field(page, 'edit') == 'uniform(head=1)' and page.data[0]['name'] == 'uniform(head=1)'
 
 
@@ -78,7 +82,38 @@ def test_mistakes_are_shown_on_the_page(port, path, message):
 
 def test_other_paths_and_other_hosts_are_rejected(port):
   assert get(port, '/favicon.ico')[0] == 404
-  assert get(port, '/?text=a', host='example.org')[0] == 403
+  for host in ('example.org', f'example.org:{port}', 'localhost.example.org'):
+    assert get(port, '/?text=a', host)[0] == 403
+
+
+@pytest.mark.parametrize('host', ['localhost', HOST])
+def test_browsers_leave_out_port_80(port, host):
+  assert get(port, '/', host)[0] == 200
+
+
+def test_a_closed_connection_is_no_error(monkeypatch):
+  is_reading = threading.Event()
+  is_closed = threading.Event()
+  errors = []
+
+  def read_slowly(texts, edit):
+    is_reading.set()
+    is_closed.wait(20)
+    return []
+
+  with make_server(read_slowly, 0) as server:
+    monkeypatch.setattr(server, 'daemon_threads', False)  # closing the server waits for the answer
+    monkeypatch.setattr(server, 'handle_error', lambda *arguments: errors.append(sys.exception()))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    with socket.create_connection((HOST, server.server_port)) as connection:
+      connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))  # closed by a reset
+      connection.sendall(b'GET /?text=a HTTP/1.1\r\nHost: localhost:1\r\n\r\n')
+      assert is_reading.wait(20)
+    is_closed.set()
+    server.shutdown()
+    thread.join()
+  assert not errors
 
 
 def test_a_port_in_use_is_reported_in_one_line(port):

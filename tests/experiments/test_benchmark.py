@@ -35,6 +35,17 @@ def test_sides_are_run_in_turns_and_compared_with_the_first():
   assert second.low <= second.median <= second.high and second.rate == 5 / second.median
 
 
+def test_a_case_of_which_every_side_fails_has_no_timings(monkeypatch):
+  def fail(*_):
+    raise MemoryError('of the device')
+
+  failures = []
+  monkeypatch.setattr(seeds, 'SIDES', dict.fromkeys(seeds.SIDES, fail))
+  bench = BenchmarkContext(lambda line: None, 2, report_failure=lambda name, error: failures.append(name))
+  assert seeds.side_by_side(bench) == []
+  assert failures == [f'{case}, {side}' for case in seeds.CASES for side in seeds.SIDES]
+
+
 def test_the_exponent_of_growth_is_fitted():
   assert fit_exponent([1, 2, 4], [3, 12, 48]) == pytest.approx(2)
 

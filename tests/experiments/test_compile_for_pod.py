@@ -3,6 +3,9 @@
 import jax
 import pytest
 
+from attention_jax.errors import UserError
+from attention_jax.systems import pods
+from attention_jax.systems.ahead_of_time import DoesNotFitError
 from attention_jax.systems.pods import CHIPS, Chip
 from tests.experiments.helpers import run
 
@@ -73,6 +76,34 @@ def test_a_table_of_slices(config):
   assert head.count('|') == rule.count('|') == row.count('|')
   cells = [cell.strip() for cell in row.strip('|').split('|')]
   assert cells[:3] == ['v5e:2x2', '2', '8 x (5, 4)'] and cells[8] in ('compute', 'memory', 'links')
+
+
+def test_the_table_continues_after_a_slice_that_is_too_small(config, monkeypatch):
+  def compile_two_devices(config, devices, *arguments, **options):
+    if len(devices) == 1:
+      raise DoesNotFitError('an update does not fit')
+    return update_costs(config, devices, *arguments, **options)
+
+  update_costs = pods.update_costs
+  monkeypatch.setattr(pods, 'update_costs', compile_two_devices)
+  sizes = {'v5e:1x1': 1, 'v5e:2x2': 2}
+  monkeypatch.setattr('experiments.topologies.topology_devices', lambda topology: jax.devices()[: sizes[topology]])
+  result = run('plan_pods', config, '--entries=20', '--tokens=16', '--topologies=v5e:1x1,v5e:2x2')
+  assert result.code == 0, result.err
+  head, _, first, second = result.out.splitlines()
+  assert first.startswith('| v5e:1x1 | 1 | ') and 'does not fit' in first and first.count('|') == head.count('|')
+  assert second.startswith('| v5e:2x2 | 2 | ')
+
+
+def test_no_slice_is_compiled_if_a_later_one_does_not_exist(config, monkeypatch):
+  def find_devices(topology):
+    if topology == 'v9:2x2':
+      raise UserError('cannot describe the TPU')
+    return jax.devices()[:2]
+
+  monkeypatch.setattr('experiments.topologies.topology_devices', find_devices)
+  result = run('plan_pods', config, '--entries=20', '--tokens=16', '--topologies=v5e:2x2,v9:2x2')
+  assert result.code == 2 and not result.out and 'cannot describe the TPU' in result.err
 
 
 def test_fsdp_may_take_the_rest_of_the_devices(config):

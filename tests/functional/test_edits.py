@@ -41,6 +41,12 @@ def test_edits_by_hand(edit, expected):
   np.testing.assert_allclose(edited_weights(edit), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize('edit', SPECS)
+def test_edits_need_no_implicit_promotion(edit):
+  with jax.numpy_dtype_promotion('strict'):
+    assert edited_weights(edit).dtype == np.float32
+
+
 def test_permuted_weights_are_the_same_weights_in_another_order():
   rows = jax.vmap(lambda step: with_edit('softmax', 'permuted').fn(SCORES, MASK, step=step))(jnp.arange(40))
   rows = np.asarray(rows)

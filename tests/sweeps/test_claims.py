@@ -62,10 +62,17 @@ def test_each_group_needs_one_baseline(folder):
     setting_rows(finished_settings(folder), 'test', METRICS, FACTORS, {'score': 'dot'})
 
 
+def test_one_pair_of_runs_has_a_difference_without_an_interval(tmp_path):
+  make_sweep(tmp_path, SETTINGS[:2], seeds=1)
+  first, _ = setting_rows(finished_settings(tmp_path), 'test', METRICS, FACTORS, {'score': 'general'})
+  assert first['metrics']['test/exact_match']['difference'].keys() == {'value'}
+
+
 def test_conditions_and_unfinished_sweeps(tmp_path):
   make_sweep(tmp_path, SETTINGS[:2], seeds=2)
   measured = conditions(tmp_path, 'a machine')
   assert (measured['runs'], measured['seconds'], measured['processes']) == (4, 48, 1)
+  assert measured['commits'] == ['unknown']  # these runs have no event that started them, as adopted runs
   with open_ledger(tmp_path) as ledger:
     ledger.append(PLANNED, **planned_event(Unit('x', 'x', {}, 'f.py', {}, (0,), 'x')))
   with pytest.raises(UserError, match='1 units have not finished, such as x'):

@@ -49,6 +49,15 @@ def test_cells():
   assert format_table(TABLE) == MARKDOWN
 
 
+@pytest.mark.parametrize(
+  ('difference', 'text'),
+  [({'value': -1.25}, '-1.2'), ({'value': 0, 'p': 1.0}, '+0.0, p = 1.000')],
+)
+def test_a_difference_may_have_no_interval(difference, text):
+  row = {'metrics': {'test/per': {'value': 12, 'difference': difference}}}
+  assert format_table(Table([COLUMNS[3]], [row])).splitlines()[2] == f'| {text} |'
+
+
 def test_a_table_without_flags_is_named():
   columns = [Column('FLAGS', ['flags'])]
   assert format_table(Table(columns, [{}, {'note': 'softmax'}])).splitlines()[2:] == [
