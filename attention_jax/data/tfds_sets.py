@@ -24,7 +24,7 @@ def open_tfds_set(folder: str, name: str) -> Any:
   from tensorflow_datasets.core.registered import DatasetNotFoundError
 
   folder = folder or '.'
-  with _reported_damage(f"tfds set '{name}' in '{folder}'"):
+  with report_damage(f"tfds set '{name}' in '{folder}'"):
     try:
       if '..' in name.split('/') or name.startswith(('/', '~')):
         raise UserError(f"tfds set '{name}' must be a name such as 'wmt14_translate/de-en', got a path")
@@ -54,14 +54,14 @@ class TfdsRows:
   def __init__(self, builder: Any, part: str):
     """Opens the files; for the arguments see open_tfds_set and tfds_split_parts."""
     self._name = f"tfds set '{builder.info.full_name}' in '{builder.data_dir}', split '{part}'"
-    with _reported_damage(self._name):
+    with report_damage(self._name):
       self._rows = builder.as_data_source(split=part)
 
   def __len__(self) -> int:
     return len(self._rows)
 
   def __getitem__(self, row: int) -> dict[str, Any]:
-    with _reported_damage(self._name):
+    with report_damage(self._name):
       return self._rows[row]
 
   def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -69,14 +69,19 @@ class TfdsRows:
 
 
 @contextlib.contextmanager
-def _reported_damage(name: str) -> Iterator[None]:
-  """Raises UserError in place of the exceptions that libraries raise for missing and damaged files."""
+def report_damage(name: str, remedy: str = '') -> Iterator[None]:
+  """Raises UserError in place of the exceptions that libraries raise for missing and damaged files.
+
+  Args:
+    name: what is read, for the message.
+    remedy: the end of the message.
+  """
   try:
     yield
   except (UserError, MemoryError):
     raise
   except Exception as error:
-    raise UserError(f'{name} cannot be read ({" ".join(str(error).split())})') from error
+    raise UserError(f'{name} cannot be read ({" ".join(str(error).split())}){remedy}') from error
 
 
 def tfds_split_parts(builder: Any, name: str, validation: str | None) -> dict[str, str]:

@@ -257,7 +257,7 @@ def test_damaged_data_are_reported(tmp_path, few, name):
   path = folder / '1.0.0' / name
   for damage in (lambda: path.write_bytes(b''), path.unlink):
     damage()
-    with pytest.raises(UserError, match=rf'^cannot read the dates data \(.*\); delete {folder} to generate them again'):
+    with pytest.raises(UserError, match=rf'^the dates data in {folder} cannot be read \(.*\); delete the folder'):
       dates.load('test', str(tmp_path))
   shutil.rmtree(folder)  # the remedy of the message
   assert dates.load('test', str(tmp_path)) == expected

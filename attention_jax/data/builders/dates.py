@@ -35,6 +35,7 @@ from typing import ClassVar, NamedTuple, TypeVar
 import tensorflow_datasets as tfds
 
 from attention_jax.data.builders import date_formats
+from attention_jax.data.tfds_sets import report_damage
 from attention_jax.errors import UserError, choose
 
 Item = TypeVar('Item')
@@ -160,15 +161,10 @@ def load(split: str, data_dir: str, seed: int = 0) -> dict[str, list[str]]:
     UserError: for an unknown split, or a `data_dir` that cannot be written to, or whose files are damaged.
   """
   choose(split, SPLIT_PARTS, 'split of dates')
-  try:
+  folder = os.path.join(data_dir, Dates.name, _config(seed).name)
+  with report_damage(f'the dates data in {folder}', '; delete the folder to generate them again'):
     rows = _open_or_prepare(data_dir, seed).as_data_source(split)
     examples = rows.__getitems__(range(len(rows)))  # a batch; one row at a time takes 1.6 times as long
-  except (UserError, MemoryError):
-    raise
-  except Exception as error:  # tfds, protobuf and array_record each raise their own kinds
-    reason = ' '.join(str(error).split())
-    folder = os.path.join(data_dir, Dates.name, _config(seed).name)
-    raise UserError(f'cannot read the dates data ({reason}); delete {folder} to generate them again') from error
   return {field: [example[field].decode() for example in examples] for field in FIELDS}
 
 
