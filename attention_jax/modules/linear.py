@@ -91,7 +91,10 @@ def sum_outer_products(left: jax.Array, right: jax.Array, dtype: jnp.dtype) -> j
     return jnp.matmul(left.T, right, preferred_element_type=dtype)
   rows, features = left.shape
   groups = left.reshape(-1, math.gcd(rows, 8), features)
-  return _sum_in_float32(groups.transpose(2, 0, 1).reshape(features, rows), right, dtype)
+  total = _sum_in_float32(groups.transpose(2, 0, 1).reshape(features, rows), right, dtype)
+  # Without the barrier, XLA for CPU merges a transposition of the result, such as that of a tied embedding, into a
+  # product of 16-bit numbers for which it has no kernel.
+  return jax.lax.optimization_barrier(total)
 
 
 def _dot_general(x, kernel, dimensions, precision=None, preferred_element_type=None):

@@ -43,3 +43,18 @@ def test_the_first_of_equal_logits_is_the_prediction():
   mask = jnp.ones((1, 3), bool)
   assert vocabulary.linear_cross_entropy(linear, target, mask, 0.0)[1] == 1
   assert cross_entropy(linear.logits(), target, mask)['accuracy'] == 1
+
+
+def test_the_gradient_of_a_tied_table_in_bfloat16_runs_compiled():
+  rng = np.random.default_rng(0)
+  features = jnp.asarray(rng.normal(size=(8, 16, 32)), jnp.bfloat16)
+  table = jnp.asarray(rng.normal(size=(V, 32)), jnp.float32)
+  target = jnp.asarray(rng.integers(V, size=(8, 16)))
+  mask = jnp.ones(target.shape, bool)
+
+  def tied_loss(table, features):
+    return vocabulary.linear_cross_entropy(LinearLogits(features, table.T, jnp.zeros(V)), target, mask, 0.1)[0]
+
+  actual = jax.jit(jax.grad(tied_loss))(table, features)
+  expected = jax.grad(tied_loss)(table, features.astype(jnp.float32))
+  np.testing.assert_allclose(actual, expected, rtol=0, atol=0.01 * float(jnp.abs(expected).max()))
