@@ -11,7 +11,9 @@ import numpy as np
 from attention_jax.functional.masking import zero_masked
 from attention_jax.models.encoded import Encoded
 from attention_jax.models.encoder_decoder import EncoderDecoder, assemble, make, parse_model_config
+from attention_jax.modules.convolution import Conv
 from attention_jax.modules.dropout import Dropout
+from attention_jax.modules.linear import Dense
 from attention_jax.specs import Count, Fraction, Size
 
 
@@ -69,7 +71,7 @@ class Grid(ImageEncoder):
     for layer in range(self.halvings + self.layers):
       strides = 2 if layer < self.halvings else 1
       features = max(1, self.features >> max(0, self.halvings - 1 - layer))
-      x = nn.Conv(features, (3, 3), strides=strides, dtype=self.dtype)(x)
+      x = Conv(features, (3, 3), strides=strides, dtype=self.dtype)(x)
       x = nn.LayerNorm(dtype=self.dtype)(nn.relu(x))
     _, rows, columns, _ = x.shape
     positions = self.param('place', nn.initializers.normal(0.1), (1, rows, columns, self.features))
@@ -99,7 +101,7 @@ class Precomputed(ImageEncoder):
   features: Size = 128
 
   def grid(self, pictures, deterministic):
-    return nn.Dense(self.features, dtype=self.dtype)(pictures.astype(self.dtype))
+    return Dense(self.features, dtype=self.dtype)(pictures.astype(self.dtype))
 
 
 IMAGE_ENCODERS: Mapping[str, type[nn.Module]] = {'precomputed': Precomputed, 'grid': Grid}

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from attention_jax.models.deep_glimpses import DeepGlimpseNetwork
 from attention_jax.models.glimpses import GlimpseNetwork, GlimpseNetworkOutput
+from attention_jax.modules.convolution import Conv
 from attention_jax.modules.linear import Dense
 from attention_jax.modules.spatial_transformer import SpatialTransformer
 from attention_jax.specs import Size
@@ -54,7 +55,7 @@ class SpatialTransformerNetwork(nn.Module):
     regions, theta = transformer(pictures)
     x = regions.astype(self.dtype)
     for strides in (1, 2):
-      x = nn.relu(nn.Conv(self.filters, (3, 3), strides=strides, dtype=self.dtype)(x))
+      x = nn.relu(Conv(self.filters, (3, 3), strides=strides, dtype=self.dtype)(x))
     x = nn.relu(Dense(self.features, dtype=self.dtype, name='region')(x.reshape(len(x), -1)))
     logits = Dense(self.labels, dtype=self.dtype, name='labels')(x).astype(jnp.float32)
     centre = theta[:, None, ::-1, 2]  # row and column

@@ -1,10 +1,10 @@
-"""Convolutions over sequences as a single matrix product, and weight-normalised layers."""
+"""Convolutions over sequences as a single matrix product, weight-normalised layers, and convolutions over pictures."""
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from attention_jax.modules.linear import product
+from attention_jax.modules.linear import add_bias, product
 
 
 class Normed(nn.Module):
@@ -30,9 +30,9 @@ class Normed(nn.Module):
     v = self.param('direction', nn.initializers.normal((self.variance / size) ** 0.5), (size, self.features))
     norm = jnp.linalg.norm(v, axis=0)
     gain = self.param('gain', lambda rng: norm)
-    bias = self.param('bias', nn.initializers.zeros, (self.features,)).astype(self.dtype)
-    y = product(x.astype(self.dtype), (v * (gain / norm)[None]).astype(self.dtype))
-    return y + bias.reshape((1,) * (y.ndim - 1) + bias.shape)
+    bias = self.param('bias', nn.initializers.zeros, (self.features,))
+    kernel = (v * (gain / norm)[None]).astype(self.dtype)
+    return add_bias(product(x.astype(self.dtype), kernel, jnp.promote_types(self.dtype, jnp.float32)), bias, self.dtype)
 
 
 class GatedConvolution(nn.Module):
@@ -50,6 +50,38 @@ class GatedConvolution(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     return nn.glu(Normed(2 * self.features, 4 * (1 - self.dropout), self.dtype)(x))
+
+
+class Conv(nn.Module):
+  """Convolution over pictures [B, H, W, C] with zeros beyond the edges -> [B, ⌈H / strides⌉, ⌈W / strides⌉, F].
+
+  It has the parameters and initialisers of nn.Conv.
+
+  Attributes:
+    features: number of channels of the output, F.
+    kernel_size: height and width of the kernel.
+    strides: stride along both axes.
+    dtype: dtype of the computation and of the output.
+  """
+
+  features: int
+  kernel_size: tuple[int, int]
+  strides: int = 1
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, pictures: jax.Array) -> jax.Array:
+    shape = (*self.kernel_size, pictures.shape[-1], self.features)
+    kernel = self.param('kernel', nn.initializers.lecun_normal(), shape).astype(self.dtype)
+    bias = self.param('bias', nn.initializers.zeros, (self.features,))
+    y = jax.lax.conv_general_dilated(
+      pictures.astype(self.dtype),
+      kernel,
+      (self.strides, self.strides),
+      'SAME',
+      dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+    )
+    return add_bias(y, bias, self.dtype)
 
 
 def windows(x: jax.Array, before: int, after: int) -> jax.Array:

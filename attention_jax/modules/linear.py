@@ -4,7 +4,6 @@ A product over several leading axes is as fast itself, but its gradient with res
 first copies the whole input into another order.
 """
 
-import functools
 import math
 
 import flax.linen as nn
@@ -97,13 +96,46 @@ def sum_outer_products(left: jax.Array, right: jax.Array, dtype: jnp.dtype) -> j
   return jax.lax.optimization_barrier(total)
 
 
-def _dot_general(x, kernel, dimensions, precision=None, preferred_element_type=None):
-  """`product` with the signature of jax.lax.dot_general, for nn.Dense."""
-  del dimensions, precision, preferred_element_type
-  return product(x, kernel)
+def add_bias(y: jax.Array, bias: jax.Array, dtype: jnp.dtype) -> jax.Array:
+  """Adds a bias in float32 or a higher precision.
+
+  Its gradient, a sum over all rows, is then computed in this precision too: in 16 bits, it would lose most of its rows.
+
+  Args:
+    y: [..., F].
+    bias: [F].
+    dtype: dtype of the result, which is rounded once.
+
+  Returns:
+    The sum, [..., F].
+  """
+  y, bias = (x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in (y, bias))
+  return (y + bias.reshape((1,) * (y.ndim - 1) + bias.shape)).astype(dtype)
 
 
-Dense = functools.partial(nn.Dense, dot_general=_dot_general)
+class Dense(nn.Module):
+  """Linear layer x [..., D] -> [..., F], with the parameters and initialisers of nn.Dense.
+
+  Attributes:
+    features: width of the output, F.
+    use_bias: whether to add a bias.
+    dtype: dtype of the computation and of the output.
+    kernel_init: initialiser of the kernel [D, F].
+  """
+
+  features: int
+  use_bias: bool = True
+  dtype: jnp.dtype = jnp.float32
+  kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    kernel = self.param('kernel', self.kernel_init, (x.shape[-1], self.features)).astype(self.dtype)
+    x = x.astype(self.dtype)
+    if not self.use_bias:
+      return product(x, kernel)
+    bias = self.param('bias', nn.initializers.zeros, (self.features,))
+    return add_bias(product(x, kernel, jnp.promote_types(self.dtype, jnp.float32)), bias, self.dtype)
 
 
 class ConcatDense(nn.Module):
@@ -126,6 +158,5 @@ class ConcatDense(nn.Module):
       total = total + product(part.astype(self.dtype), kernel[start : start + size])
       start += size
     if self.bias:
-      bias = self.param('bias', nn.initializers.zeros, (self.features,)).astype(self.dtype)
-      total = total + bias.reshape((1,) * (total.ndim - 1) + bias.shape)
+      total = add_bias(total, self.param('bias', nn.initializers.zeros, (self.features,)), self.dtype)
     return total

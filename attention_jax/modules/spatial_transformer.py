@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from attention_jax.errors import choose
 from attention_jax.functional.spatial import TRANSFORMS, affine_grid, bilinear_sample
+from attention_jax.modules.convolution import Conv
 from attention_jax.modules.linear import Dense
 from attention_jax.specs import Size
 
@@ -43,7 +44,7 @@ class SpatialTransformer(nn.Module):
     row = TRANSFORMS[choose(self.transform, TRANSFORMS, 'transform')]
     x = pictures.astype(self.dtype)
     for _ in range(2):
-      x = nn.relu(nn.Conv(self.filters, (5, 5), dtype=self.dtype)(x))
+      x = nn.relu(Conv(self.filters, (5, 5), dtype=self.dtype)(x))
       x = nn.max_pool(x, (2, 2), strides=(2, 2), padding='SAME')
     x = nn.relu(Dense(self.hidden, dtype=self.dtype, name='located')(x.reshape(len(x), -1)))
 

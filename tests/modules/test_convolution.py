@@ -1,11 +1,13 @@
-"""Windows, weight-normalised layers, and scaled gradients."""
+"""Windows, weight-normalised layers, convolutions over pictures, and scaled gradients."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from attention_jax.modules.convolution import GatedConvolution, Normed, average_residual, scale_gradient, windows
-from tests.modules.helpers import assert_close, assert_same, draw, variables
+from attention_jax.modules.convolution import Conv, GatedConvolution, Normed, average_residual, scale_gradient, windows
+from tests.modules.helpers import assert_close, assert_same, draw, gradient_error_of_16_bits, variables
 
 
 def test_windows_are_zero_beyond_the_ends():
@@ -45,3 +47,19 @@ def test_scale_gradient_changes_the_gradient_alone():
   x = draw(5)
   assert_same(scale_gradient(x, 0.25), x)
   assert_same(jax.grad(lambda x: jnp.sum(scale_gradient(x, 0.25) ** 2))(x), 0.25 * 2 * x)
+
+
+@pytest.mark.parametrize('strides', [1, 2])
+def test_convolutions_over_pictures_have_the_parameters_and_values_of_flax(strides):
+  pictures = draw(2, 7, 6, 3)
+  params = nn.Conv(4, (5, 3), strides).init(jax.random.key(0), pictures)
+  assert_same(Conv(4, (5, 3), strides).init(jax.random.key(0), pictures), params)
+  params = jax.tree.map(lambda array: array + 0.5, params)
+  assert_close(Conv(4, (5, 3), strides).apply(params, pictures), nn.Conv(4, (5, 3), strides).apply(params, pictures))
+
+
+def test_gradients_of_biases_are_not_summed_in_16_bits():
+  pictures = draw(8, 24, 24, 3)
+  for make_layer in (lambda dtype: Conv(4, (3, 3), dtype=dtype), lambda dtype: Normed(4, dtype=dtype)):
+    params = variables(make_layer(jnp.float32), pictures)
+    assert gradient_error_of_16_bits(make_layer, params, pictures) < 0.02

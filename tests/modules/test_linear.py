@@ -1,11 +1,15 @@
 """Products in low precision: values and gradients are summed in float32."""
 
+import functools
+
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_jax.modules.linear import product, product_with_transpose, sum_outer_products
+from attention_jax.modules.linear import ConcatDense, Dense, product, product_with_transpose, sum_outer_products
+from tests.modules.helpers import assert_same, draw, gradient_error_of_16_bits, variables
 
 
 def make_operands(dtype):
@@ -69,3 +73,18 @@ def test_products_with_a_transposed_kernel(dtype):
   assert actual.dtype == dtype
   rtol = 2 * float(jnp.finfo(dtype).eps)
   np.testing.assert_allclose(np.float64(actual), einsum_float64('nf,df->nd', x, kernel), rtol=rtol, atol=10 * rtol)
+
+
+@pytest.mark.parametrize('use_bias', [False, True])
+def test_dense_has_the_parameters_and_values_of_flax(use_bias):
+  x = draw(5, 7, 3)
+  params = nn.Dense(4, use_bias).init(jax.random.key(0), x)
+  assert_same(Dense(4, use_bias).init(jax.random.key(0), x), params)
+  params = jax.tree.map(lambda array: array + 0.5, params)
+  np.testing.assert_allclose(Dense(4, use_bias).apply(params, x), nn.Dense(4, use_bias).apply(params, x), rtol=1e-6)
+
+
+@pytest.mark.parametrize('layer', [Dense, functools.partial(ConcatDense, bias=True)])
+def test_gradients_of_biases_are_not_summed_in_16_bits(layer):
+  x = draw(64, 40, 3)
+  assert gradient_error_of_16_bits(lambda dtype: layer(4, dtype=dtype), variables(layer(4), x), x) < 0.01
