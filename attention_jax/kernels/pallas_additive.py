@@ -199,7 +199,7 @@ class Plan(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attended(plan: Plan, q, k, v, masked_bias, factors, value) -> tuple[jax.Array, jax.Array | None]:
-  """weights = factors · softmax over s of v · tanh(q + k) + masked_bias; context = weights @ value. All float32.
+  """weights = factors · softmax over s of (v · tanh(q + k) + masked_bias); context = weights @ value. All float32.
 
   Args:
     plan: fixed properties of the programs.
