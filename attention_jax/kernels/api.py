@@ -271,15 +271,18 @@ def _broadcast(name: str, array, shape: tuple[int, ...], dtype) -> Array:
 
 def _normalize_params(params) -> dict[str, Any]:
   """The params with empty dictionaries for missing entries. Raises UserError for unknown or malformed entries."""
-  if not isinstance(params or {}, Mapping):
+  params = {} if params is None else params
+  if not isinstance(params, Mapping):
     raise UserError(
       f"attend: params must be a dictionary {{'score': {{...}}, ...}} as returned by init_params, got {params!r}"
     )
-  params = {'score': {}, 'alignment': {}} | dict(params or {})
+  params = {'score': {}, 'alignment': {}} | dict(params)
   for name, entry in params.items():
     choose(name, ('score', 'alignment', 'query', 'key'), "entry of attend's params")
     if name in ('score', 'alignment') and not isinstance(entry, Mapping):
       raise UserError(f"attend: params['{name}'] must be a dictionary, got {entry!r}; use init_params")
+    if name in ('query', 'key') and not hasattr(entry, 'ndim'):
+      raise UserError(f"attend: params['{name}'] must be an array, got {entry!r}; use init_params")
   return params
 
 
