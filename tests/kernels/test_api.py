@@ -41,6 +41,8 @@ def sampling_alignment(scores, mask, *, rng):
       {'mask': jnp.ones((B, S), bool)},
       r'mask \(2, 7\) does not broadcast to \[..., T, S\] = \(2, 3, 7\); pass a padding mask .* as mask\[:, None\]',
     ),
+    ({'mask': jnp.ones(6, bool)}, r'mask \(6,\) does not broadcast to \[..., T, S\] = \(2, 3, 7\)'),
+    ({'mask': jnp.ones((B, 1, 6), bool)}, r'mask \(2, 1, 6\) does not broadcast to \[..., T, S\] = \(2, 3, 7\)'),
     ({'mask': jnp.ones((1, B, T, S), bool)}, r'mask \(1, 2, 3, 7\) does not broadcast'),
     ({'bias': jnp.ones((T, 6))}, r'bias \(3, 6\) does not broadcast to'),
     ({'bias': jnp.ones((T, S), int)}, 'bias must be float, got int32'),
