@@ -184,7 +184,11 @@ def greedy(
   """Greedy search: the most probable token at every step, until EOS.
 
   Arguments and scores are those of `beam`, with K = 1.
+
+  Raises:
+    UserError: if `max_length` is less than 1.
   """
+  _check_beam_options(1, max_length, 1, 0.0)
 
   def step_one_beam(carry, token, memory):
     carry, (logits, weights, *_) = step(carry, token[:, 0], memory)

@@ -96,6 +96,13 @@ def test_options_out_of_range_raise(options, message):
     search.beam(model.step, model.first_carry(), None, **{'beams': 3, 'max_length': 2} | options)
 
 
+@pytest.mark.parametrize('max_length', [0, -1])
+def test_greedy_search_without_room_for_the_end_raises(max_length):
+  model = make_toy_model()
+  with pytest.raises(UserError, match=f'search: max_length must be at least 1, got {max_length}'):
+    search.greedy(model.step, model.first_carry(), None, max_length=max_length)
+
+
 @pytest.mark.parametrize(
   'ranking',
   [
