@@ -223,7 +223,7 @@ def _check_beam_options(beams: int, max_length: int, groups: int, diversity: flo
   if groups < 1 or beams % groups:
     raise UserError(f'search: groups must be at least 1 and divide beams={beams}, got groups={groups}')
   if not 0 <= diversity < math.inf:
-    raise UserError(f'search: diversity must be at least 0, got {diversity}')
+    raise UserError(f'search: diversity must be at least 0 and finite, got {diversity}')
 
 
 def _over_beams(step: Callable) -> Callable:
