@@ -184,7 +184,11 @@ def greedy(
   """Greedy search: the most probable token at every step, until EOS.
 
   Arguments and scores are those of `beam`, with K = 1.
+
+  Raises:
+    UserError: if `max_length` is less than 1.
   """
+  _check_beam_options(1, max_length, 1, 0.0)
 
   def step_one_beam(carry, token, memory):
     carry, (logits, weights, *_) = step(carry, token[:, 0], memory)
@@ -219,7 +223,7 @@ def _check_beam_options(beams: int, max_length: int, groups: int, diversity: flo
   if groups < 1 or beams % groups:
     raise UserError(f'search: groups must be at least 1 and divide beams={beams}, got groups={groups}')
   if not 0 <= diversity < math.inf:
-    raise UserError(f'search: diversity must be at least 0, got {diversity}')
+    raise UserError(f'search: diversity must be at least 0 and finite, got {diversity}')
 
 
 def _over_beams(step: Callable) -> Callable:

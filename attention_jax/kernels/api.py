@@ -161,7 +161,8 @@ def attend(
   weights_shape = (*batch, query.shape[-2], key.shape[-2])
   mask = _reshape_mask(mask, weights_shape)
   if bias is not None:
-    bias = _broadcast('bias', bias, weights_shape, jnp.floating)
+    bias = _align('bias', bias, weights_shape, jnp.floating)
+    bias = jnp.broadcast_to(bias, (*bias.shape[:-2], *weights_shape[-2:]))
     mask = (mask if mask.ndim == len(weights_shape) else mask[..., None, :]) & ~jnp.isneginf(bias)
   # Masked keys are zeroed before the projection: its gradient would otherwise multiply by a NaN in masked positions.
   key = project(definition.zero_masked_memory(Memory(key, value, mask)).key, params, 'key')
@@ -249,14 +250,14 @@ def _reshape_mask(mask, weights_shape: tuple[int, ...]) -> Array:
   if mask is None:
     return jnp.ones((*(1 for _ in batch), size), jnp.bool_)
   # Prevents XLA from constant-folding a large mask, which takes seconds.
-  mask = jax.lax.optimization_barrier(jnp.asarray(mask))
-  if mask.ndim < 2 or mask.shape[-2] == 1:
-    return _broadcast('mask', mask, (*batch, 1, size), jnp.bool_)[..., 0, :]
-  return _broadcast('mask', mask, weights_shape, jnp.bool_)
+  mask = _align('mask', jax.lax.optimization_barrier(jnp.asarray(mask)), weights_shape, jnp.bool_)
+  if mask.shape[-2] == 1:
+    return jnp.broadcast_to(mask[..., 0, :], (*mask.shape[:-2], size))
+  return jnp.broadcast_to(mask, (*mask.shape[:-2], *weights_shape[-2:]))
 
 
-def _broadcast(name: str, array, shape: tuple[int, ...], dtype) -> Array:
-  """Broadcasts the last two axes to those of `shape`, and adds batch axes of length 1."""
+def _align(name: str, array, shape: tuple[int, ...], dtype) -> Array:
+  """Adds leading axes of length 1, so that the array broadcasts to `shape`. Raises UserError for other arrays."""
   array = jnp.asarray(array)
   if not jnp.issubdtype(array.dtype, dtype):
     raise UserError(f'attend: {name} must be {"bool" if dtype is jnp.bool_ else "float"}, got {array.dtype}')
@@ -266,20 +267,23 @@ def _broadcast(name: str, array, shape: tuple[int, ...], dtype) -> Array:
       f'attend: {name} {array.shape} does not broadcast to [..., T, S] = {shape}; pass a padding mask [B, S] as '
       'mask[:, None]'
     )
-  return jnp.broadcast_to(array.reshape(old), (*old[:-2], *shape[-2:]))
+  return array.reshape(old)
 
 
 def _normalize_params(params) -> dict[str, Any]:
   """The params with empty dictionaries for missing entries. Raises UserError for unknown or malformed entries."""
-  if not isinstance(params or {}, Mapping):
+  params = {} if params is None else params
+  if not isinstance(params, Mapping):
     raise UserError(
       f"attend: params must be a dictionary {{'score': {{...}}, ...}} as returned by init_params, got {params!r}"
     )
-  params = {'score': {}, 'alignment': {}} | dict(params or {})
+  params = {'score': {}, 'alignment': {}} | dict(params)
   for name, entry in params.items():
     choose(name, ('score', 'alignment', 'query', 'key'), "entry of attend's params")
     if name in ('score', 'alignment') and not isinstance(entry, Mapping):
       raise UserError(f"attend: params['{name}'] must be a dictionary, got {entry!r}; use init_params")
+    if name in ('query', 'key') and not hasattr(entry, 'ndim'):
+      raise UserError(f"attend: params['{name}'] must be an array, got {entry!r}; use init_params")
   return params
 
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 
 from attention_jax.functional.attend import Attended, Memory, score_terms, zero_masked_memory
-from attention_jax.functional.dense import softmax, softmax_temperature, strip_options
+from attention_jax.functional.dense import clamp_infinite, softmax, softmax_temperature, strip_options
 from attention_jax.functional.dropout import differs_at_test, dropout_factors, strip_dropout
 from attention_jax.functional.masking import accumulation_dtype, min_finite, vary_like, zero_masked
 from attention_jax.functional.table import Product, Row
@@ -78,8 +78,8 @@ def operands(score: Row, alignment: Row, params, query, memory: Memory, bias) ->
 
   Returns:
     q [T, D], k [S, D], v [S, V], mask [T, S] or [1, S], and bias [T, S] or None, floats of the type in which sums are
-    computed. The alignment's temperature is applied to q and the bias, infinite biases are part of the mask, and
-    masked entries are zero.
+    computed. The alignment's temperature is applied to q and the bias, biases of -inf are part of the mask, other
+    infinite ones are the largest finite number, and masked entries are zero.
 
   Raises:
     UserError: if shapes do not match, and for a temperature that is not positive.
@@ -91,7 +91,7 @@ def operands(score: Row, alignment: Row, params, query, memory: Memory, bias) ->
   mask = memory.mask if memory.mask.ndim == 2 else memory.mask[None]
   if bias is not None:
     mask = mask & ~jnp.isneginf(bias)
-    bias = zero_masked(bias, mask).astype(dtype) * scale
+    bias = clamp_infinite(zero_masked(bias, mask).astype(dtype) * scale)
   return q.astype(dtype) * scale, k.astype(dtype), memory.value.astype(dtype), mask, bias
 
 

@@ -125,7 +125,8 @@ def _curve_rows(report: Report) -> Sequence[ReportRow]:
   if len(report.rows) <= MAX_CURVES:
     return report.rows
   column = report.columns[0]
-  rows = [row for row in report.rows if column in row.cells]
+  # A sort that compares with NaN returns any order.
+  rows = [row for row in report.rows if column in row.cells and not math.isnan(row.cells[column].mean.value)]
   best = sorted(rows, key=lambda row: row.cells[column].mean.value, reverse=bool(column.higher_is_better))
   chosen = best[: MAX_CURVES - 1]
   return [row for row in report.rows if row in chosen or row.setting is report.baseline]

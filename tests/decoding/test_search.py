@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -87,13 +88,21 @@ def test_diversity_separates_the_groups(diversity, expected):
     ({'max_length': 0}, 'search: max_length must be at least 1, got 0'),
     ({'groups': 0}, 'search: groups must be at least 1 and divide beams=3, got groups=0'),
     ({'groups': 2}, 'search: groups must be at least 1 and divide beams=3, got groups=2'),
-    ({'groups': 3, 'diversity': -1.0}, 'search: diversity must be at least 0, got -1.0'),
+    ({'groups': 3, 'diversity': -1.0}, 'search: diversity must be at least 0 and finite, got -1.0'),
+    ({'groups': 3, 'diversity': math.inf}, 'search: diversity must be at least 0 and finite, got inf'),
   ],
 )
 def test_options_out_of_range_raise(options, message):
   model = make_toy_model()
   with pytest.raises(UserError, match=message):
     search.beam(model.step, model.first_carry(), None, **{'beams': 3, 'max_length': 2} | options)
+
+
+@pytest.mark.parametrize('max_length', [0, -1])
+def test_greedy_search_without_room_for_the_end_raises(max_length):
+  model = make_toy_model()
+  with pytest.raises(UserError, match=f'search: max_length must be at least 1, got {max_length}'):
+    search.greedy(model.step, model.first_carry(), None, max_length=max_length)
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,16 @@ def test_extreme_scores_stay_finite(scale):
   assert_close(compute_context('flash', *problem, MASK), compute_context('xla', *problem, MASK))
 
 
+@pytest.mark.parametrize('size', [jnp.inf, 3e38, -3e38])
+def test_a_bias_that_is_infinite_or_is_so_after_the_temperature(size):
+  """It counts as the largest finite score, as in the definition; only a bias of -inf itself is a mask."""
+  bias = jnp.zeros((B, T, S)).at[0, 1, :2].set(size).at[1, 4].set(size)
+  options = {'problem': make_problem(), 'bias': bias, 'alignment': 'softmax(temperature=0.3)'}
+  expected = compute_gradients('xla', **options)
+  assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(expected))
+  assert_close(compute_gradients('flash', **options), expected)
+
+
 # In float32 the last two are so large that adding the log of a sum of exponentials has no effect.
 @pytest.mark.parametrize(
   'size', [pytest.param(-1e9, marks=pytest.mark.long), pytest.param(8e5, marks=pytest.mark.long), 8e7]

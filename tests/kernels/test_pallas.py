@@ -154,6 +154,16 @@ def test_scores_that_are_all_large(interpreted, size):
   np.testing.assert_allclose(attended.weights.sum(-1), 1, rtol=1e-5)
 
 
+@pytest.mark.parametrize('size', [jnp.inf, 3e38, -3e38])
+def test_a_bias_that_is_infinite_or_is_so_after_the_temperature(interpreted, size):
+  """It counts as the largest finite score, as in the definition; only a bias of -inf itself is a mask."""
+  bias = jnp.zeros((2, T, S)).at[0, 1, :2].set(size).at[1, 4].set(size)
+  problem = make_problem('additive', 'softmax', (2,), T, S)
+  definition, kernels = run_both('additive', problem, padding(), bias, 'softmax(temperature=0.5)')
+  assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(definition))
+  assert_same(kernels, definition, **CLOSE)
+
+
 def test_float64_raises(interpreted):
   with jax.enable_x64(True), pytest.raises(aj.UserError, match='float32'):
     problem = make_problem('additive', 'softmax', (), 2, 3, dtype=jnp.float64)

@@ -1,5 +1,7 @@
 """Pictures of a report: which runs a picture of an interaction shows, and the names of axes."""
 
+import math
+
 import pytest
 
 from attention_jax.sweeps import plots
@@ -41,3 +43,17 @@ def test_curves_of_metrics_of_texts_are_those_of_greedy_search(report, figures, 
   row = report.rows[0]._replace(setting=baseline)
   draw_pictures(report._replace(baseline=baseline, rows=[row]))
   assert label in [axes.get_ylabel() for figure in figures for axes in figure.axes]
+
+
+def test_only_the_best_settings_and_the_baseline_have_curves(report):
+  """A metric that is NaN is never one of the best."""
+  column = report.columns[0]
+  row = report.rows[0]
+  values = [5.0, math.nan, 90.0, 1.0, math.nan, 2.0, 3.0, 99.0] + [math.nan, 10.0] * 5
+  rows = []
+  for i, value in enumerate(values):
+    cell = row.cells[column]
+    cell = cell._replace(mean=cell.mean._replace(value=value))
+    rows.append(row._replace(setting=row.setting._replace(label=str(i), runs=[]), cells={column: cell}))
+  drawn = plots._curve_rows(report._replace(rows=rows, baseline=rows[3].setting))
+  assert [drawn_row.setting.label for drawn_row in drawn] == ['0', '2', '3', '5', '6', '7', *map(str, range(9, 18, 2))]
