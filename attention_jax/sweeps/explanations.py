@@ -61,7 +61,7 @@ class Study(NamedTuple):
     effort: options of the measures.
     explained: number of examples that are explained.
     probe_train: number of training examples of guided probes.
-    probe_test: number of examples of the split on which they are tested.
+    probe_test: number of examples of the split on which guided probes are tested.
   """
 
   split: str
@@ -143,7 +143,7 @@ def explanation_rows(
   return measures, probes
 
 
-def _parts(run: Run) -> tuple[ExampleReader, Callable[[System, str, int], Example]]:
+def _reader_and_loader(run: Run) -> tuple[ExampleReader, Callable[[System, str, int], Example]]:
   name = run.config['system']
   return READERS[name], EXAMPLES[name]
 
@@ -153,7 +153,7 @@ def _explain_runs(runs: Sequence[Run], study: Study) -> tuple[dict[str, np.ndarr
   measured = []
   weights = []
   for run in runs:
-    reader, load = _parts(run)
+    reader, load = _reader_and_loader(run)
     examples = load(run.system, study.split, study.explained)
     explanations = explain(reader, run.system.model, run.params, examples, study.effort)
     measured.append(summarize_examples(examples, explanations))
@@ -187,7 +187,7 @@ def _probe_runs(runs: Sequence[Run], study: Study) -> dict[str, np.ndarray]:
   """Returns guide -> whether each output of the test examples is predicted correctly, [seeds, n]."""
   correct: dict[str, list[np.ndarray]] = {guide: [] for guide in GUIDES}
   for run in runs:
-    reader, load = _parts(run)
+    reader, load = _reader_and_loader(run)
     splits = [load(run.system, 'train', study.probe_train), load(run.system, study.split, study.probe_test)]
     weights = [read_weights(reader, run.system.model, run.params, examples) for examples in splits]
     size = 1 + max(int(examples.source.max()) for examples in splits)
