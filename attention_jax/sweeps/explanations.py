@@ -170,7 +170,7 @@ def _divergences(weights: np.ndarray) -> np.ndarray:
 def _interval_row(
   setting: SettingRuns, factors: Sequence[Factor], more: Mapping[str, str], metric: str, values: np.ndarray
 ) -> Row:
-  """A row of one number from [seeds, N]: its mean, deviation over seeds, and 95 % bootstrap interval over examples."""
+  """A row for [seeds or pairs, N]: mean, deviation over the first axis, 95 % bootstrap interval over examples."""
   by_example = np.nanmean(values[:, np.isfinite(values).any(0)], axis=0)
   text = format_interval(bootstrap_mean(by_example), digits=1 if metric == 'probe/accuracy' else 3)
   return claim_row(
