@@ -1,6 +1,6 @@
 """Alignments and attention weights: scores against gold links, statistics, explanations and their limits, pictures.
 
-Loads scipy, optax and matplotlib on first use.
+Loads scipy, optax, matplotlib, jinja2 and flax on first use.
 """
 
 from attention_jax.analysis.agreement import (

@@ -55,8 +55,7 @@ def alignment_error_rate(links: Links, sure: Links, possible: Links | None = Non
     possible: P, the pairs that may be predicted; it always includes the sure ones. None: only the sure ones.
 
   Returns:
-    0 (best) to 1. Without predicted and sure links it is 0. If only A is empty it is 1, if only S is empty
-    1 - |A ∩ P| / |A|.
+    0 (best) to 1. If both A and S are empty it is 0; if only A is empty, 1; if only S is empty, 1 - |A ∩ P| / |A|.
   """
   return alignment_scores([links], [sure], None if possible is None else [possible]).error_rate
 
@@ -105,7 +104,7 @@ def _ratio(part: int, whole: int) -> float:
 def links_from_weights(weights: np.ndarray, source_length: int, target_length: int) -> tuple[Link, ...]:
   """Links each target token to the source token that it attends to most.
 
-  A target token gets no link if all its weights are zero or if it attends most to the end of the source.
+  A target token gets no link if all its weights are zero or if it attends most to the EOS.
 
   Args:
     weights: [T, S]; column source_length, if present, is the EOS, and later columns are padding.
@@ -116,7 +115,7 @@ def links_from_weights(weights: np.ndarray, source_length: int, target_length: i
     (source, target) pairs ordered by target; the first position wins a tie.
 
   Raises:
-    UserError: if the weights are not a matrix of at least that size.
+    UserError: if the weights are not a matrix of at least target_length rows and source_length columns.
   """
   weights = np.asarray(weights)
   if weights.ndim != 2 or weights.shape[0] < target_length or weights.shape[1] < source_length:

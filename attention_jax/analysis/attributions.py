@@ -1,6 +1,7 @@
 """Attributions: how much each input position contributes to each output, from gradients and from removal.
 
-Each takes a function of the inputs of one example, and returns one number for each output and each position.
+Each takes a function of the inputs of one example, or of their mask, and returns one number for each output and each
+position.
 """
 
 from collections.abc import Callable
@@ -29,7 +30,7 @@ def integrated_gradients(
 ) -> jax.Array:
   """Σ_d (xₛ_d - x'ₛ_d) ∫₀¹ ∂yₜ(x' + α(x - x'))/∂xₛ_d dα. Sundararajan, Taly & Yan 2017, equation 1.
 
-  The integral is the mean at the centres of `steps` equal intervals, computed in float32 or float64. Attributions to
+  The integral is the mean at the centres of `steps` equal intervals, summed in float32 or float64. Attributions to
   all positions sum to y(x) - y(x') up to the error of that mean.
 
   Args:
@@ -58,7 +59,7 @@ def leave_one_out(fn: Callable[[jax.Array], jax.Array], mask: jax.Array) -> jax.
 
   Args:
     fn: mask [S], True = the position is read -> outputs [T].
-    mask: the real positions; without one of them the others stay where they are.
+    mask: the real positions; one is left out by masking it, so that the others keep their positions.
 
   Returns:
     [T, S]; 0 at masked positions.

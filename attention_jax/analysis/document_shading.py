@@ -1,4 +1,4 @@
-"""Documents as an HTML page, with sentences and words shaded by their attention weights."""
+"""Documents as an HTML page: words shaded by their attention weights, and a bar for the weight of each sentence."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
@@ -42,7 +42,8 @@ class ShadedDocument(NamedTuple):
     probabilities: predicted probability of each label.
     tokens: tokens of each sentence.
     words: per sentence, weights [H, W] of its words by heads or hops. The page shows their mean over the heads that are
-      not all zero, and then each head. For a pair of texts: per text, weights [H, W] by each word of the other text.
+      not all zero, then each of these heads if there are several. For a pair of texts: per text, weights [H, W] by each
+      word of the other text.
     sentences: weights [H, N] of sentences.
     is_pair: whether it is a pair of texts; the page then shows which word attends to which.
     unread_tokens: number of further tokens, which the model did not read.

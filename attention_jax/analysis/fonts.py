@@ -1,7 +1,7 @@
 """Fonts for every script: matplotlib's DejaVu Sans, and fallback fonts for what it lacks.
 
 The fallback fonts are those of the distribution attention_jax_fonts (folder fonts/ of the repository) or, without it,
-the fonts of the system. No font is registered before the first picture, and no setting of matplotlib is changed: the
+the fonts of the system. They are registered when a text first needs one, and no setting of matplotlib is changed: the
 font families are passed with each text.
 """
 
@@ -75,9 +75,9 @@ def visible_form(token: str) -> str:
 
 
 def isolate(text: str) -> str:
-  """Returns text that is to be joined with other text, in isolates if a part of it is written from right to left.
+  """Returns `text`, in a directional isolate if a part of it is written from right to left, to join it with other text.
 
-  Without them, the Unicode bidirectional algorithm draws the digits of a date after Arabic in another order.
+  Without the isolate, the Unicode bidirectional algorithm draws the digits of a date after Arabic in another order.
   """
   is_right_to_left = any(unicodedata.bidirectional(char) in ('R', 'AL') for char in text)
   return f'{FIRST_STRONG_ISOLATE}{text}{POP_ISOLATE}' if is_right_to_left else text

@@ -34,7 +34,7 @@ class GlimpsePath(NamedTuple):
 def write(items: Sequence[GlimpsePath], path: str | Path, size: int, scales: int) -> None:
   """Writes a page with a slider over glimpses, or a picture.
 
-  A picture has a row for each image: the whole path with its finest patches, then a panel for each glimpse.
+  A picture has a row for each image: the whole path with its finest patches or regions, then a panel for each glimpse.
 
   Args:
     items: images, with different numbers of glimpses.
@@ -56,7 +56,7 @@ def _write_page(items: Sequence[GlimpsePath], path: str | Path, size: int, scale
 
 
 def _to_example(item: GlimpsePath, size: int, scales: int) -> picture_page.SteppedExample:
-  """The example of a page: the picture with path and finest patches, and beside it what is read at each glimpse."""
+  """The example of a page: the picture with the path and its patches or regions, and each glimpse beside it."""
   sides = np.array(item.picture.shape[:2])
   centres = _centres(item)
   corners = np.round(centres) - size // 2
@@ -98,7 +98,7 @@ def _write_picture(items: Sequence[GlimpsePath], path: str | Path, size: int, sc
 
 
 def _draw_path(axes, item: GlimpsePath, centres: np.ndarray, size: int) -> None:
-  """Draws the image with the finest patch of each glimpse, and the numbered path of their centres."""
+  """Draws the image with the finest patch or the region of each glimpse, and the numbered path of their centres."""
   from matplotlib.patheffects import withStroke
 
   _draw_picture(axes, item.picture)
@@ -126,7 +126,7 @@ def _draw_path(axes, item: GlimpsePath, centres: np.ndarray, size: int) -> None:
 
 
 def _patches(item: GlimpsePath, size: int, scales: int) -> list[np.ndarray]:
-  """What is read at each glimpse: the patches of a retina, or a region, resampled to size x size pixels."""
+  """The picture of each glimpse: the patches of the retina, or the region resampled to size x size pixels."""
   if len(item.transforms):
     picture = item.picture.astype(np.float32)
     return [np.asarray(bilinear_sample(picture, affine_grid(theta, size, size))) for theta in item.transforms]

@@ -35,7 +35,7 @@ def gradient_norms(outputs: Callable[[jax.Array], jax.Array], inputs: jax.Array)
 def source_gradients(
   model: EncoderDecoder, params: Any, source: jax.Array, source_mask: jax.Array, target: jax.Array
 ) -> jax.Array:
-  """Returns the norm of the gradient of the logit of each target token by each source embedding.
+  """Returns the norm of the gradient of the logit of each target token with respect to each source embedding.
 
   The logit is that of the reference token minus the mean of all logits. Unlike the log-probability, it has a gradient
   that does not vanish as the model becomes certain.
@@ -73,7 +73,7 @@ def recurrent_distances(source_length: int, target_length: int) -> np.ndarray:
   min(s, S - 1 - s) steps to the nearer end, and target position t is the (t + 1)-th step of the decoder.
 
   Args:
-    source_length: S, the end of the source included.
+    source_length: S, EOS included.
     target_length: T.
   """
   source = np.arange(source_length)
@@ -86,8 +86,8 @@ def mean_by_distance(distances: np.ndarray, norms: np.ndarray, at_least: int = 1
 
   Args:
     distances: whole numbers.
-    norms: as many norms.
-    at_least: the number of norms from which on a distance counts.
+    norms: the norms, an array of the same shape.
+    at_least: minimum number of norms at a distance; distances with fewer are left out.
 
   Raises:
     UserError: for different shapes.
@@ -105,7 +105,7 @@ def mean_by_distance(distances: np.ndarray, norms: np.ndarray, at_least: int = 1
 
 
 def factor_per_step(means: dict[int, float]) -> float:
-  """Returns the factor by which the gradient changes with each step of distance: 1 if it does not depend on it.
+  """Returns the factor by which the gradient changes with each step of distance: 1 if distance has no effect.
 
   It is the exponential of the slope of log(mean) by distance, fitted by least squares.
 

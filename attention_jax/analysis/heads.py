@@ -66,7 +66,7 @@ def prune_heads(params: Any, importance: Mapping[str, jax.Array], count: int) ->
 
   Args:
     params: parameters of a model.
-    importance: means of `head_sensitivity`; each attention is divided by its norm first, as in the paper.
+    importance: means of `head_sensitivity`; those of each attention are divided by their norm first, as in the paper.
     count: number of heads to remove.
 
   Raises:

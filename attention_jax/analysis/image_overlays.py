@@ -17,7 +17,7 @@ PALE_INK = '#57606a'
 PER_ROW = 7  # panels
 MAX_REFERENCES = 2
 FRAME_SIDE = 320  # pixels of the longer side of the image in a frame of the animation
-TEXT_HEIGHT = 64  # pixels below it
+TEXT_HEIGHT = 64  # pixels below the image
 
 
 class CaptionOverlay(NamedTuple):
@@ -29,8 +29,8 @@ class CaptionOverlay(NamedTuple):
     maps: weights [words, rows, columns].
     title: title of the panel without weights.
     boxes: gold box (left, top, right, bottom) in pixels, or None, for each word.
-    cell_centres: centres of the rows and of the columns of the maps, from 0 to 1; None if they divide the image evenly.
-    references: reference captions; the first MAX_REFERENCES are written above the panels.
+    cell_centres: centres of the rows and columns of the maps, from 0 to 1; None if cells divide the image evenly.
+    references: reference captions; the first MAX_REFERENCES are shown.
     gold: all gold boxes of the references.
   """
 
@@ -45,7 +45,7 @@ class CaptionOverlay(NamedTuple):
 
 
 def write(items: Sequence[CaptionOverlay], path: str | Path) -> None:
-  """Writes a page with a slider over words, or pictures.
+  """Writes a page (.html) with a slider over words, or pictures (.png).
 
   Pictures are one PNG with a panel for each word of each item, and beside it a GIF with a frame for each word.
 
@@ -168,7 +168,7 @@ def abbreviate(text: str, max_length: int) -> str:
 
 
 def last_words(words: Sequence[str], max_length: int) -> str:
-  """Returns as many whole words from the end as fit into `max_length` characters; '… ' replaces the words before."""
+  """Returns the last word and as many words before it as fit into `max_length` characters; '… ' replaces the others."""
   start = max(len(words) - 1, 0)
   while start > 0 and len(_words_from(words, start - 1)) <= max_length:
     start -= 1

@@ -1,6 +1,6 @@
 """Interventions on an encoder-decoder: edited weights, replaced source vectors, and recorded self-attention.
 
-An edited model is a model, and everything else is a pure function, so that scoring, search and gradients apply to them.
+An edited model is an EncoderDecoder, so that scoring, search and gradients apply to it. The other functions are pure.
 """
 
 from collections.abc import Callable

@@ -9,7 +9,7 @@ import numpy as np
 from attention_jax.analysis import picture_page
 from attention_jax.analysis.picture_files import report_write_errors, select_by_suffix
 
-MIN_WEIGHT = 0.3  # a slot is drawn if its weight reaches this at some step
+MIN_WEIGHT = 0.3  # all slots whose weight reaches this at some step are drawn
 COLOURS = ('#1c7ed6', 'white', 'black')  # of negative values, of 0, and of positive values
 LINE = '#e8590c'
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 def weighted_norms(weights: jax.Array, values: jax.Array) -> jax.Array:
   """‖Σₕ wʰₜₛ f(xₛ)ʰ‖: norm of the contribution of position s to the output of query t. Kobayashi et al. 2020.
 
-  A large weight of a short vector adds little, as the weights of separators often do.
+  A large weight adds little if its vector is short, as is often the case for separators.
 
   Args:
     weights: [T, S], or [N, T, S] of several heads.

@@ -43,7 +43,7 @@ def show(
   relative: bool = False,
   height: int = 720,
 ) -> Page:
-  """Shows in a notebook what a trained run attends to while it translates lines.
+  """Returns a page, shown by a notebook, of the attention weights of a trained run for lines of text.
 
   Args:
     run: a run of a system with readings, as `systems.runs.open_run('runs/dates')` returns it.
@@ -51,7 +51,7 @@ def show(
     layers: whether to add the weights of every layer and head.
     analyses: specs of inference.analyses.ANALYSES, such as 'leave_one_out'.
     hypotheses: number of hypotheses of each line.
-    edit: a spec of functional.edits.EDITS, such as 'uniform(layer=0)'; the run with edited weights stands beside it.
+    edit: a spec of functional.edits.EDITS, such as 'uniform(layer=0)'; the page compares the run with and without it.
     relative: whether the darkest colour is the largest weight instead of 1.
     height: of the frame, pixels.
 

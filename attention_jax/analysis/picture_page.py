@@ -41,7 +41,7 @@ class SteppedExample(NamedTuple):
     frames: pictures [height, width, C] uint8: none, one, or one for all steps together followed by one for each step.
     boxes: rectangles that are outlined in the picture, in the same order: none, or T + 1 lists of them.
     path: [T, 2], points x and y of the picture from 0 to 1, which are numbered; none by default.
-    details: pictures beside the first one, one for each step; none by default.
+    details: pictures beside the frame, one for each step; none by default.
     tables: values at each step.
   """
 
@@ -71,7 +71,7 @@ def write_page(examples: Sequence[SteppedExample], path: str | Path, title: str)
 
 
 def as_colours(picture: np.ndarray) -> np.ndarray:
-  """Returns a picture [height, width, C] with three channels: one is repeated, and of another number the mean is."""
+  """Returns a picture [height, width, C] with three channels: itself, or three copies of the mean of its channels."""
   if picture.shape[-1] == 3:
     return picture
   grey = picture.astype(np.float64).mean(-1, keepdims=True)
@@ -84,16 +84,16 @@ def _record(example: SteppedExample) -> dict[str, Any]:
     'name': example.name,
     'steps': list(example.steps),
     'facts': list(example.facts),
-    'frames': list(map(_data_address, example.frames)),
+    'frames': list(map(_data_url, example.frames)),
     'boxes': [[rounded(np.array(box), DIGITS) for box in boxes] for boxes in example.boxes],
     'path': rounded(np.array(example.path), DIGITS),
-    'details': list(map(_data_address, example.details)),
+    'details': list(map(_data_url, example.details)),
     'tables': [table._asdict() | {'values': rounded(table.values, DIGITS)} for table in example.tables],
   }
 
 
-def _data_address(picture: np.ndarray) -> str:
-  """The picture as a PNG inside of an address."""
+def _data_url(picture: np.ndarray) -> str:
+  """Returns a data URL with the picture as a PNG."""
   from PIL import Image
 
   file = io.BytesIO()

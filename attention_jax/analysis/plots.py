@@ -59,7 +59,7 @@ def heatmap(
     target_tokens: at most T.
     path: ends with .png, in a folder that exists.
     gold: (source, target) pairs to outline; pairs outside the tokens are not drawn.
-    sure: those of them that are sure; the outlines of the others are dashed. None: all.
+    sure: the pairs of `gold` that are sure; the outlines of the others are dashed. None: all.
     title: a line above the picture.
 
   Raises:
@@ -150,7 +150,7 @@ def _prepare(item: Heatmap) -> tuple[np.ndarray, list[str], list[str]]:
 
 
 def _label_axes(axes, source: list[str], target: list[str], size: float) -> None:
-  """Labels the axes with tokens. Words at the top are rotated; single characters, except for '</s>', are upright."""
+  """Labels the axes with tokens. If most tokens at the top have one or two characters, only longer ones are rotated."""
   axes.xaxis.tick_top()
   axes.set_xticks(range(len(source)), source)
   has_words = np.median([_text_width(token) for token in source]) > 2
@@ -174,7 +174,7 @@ def _text_width(text: str) -> int:
 
 
 def _add_colour_bar(figure, image, width: float, height: float, max_value: float):
-  """Adds axes with a bar from 0 to the maximum at the right, of the same size in inches for every size of heatmap."""
+  """Adds axes with a bar from 0 to the maximum at the right, 0.12 inches wide and at most 2 inches high."""
   bar_height = min(height, 2.0)
   axes = figure.add_axes(((width + 0.2) / width, 1 - bar_height / height, 0.12 / width, bar_height / height))
   bar = figure.colorbar(image, cax=axes, ticks=[0, max_value / 2, max_value], format='%.3g')

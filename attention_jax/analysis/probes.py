@@ -74,7 +74,7 @@ def one_hot_sentences(sentences: Sequence[Sentence], size: int) -> list[Sentence
 
   Args:
     sentences: the sentences.
-    size: number of tokens.
+    size: number of tokens of the vocabulary.
   """
   return [Sentence(np.eye(size, dtype=np.float32)[sentence.tokens], sentence.tokens) for sentence in sentences]
 
@@ -86,7 +86,7 @@ def weighted_counts(tokens: np.ndarray, weights: np.ndarray, mask: np.ndarray, s
     tokens: ids [S].
     weights: [T, S].
     mask: [S], True for the n real positions.
-    size: number of tokens.
+    size: number of tokens of the vocabulary.
   """
   weights = weights[:, mask] * mask.sum()
   rows, columns = np.broadcast_arrays(np.arange(len(weights))[:, None], tokens[mask])
@@ -98,9 +98,9 @@ def guided_predictions(
 ) -> np.ndarray:
   """Returns the labels that logistic regression predicts from weighted tokens, without any context.
 
-  A probe of the weights (Wiegreffe & Pinter 2019): a model that cannot see context is guided by the weights
-  of one that can. Their model is a layer for each word, then the weighted sum: for two labels, a number for each word,
-  which is what is learned here.
+  A probe of the weights (Wiegreffe & Pinter 2019): a model without access to context uses the weights of a model with
+  it. The model of the paper applies a layer to each word and takes the weighted sum. For two labels, this is one number
+  for each word, which logistic regression learns here.
 
   Args:
     features: [n, V], of `weighted_counts`.

@@ -59,7 +59,7 @@ class Reading(NamedTuple):
     sure: the sure links; None if all links are sure.
     score: ranking score of a hypothesis; None for a reference.
     measurements: results of analyses by their specs.
-    run: name of the run whose model this is; '' if it does not matter.
+    run: name of the run whose model computed the weights; '' if it does not matter.
   """
 
   name: str
@@ -139,7 +139,7 @@ def to_record(reading: Reading, digits: int = 4) -> dict[str, Any]:
 
 
 def rounded(values: np.ndarray, digits: int) -> Any:
-  """Returns nested lists of numbers with this number of significant digits; None stands for NaN, which JSON lacks."""
+  """Returns nested lists of numbers with this number of significant digits; None for NaN and ±∞, which JSON lacks."""
   round_one = np.vectorize(lambda x: float(f'{x:.{digits}g}') if np.isfinite(x) else None, otypes=[object])
   values = np.asarray(values, np.float64)
   return round_one(values).tolist() if values.size else values.tolist()

@@ -24,7 +24,7 @@ def write_heatmaps(readings: Sequence[Reading], path: str | Path, *, relative: b
   Args:
     readings: what to draw.
     path: ends with .png.
-    relative: whether the darkest colour is the largest weight of a heatmap, instead of 1.
+    relative: whether the darkest colour is the largest weight of a heatmap, instead of 1; always so for measurements.
 
   Raises:
     UserError: if the file cannot be written, or if there is no reading.
@@ -49,7 +49,7 @@ def write_heatmaps(readings: Sequence[Reading], path: str | Path, *, relative: b
 
 
 def left_out(readings: Sequence[Reading], path: str | Path) -> list[str]:
-  """Returns the specs of the measurements that the file of a path lacks: of a picture, all but those with two axes."""
+  """Returns the specs of the measurements that are not written to `path`: a picture has only those with two axes."""
   if WRITERS[check_format(path)] is not write_heatmaps:
     return []
   measurements = (pair for reading in readings for pair in reading.measurements.items())

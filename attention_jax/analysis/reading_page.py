@@ -72,9 +72,9 @@ def _record(reading: Reading) -> dict[str, Any]:
 
 
 def _agreement(reading: Reading) -> dict[str, float] | None:
-  """Precision and recall of the largest weights against the gold links; target tokens without a link are left out.
+  """Precision and recall of the largest weights against the gold links; target tokens without a gold link are left out.
 
-  There is no precision without a predicted link, and no recall without a sure link. None for an example without links.
+  There is no precision without a predicted link, and no recall without a sure link. None without gold links.
   """
   if reading.gold is None or not len(reading.gold):
     return None

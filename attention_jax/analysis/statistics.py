@@ -39,8 +39,8 @@ def average_lagging(weights: np.ndarray, source_length: int, target_length: int)
   """Mean number of source tokens by which a streaming decoder lags behind an ideal one. Ma et al. 2019, equations 8, 9.
 
   AL = 1 / τ Σ_{t ≤ τ} (g(t) - (t - 1) |x| / |y|), where g(t) is the number of source tokens that were read before
-  target token t was emitted, and τ the first t for which that is the whole source. The ideal decoder emits |y| tokens
-  evenly while it reads |x|.
+  target token t was emitted, and τ the first t for which that is the whole source (|y| if there is none). The ideal
+  decoder emits |y| tokens evenly while it reads |x|.
 
   Args:
     weights: [T, S] of an alignment that reads up to the last position with weight, or to the end for a row without any.

@@ -30,8 +30,8 @@ def rollout(weights: np.ndarray) -> np.ndarray:
 def flow(weights: np.ndarray) -> np.ndarray:
   """Maximum flow from each position of the highest layer to each input. Abnar & Zuidema 2020, section 3.
 
-  Layers are joined by edges whose capacities are A = ½ W + ½ I. A position may attend to an input by several paths, and
-  their total is bounded by the narrowest edge of each, where rollout multiplies.
+  Layers are joined by edges whose capacities are A = ½ W + ½ I. The flow along a path is limited by its narrowest
+  edge, and paths that share an edge share its capacity; rollout multiplies the weights of a path instead.
 
   Args:
     weights: [L, S, S], as for `rollout`.

@@ -24,7 +24,7 @@ class Adoption(NamedTuple):
 
   Attributes:
     events: the events that add it to the ledger; none if the sweep has one of its seeds already.
-    line: describes what is added.
+    line: describes what is added, or why nothing is.
   """
 
   events: Sequence[Mapping[str, Any]]

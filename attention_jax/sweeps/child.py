@@ -1,7 +1,7 @@
 """Runs a command that ends when its parent does, on chosen cores: python child.py PARENT CORES COMMAND...
 
-A process must set both for itself. This is a separate program, because `preexec_fn` of subprocess is not safe in a
-process that has threads, such as those of jax. CORES is '0,1', or '' for all.
+A process must itself request the signal at the end of its parent. This is a separate program, because `preexec_fn` of
+subprocess is not safe in a process that has threads, such as those of jax. CORES is '0,1', or '' for all.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ def main(parent: str, cores: str, *command: str) -> None:
   """
   with contextlib.suppress(OSError, AttributeError):  # other systems have no such call
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
-  if os.getppid() != int(parent):  # it ended before the call
+  if os.getppid() != int(parent):  # the parent ended before the call
     sys.exit(INTERRUPTED)
   if cores and hasattr(os, 'sched_setaffinity'):
     os.sched_setaffinity(0, [int(core) for core in cores.split(',')])

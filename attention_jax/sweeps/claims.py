@@ -1,4 +1,4 @@
-"""What the pages of docs/claims/ show of a finished sweep: rows by setting, by source length, by gradient distance."""
+"""Rows of the tables of docs/claims/ from a finished sweep: by setting, source length, gradient distance and probe."""
 
 import datetime
 import functools
@@ -33,7 +33,7 @@ from attention_jax.systems.experiment import selectable_metrics
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.runs import open_run
 
-MIN_PAIRS = 20  # pairs of positions from which on a distance counts
+MIN_PAIRS = 20  # distances with fewer pairs of positions are left out
 
 
 class Factor(NamedTuple):
@@ -55,10 +55,10 @@ class Factor(NamedTuple):
 
 
 def finished_settings(folder: Path) -> list[SettingRuns]:
-  """Returns the settings of a sweep whose units have all finished.
+  """Returns the settings of a sweep; all of its units must have finished.
 
   Raises:
-    UserError: if a unit has not.
+    UserError: if a unit has not finished.
   """
   state = read_state(folder)
   if unfinished := [entry.unit.id for entry in state.units.values() if entry.state != FINISHED]:
@@ -67,7 +67,7 @@ def finished_settings(folder: Path) -> list[SettingRuns]:
 
 
 def conditions(folder: Path, hardware: str) -> dict[str, Any]:
-  """Returns under which conditions a sweep was run, see records.Table."""
+  """Returns the conditions under which a sweep was run, see records.Table."""
   state = read_state(folder)
   last = max(event['time'] for event in read_events(folder)[0] if event['event'] == FINISHED)
   return {
@@ -142,7 +142,8 @@ def _baseline(group: Sequence[SettingRuns], factors: Sequence[Factor], baseline:
   named = {factor.name: factor for factor in factors}
   matches = [setting for setting in group if all(named[name].of(setting) == value for name, value in baseline.items())]
   if len(matches) != 1:
-    raise UserError(f'{len(matches)} settings have {dict(baseline)}; expected one, got {[x.label for x in group]}')
+    labels = '; '.join(setting.label for setting in group)
+    raise UserError(f'{len(matches)} settings have {dict(baseline)}; expected exactly one of: {labels}')
   return matches[0]
 
 
@@ -164,14 +165,14 @@ def claim_row(
 def length_rows(
   settings: Sequence[SettingRuns], split: str, factors: Sequence[Factor], bins: int = 5, by: str = 'source_length'
 ) -> list[Row]:
-  """Returns a row for each setting and each bin of the source lengths, with the metrics of texts of the config.
+  """Returns a row for each setting and each bin of a property, with the metrics of texts of the config.
 
   Args:
     settings: the settings; all have the same data.
     split: the split.
     factors: how rows are named; the factor 'source length' is added.
     bins: number of bins with about equally many rows.
-    by: a key of bins.PROPERTIES.
+    by: the property, a key of bins.PROPERTIES.
   """
   config = settings[0].config
   system = SYSTEMS[config['system']].open(config, str(settings[0].runs[0].folder))
@@ -336,7 +337,7 @@ def _probe(
 
 
 def encode_sentences(model: EncoderDecoder, params: Any, encoded: EncodedCorpus, count: int) -> list[Sentence]:
-  """Returns the states of the encoder for sources of a split, without their end.
+  """Returns the states of the encoder for sources of a split, without those of EOS.
 
   Args:
     model: the model.
@@ -364,4 +365,4 @@ def spread_rows(rows: int, count: int) -> np.ndarray:
 
 
 def _discard(line: str) -> None:
-  """Rows are not compared, so that nothing is logged."""
+  """Logs nothing: `contrast_all` has lines to log only when it compares outputs row by row."""

@@ -84,7 +84,7 @@ class ClusterExecutor:
 
     self.slots = jobs
     self._cluster = cluster
-    # Jobs are found again by their class; an AutoExecutor does not have that of its cluster.
+    # Jobs are found again by the job class of the cluster, which an AutoExecutor does not expose.
     self._job_class = {'local': submitit.LocalJob, 'slurm': submitit.SlurmJob}[cluster]
     try:
       self._executor = submitit.AutoExecutor(folder=str(folder / JOBS), cluster=cluster)

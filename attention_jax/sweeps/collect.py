@@ -21,7 +21,7 @@ from attention_jax.training.file_digests import check_file_digests, digested_fil
 from attention_jax.training.folder import CONFIG, read_config
 from attention_jax.training.writers import METRICS_FILE, RATE, read_metrics
 
-SAME_EXPERIMENT = IRRELEVANT_FIELDS | {'data.folder'}  # not reported as differences between runs
+UNREPORTED_FIELDS = IRRELEVANT_FIELDS | {'data.folder'}  # not reported as differences between runs
 
 
 class FinishedRun(NamedTuple):
@@ -36,7 +36,7 @@ class FinishedRun(NamedTuple):
     parameters: number of parameters; 0 if the run did not store it.
     commit: the version of the code; '' if the run did not store it.
     records: the lines of metrics.jsonl, merged by step.
-    together: number of runs that were trained side by side with it in one process, itself included.
+    runs_in_process: number of runs that were trained side by side in its process, itself included.
   """
 
   seed: int
@@ -47,7 +47,7 @@ class FinishedRun(NamedTuple):
   parameters: int
   commit: str
   records: Sequence[Mapping[str, Any]]
-  together: int = 1
+  runs_in_process: int = 1
 
   def value(self, split: str, metric: str) -> float | None:
     """Returns the value of a metric, or None if the run lacks it."""
@@ -56,14 +56,14 @@ class FinishedRun(NamedTuple):
 
   @property
   def training_seconds(self) -> float:
-    """Seconds of its updates, without compiling, evaluating and saving; of runs side by side, its share of them."""
+    """Seconds of its updates, without compiling, evaluating and saving; for runs side by side, its share of theirs."""
     seconds = 0.0
     previous = 0
     for record in self.records:
       if RATE in record:
         seconds += (record['step'] - previous) / record[RATE]
         previous = record['step']
-    return seconds / self.together
+    return seconds / self.runs_in_process
 
 
 class SettingRuns(NamedTuple):
@@ -90,10 +90,10 @@ class SettingRuns(NamedTuple):
 
 
 def check_finished(folder: Path) -> None:
-  """Checks that a run with one seed has finished since its last start, with the results that its folder holds.
+  """Checks that a run with one seed has finished, and has not been continued since.
 
   Raises:
-    UserError: if it has not.
+    UserError: if it has not finished, or has been continued.
   """
   path = folder / RESULTS
   if not path.is_file():
@@ -103,12 +103,12 @@ def check_finished(folder: Path) -> None:
     raise UserError(f'{folder} has been continued since its {RESULTS}, and has not finished; expected a finished run')
 
 
-def read_run(folder: Path, together: int = 1) -> FinishedRun:
+def read_run(folder: Path, runs_in_process: int = 1) -> FinishedRun:
   """Reads a finished run with one seed.
 
   Args:
     folder: its folder.
-    together: see FinishedRun.
+    runs_in_process: see FinishedRun.
 
   Raises:
     UserError: if it has not finished, or if its files have changed.
@@ -130,7 +130,7 @@ def read_run(folder: Path, together: int = 1) -> FinishedRun:
     parameters=record.get('parameters', 0),
     commit=record.get('commit', ''),
     records=records,
-    together=together,
+    runs_in_process=runs_in_process,
   )
 
 
@@ -138,7 +138,7 @@ def read_runs(folder: Path) -> list[FinishedRun]:
   """Reads a run folder of one seed, or of several side by side.
 
   Raises:
-    UserError: if one of them is not finished.
+    UserError: if one of the runs has not finished.
   """
   folder = folder.expanduser()
   config = fill_defaults(read_config(folder), f'{folder}/config.json')
@@ -186,7 +186,7 @@ def collect_sweep(folder: Path, state: SweepState) -> list[SettingRuns]:
 
 
 def _distinguishing_fields(settings: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[str]:
-  """Returns the fields whose values differ between settings with equal factors, which a sweep that was extended has.
+  """Returns the fields whose values differ between settings with equal factors, as in a sweep that was extended.
 
   Args:
     settings: factors and config of each setting, by dotted path.
@@ -219,7 +219,7 @@ def collect_folders(folders: Sequence[Path]) -> list[SettingRuns]:
   fields = [
     field
     for field in flat[0]
-    if field not in SAME_EXPERIMENT and len({json.dumps(config.get(field)) for config in flat}) > 1
+    if field not in UNREPORTED_FIELDS and len({json.dumps(config.get(field)) for config in flat}) > 1
   ]
   names = _short_paths(folders)
   return [

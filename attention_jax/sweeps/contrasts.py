@@ -93,7 +93,7 @@ def contrast_all(
     log: called with a line if outputs cannot be compared.
   """
   contrasts = []
-  texts = _Texts(log) if compares_rows else None
+  comparer = _OutputComparer(log) if compares_rows else None
   for column in columns:
     for setting in settings:
       if setting is baseline or column.higher_is_better is None:
@@ -102,7 +102,7 @@ def contrast_all(
       if pairs:
         values, base_values = zip(*[(a.value(*column[:2]), b.value(*column[:2])) for a, b in pairs], strict=True)
         comparison = compare(values, base_values, column.higher_is_better, test)
-        rows = texts.compare(pairs, column) if texts else []
+        rows = comparer.compare(pairs, column) if comparer else []
         contrasts.append(Contrast(setting, column, comparison, math.nan, rows))
   corrected = correct([contrast.p for contrast in contrasts])
   return [contrast._replace(corrected_p=p) for contrast, p in zip(contrasts, corrected, strict=True)]
@@ -118,7 +118,7 @@ def _pairs(setting: SettingRuns, baseline: SettingRuns, column: MetricColumn) ->
   return [(runs[seed], base_runs[seed]) for seed in common]
 
 
-class _Texts:
+class _OutputComparer:
   """Compares the outputs of runs row by row; the references are read once for each data set.
 
   Args:
@@ -130,7 +130,7 @@ class _Texts:
     self._systems: dict[str, SupportsCorpus] = {}  # by the config of their data
 
   def compare(self, pairs: Sequence[tuple[FinishedRun, FinishedRun]], column: MetricColumn) -> list[RowComparison]:
-    """Returns a comparison for each pair; none for a metric that is not one of texts."""
+    """Returns a comparison for each pair; none if the metric is not one of texts, or if outputs cannot be compared."""
     config = pairs[0][0].config
     specs = {parse(spec, 'metric')[0]: spec for spec in config['evaluation'].get('metrics', ())}
     if column.metric not in METRICS or column.metric not in specs:

@@ -109,7 +109,7 @@ def estimate_seconds(
     means = {setting_id: sum(values) / len(values) for setting_id, values in seconds_by_setting.items()}
     mean = sum(means.values()) / len(means)
     seconds = {setting.id: means.get(setting.id, mean) for setting in resolved}
-    return TimeEstimate(seconds, f'the time of {len(measured)} finished runs of this sweep')
+    return TimeEstimate(seconds, f'the time of {len(measured)} finished units of this sweep')
   if rate is None:
     return TimeEstimate({}, 'unknown until a run has finished: the devices are not those of this process')
   flop_per_second = rate()

@@ -61,7 +61,7 @@ class Study(NamedTuple):
     effort: options of the measures.
     explained: number of examples that are explained.
     probe_train: number of training examples of guided probes.
-    probe_test: number of examples of the split on which they are tested.
+    probe_test: number of examples of the split on which guided probes are tested.
   """
 
   split: str
@@ -143,7 +143,7 @@ def explanation_rows(
   return measures, probes
 
 
-def _parts(run: Run) -> tuple[ExampleReader, Callable[[System, str, int], Example]]:
+def _reader_and_loader(run: Run) -> tuple[ExampleReader, Callable[[System, str, int], Example]]:
   name = run.config['system']
   return READERS[name], EXAMPLES[name]
 
@@ -153,7 +153,7 @@ def _explain_runs(runs: Sequence[Run], study: Study) -> tuple[dict[str, np.ndarr
   measured = []
   weights = []
   for run in runs:
-    reader, load = _parts(run)
+    reader, load = _reader_and_loader(run)
     examples = load(run.system, study.split, study.explained)
     explanations = explain(reader, run.system.model, run.params, examples, study.effort)
     measured.append(summarize_examples(examples, explanations))
@@ -170,7 +170,7 @@ def _divergences(weights: np.ndarray) -> np.ndarray:
 def _interval_row(
   setting: SettingRuns, factors: Sequence[Factor], more: Mapping[str, str], metric: str, values: np.ndarray
 ) -> Row:
-  """A row of one number from [seeds, N]: its mean, deviation over seeds, and 95 % bootstrap interval over examples."""
+  """A row for [seeds or pairs, N]: mean, deviation over the first axis, 95 % bootstrap interval over examples."""
   by_example = np.nanmean(values[:, np.isfinite(values).any(0)], axis=0)
   text = format_interval(bootstrap_mean(by_example), digits=1 if metric == 'probe/accuracy' else 3)
   return claim_row(
@@ -187,7 +187,7 @@ def _probe_runs(runs: Sequence[Run], study: Study) -> dict[str, np.ndarray]:
   """Returns guide -> whether each output of the test examples is predicted correctly, [seeds, n]."""
   correct: dict[str, list[np.ndarray]] = {guide: [] for guide in GUIDES}
   for run in runs:
-    reader, load = _parts(run)
+    reader, load = _reader_and_loader(run)
     splits = [load(run.system, 'train', study.probe_train), load(run.system, study.split, study.probe_test)]
     weights = [read_weights(reader, run.system.model, run.params, examples) for examples in splits]
     size = 1 + max(int(examples.source.max()) for examples in splits)

@@ -45,7 +45,7 @@ def rungs(total: int, first: int, factor: int) -> list[int]:
 
   Args:
     total: the last of the numbers.
-    first: the first of the numbers; `total` replaces it if it is not smaller.
+    first: the first of the numbers, if it is below `total`.
     factor: ratio of consecutive numbers, at least 2.
   """
   steps = []

@@ -28,7 +28,7 @@ FAILED = 'failed'
 INTERRUPTED = 'interrupted'
 UNIT_EVENTS = (PLANNED, STARTED, FINISHED, FAILED, INTERRUPTED)
 # Other events.
-OPENED = 'opened'  # an ablate process has started: command, commit
+OPENED = 'opened'  # an ablate process has started: command, commit, workers
 RUNG = 'rung'  # successive halving compared the settings, and dropped some
 COSTS = 'costs'  # parameters and FLOP of a setting
 

@@ -10,7 +10,7 @@ from typing import Any
 from flax.traverse_util import flatten_dict
 
 from attention_jax.errors import UserError
-from attention_jax.sweeps.collect import SAME_EXPERIMENT, SettingRuns, collect_sweep, read_runs
+from attention_jax.sweeps.collect import UNREPORTED_FIELDS, SettingRuns, collect_sweep, read_runs
 from attention_jax.sweeps.estimate import format_seconds
 from attention_jax.sweeps.ledger import LEDGER, read_state
 from attention_jax.sweeps.records import Row, Table
@@ -27,14 +27,14 @@ def measured_rows(
   Args:
     folder: the folder.
     table: the table; the metrics of its columns are recorded, and its flags are not repeated in the rows.
-    path: 'FILE:PRESET' with which the config of a run folder is compared, or that of a sweep that was started without a
-      preset; any other sweep stores it in its ledger.
+    path: 'FILE:PRESET' with which configs are compared, for a run folder and for a sweep that was started without a
+      preset; any other sweep stores its own in the ledger.
     load: returns the config of such a path.
     hardware: where it was measured.
 
   Raises:
-    UserError: if nothing has finished, for a run folder without a preset in `path`, for a setting without any metric of
-      the table, or if only some of its seeds have a metric.
+    UserError: if nothing has finished, if neither the ledger nor `path` has a preset, for a setting without any metric
+      of the table, or if only some of its seeds have a metric.
   """
   if (folder / LEDGER).exists():
     state = read_state(folder)
@@ -69,8 +69,8 @@ def _measured_row(
     raise UserError(f'{setting.label} has none of the metrics of the table: {expected}')
   seconds = statistics.fmean(run.training_seconds for run in setting.runs)
   row = {'config': file, 'preset': preset, 'flags': flags, 'seeds': [run.seed for run in setting.runs]}
-  together = setting.runs[0].together
-  time = f'{format_seconds(seconds * together)} of updates' + (f', {together} seeds together' if together > 1 else '')
+  num_runs = setting.runs[0].runs_in_process
+  time = f'{format_seconds(seconds * num_runs)} of updates' + (f', {num_runs} seeds together' if num_runs > 1 else '')
   row |= {'time': time, 'hardware': hardware}
   row |= {'commits': sorted({run.commit or 'unknown' for run in setting.runs}), 'metrics': metrics}
   return {name: value for name, value in row.items() if value != ''}
@@ -93,7 +93,7 @@ def summarize(values: Sequence[float]) -> dict[str, Any]:
 
 
 def changed_flags(config: Mapping[str, Any], base: Mapping[str, Any], common: str = '') -> str:
-  """Returns the flags that turn one config into another, quoted for a shell, except for seeds and the data folder.
+  """Returns the flags that turn one config into another, quoted for a shell, without those of UNREPORTED_FIELDS.
 
   Args:
     config: the config of a run.
@@ -106,7 +106,7 @@ def changed_flags(config: Mapping[str, Any], base: Mapping[str, Any], common: st
   changed = {
     field: value
     for field, value in values.items()
-    if field not in SAME_EXPERIMENT and _as_text(value) != before.get(field)
+    if field not in UNREPORTED_FIELDS and _as_text(value) != before.get(field)
   }
   return ' '.join(f'--config.{field}={_quote(_as_text(value))}' for field, value in changed.items())
 

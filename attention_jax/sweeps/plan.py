@@ -19,16 +19,17 @@ TOGETHER = ('auto', 'yes', 'no')
 def trains_seeds_together(choice: str, backend: str, settings: int, seeds: int, slots: int) -> bool:
   """Returns whether the seeds of a setting are trained side by side in one process.
 
-  On an accelerator several small models fill the device. On a CPU they are trained in turn, the first seed of all
-  settings first: an early report then compares all settings, and the slots are full for longer. Side by side, a setting
-  starts once for all of its seeds, which pays for short runs: three seeds of dates:luong2015_birnn with 300 updates and
-  nothing compiled before took 137 s on one core, and 171 s in turn, where the second and third seed load the programs
-  of the first. They are also trained in turn if there are fewer settings than slots.
+  By 'auto', seeds are trained side by side, so that several small models fill an accelerator, unless the backend is
+  'cpu' or there are fewer settings than slots. Otherwise they are trained in turn, the first seed of all settings
+  first: an early report then compares all settings, and the slots are full for longer. Side by side, a setting starts
+  once for all of its seeds, which pays for short runs on a CPU: three seeds of dates:luong2015_birnn with 300 updates
+  and nothing compiled before took 137 s on one core, and 171 s in turn, where the second and third seed load the
+  programs of the first.
   A loss that is not finite stops all seeds of a process: choose 'no' where that may happen.
 
   Args:
     choice: one of TOGETHER.
-    backend: the backend of jax.
+    backend: the backend of jax, or 'cluster'.
     settings: number of settings.
     seeds: number of seeds of each.
     slots: number of processes at a time.
@@ -47,7 +48,7 @@ def plan_units(
   Args:
     state: the state of the sweep.
     resolved: the settings.
-    seeds: the seeds of each of them.
+    seeds: the seeds of each setting.
     together: whether seeds are trained side by side, see `trains_seeds_together`.
     variants: the file of --variants, or ''.
 
@@ -73,7 +74,7 @@ def plan_units(
         variants=variants,
       )
       units.append(unit)
-  # One seed of every setting first: the whole grid can be read early, and later seeds find compiled programs.
+  # One seed of every setting first: an early report has all settings, and later seeds load the compiled programs.
   return sorted(units, key=lambda unit: unit.seeds[0])
 
 
@@ -114,7 +115,7 @@ def command(unit: Unit, sweep_folder: Path, train: Sequence[str], steps: int | N
 
 
 def format_command(words: Iterable[str]) -> str:
-  """Returns a command as a shell reads it."""
+  """Returns a command line, quoted for a shell."""
   return shlex.join(words)
 
 

@@ -168,7 +168,7 @@ def _draw_interaction(report: Report, column: MetricColumn) -> Picture | None:
   axes.set_ylabel(_axis_label(column), color=INK, fontsize=9)
   axes.grid(axis='y', color=LINE, linewidth=0.6)
   add_legend(axes, title=factors[1])
-  title = f'Interaction of {factors[0]} and {factors[1]} in {column.name}; lines that are not parallel interact'
+  title = f'Interaction of {factors[0]} and {factors[1]} in {column.name}: they interact where lines are not parallel'
   return Picture(f'interaction.{column.metric}', title, to_png(figure))
 
 
@@ -224,7 +224,7 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def add_legend(axes: Any, title: str | None = None) -> None:
-  """A legend at the right of the axes, where it hides nothing."""
+  """Adds a legend at the right of the axes, where it hides nothing."""
   legend = axes.legend(
     title=title, loc='upper left', bbox_to_anchor=(1.01, 1.0), fontsize=8, title_fontsize=8, frameon=False
   )
@@ -232,7 +232,7 @@ def add_legend(axes: Any, title: str | None = None) -> None:
 
 
 def to_png(figure: Any) -> bytes:
-  """The picture, with every text in fonts that have its characters and without mathematics in dollar signs."""
+  """Returns a PNG, with every text in fonts that have its characters, and with dollar signs as plain text."""
   for axes in figure.axes:
     legend = axes.get_legend()
     texts = [*axes.get_xticklabels(), *axes.get_yticklabels(), axes.xaxis.label, axes.yaxis.label]

@@ -75,7 +75,7 @@ def render(report: Report, pictures: list[Picture], folder: Path, kind: str) -> 
 
 
 def summary_table(report: Report) -> pd.DataFrame:
-  """Returns a row per setting and metric: mean, interval, interquartile mean, deviation, and the comparison."""
+  """Returns a row per setting, split and metric: mean, interval, interquartile mean, deviation, and the comparison."""
   contrasts = {(contrast.setting.id, contrast.column): contrast for contrast in report.contrasts}
   records = []
   for row in report.rows:
@@ -119,7 +119,7 @@ def _contrast_fields(contrast: Contrast | None) -> dict[str, Any]:
 
 
 def runs_table(report: Report) -> pd.DataFrame:
-  """Returns a row per run and metric, of every metric that was measured."""
+  """Returns a row per run, split and metric, of every metric that was measured."""
   records = [
     {
       'setting': row.setting.label,

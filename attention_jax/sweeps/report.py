@@ -72,7 +72,7 @@ class ReportRow(NamedTuple):
     cells: by column; a column that the setting lacks is missing.
     parameters: number of parameters; 0 if unknown.
     update_flop: FLOP of an update; NaN if unknown.
-    seconds: mean time of the updates of a run; runs side by side share theirs.
+    seconds: mean over the runs of FinishedRun.training_seconds.
   """
 
   setting: SettingRuns
@@ -135,7 +135,7 @@ def sweep_report(folder: Path, options: ReportOptions, log: Log) -> Report:
 
 
 def folders_report(folders: Sequence[Path], options: ReportOptions, log: Log) -> Report:
-  """Builds the report of finished runs, which are compared with the first of them.
+  """Builds the report of finished runs, which are compared with the first unless `options` has a baseline.
 
   Args:
     folders: the run folders, at least two.
@@ -143,14 +143,14 @@ def folders_report(folders: Sequence[Path], options: ReportOptions, log: Log) ->
     log: called with a line if outputs cannot be compared, or if FLOP cannot be counted because data cannot be read.
 
   Raises:
-    UserError: for less than two runs, runs of different systems, and as `sweep_report`.
+    UserError: for fewer than two folders, runs of different systems, and as `sweep_report`.
   """
   if len(folders) < 2:
     raise UserError(f'expected at least two run folders to compare, got {len(folders)}')
   settings = collect_folders(folders)
   systems = {setting.config['system'] for setting in settings}
   if len(systems) > 1:
-    raise UserError(f'runs of one system can be compared, got {", ".join(sorted(systems))}')
+    raise UserError(f'only runs of one system can be compared, got {", ".join(sorted(systems))}')
   costs = {}
   try:
     for setting_id, cost in measure_costs([(setting.id, setting.config) for setting in settings], {}):
@@ -213,7 +213,7 @@ def _columns(settings: Sequence[SettingRuns], metrics: Sequence[str]) -> list[Me
 
 
 def _find_baseline(settings: Sequence[SettingRuns], fields: Setting | None) -> SettingRuns:
-  """The setting that has all of these values; the first setting without any."""
+  """The setting that has the values of `fields`; the first setting if there are none."""
   if not fields:
     return settings[0]
   values = {setting.id: flatten_dict(dict(setting.config), sep='.') | dict(setting.factors) for setting in settings}
@@ -300,7 +300,7 @@ def _notes(
   if any(contrast.rows for contrast in contrasts):
     notes.append(
       'Rows: the number of pairs of runs whose outputs differ at p < 0.05 when rows are resampled (sacrebleu: paired '
-      'bootstrap; rates: permutation test of scipy). It tests whether two trained models differ, not two settings.'
+      'bootstrap; rates: permutation test of scipy). This tests whether two trained models differ, not two settings.'
     )
   commits = sorted({run.commit or 'unknown' for setting in settings for run in setting.runs})
   if len(commits) > 1:

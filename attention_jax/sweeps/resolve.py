@@ -21,7 +21,7 @@ Fields = dict[str, Any]  # a config by dotted path
 Load = Callable[[str], Mapping[str, Any]]  # 'configs/dates.py:luong2015_birnn' -> config
 
 SEED_FIELDS = ('seeds', 'training.seed')  # set by the sweep itself
-# Fields that change neither updates nor results: runs that differ in them are the same experiment.
+# Fields in which runs of one setting may differ: the seeds, and fields that change neither updates nor results.
 IRRELEVANT_FIELDS = frozenset(
   (*SEED_FIELDS, *MESH_FIELDS, 'training.checkpoint_every', 'training.keep', 'training.log_every')
 )
@@ -79,7 +79,7 @@ class Resolved(NamedTuple):
 
 
 def resolve_settings(base: Base, settings: Sequence[Setting]) -> list[Resolved]:
-  """Resolves and checks settings. Of several settings with the same config, returns the first.
+  """Resolves and checks settings. Of several settings with the same id, returns the first.
 
   Raises:
     UserErrors: with every mistake in any of them.
@@ -116,7 +116,7 @@ def check_baseline(resolved: Sequence[Resolved], baseline: Setting | None, exten
     extends: whether the sweep may also have earlier settings.
 
   Raises:
-    UserError: unless it is exactly one setting.
+    UserError: unless it matches exactly one setting; with `extends`, none is allowed too.
   """
   matches = [result for result in resolved if _has_values(result, baseline or {})]
   if baseline and len(matches) != 1 and not (extends and not matches):
@@ -125,7 +125,7 @@ def check_baseline(resolved: Sequence[Resolved], baseline: Setting | None, exten
 
 
 def check_metrics(resolved: Sequence[Resolved], metrics: Sequence[str], extends: bool = False) -> None:
-  """Checks that runs of the settings may measure the metrics of the report; some of them depend on the data.
+  """Checks that runs of the settings may measure the metrics of the report; some metrics depend on the data.
 
   Args:
     resolved: the settings.
@@ -153,8 +153,8 @@ def resolve(base: Base, setting: Setting) -> Resolved:
   """Applies a setting to its preset.
 
   Raises:
-    UserError: for unknown fields, also of the command line if the preset is one of another system, and for values of
-      another type; all of them at once.
+    UserError: for unknown fields, also of the command line if the preset is one of another system, for FIXED_FIELDS,
+      and for values of another type; all mistakes at once.
   """
   path = base.path
   if PRESET in setting:

@@ -87,7 +87,7 @@ def search(ranges: Mapping[str, str], points: int, method: str = 'halton', seed:
 
   Raises:
     UserError: without a range, for an unknown range or method, for a range whose ends are not in order, for fewer than
-      one point, and for a negative seed.
+      one point, for a number of points that `method` does not allow, and for a negative seed.
   """
   if not ranges:
     raise UserError('--search is empty; expected field=log(low=1e-4, high=1e-2) or another range')

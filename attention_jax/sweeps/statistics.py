@@ -1,4 +1,4 @@
-"""Statistics over seeds and over sentences, all of them from scipy and sacrebleu.
+"""Statistics over seeds and over rows, with scipy and sacrebleu.
 
 Runs of two settings with the same seed are paired, because they are trained on batches in the same order.
 """
@@ -116,7 +116,7 @@ def compare(values: Sequence[float], baseline: Sequence[float], higher_is_better
 def correct(p_values: Sequence[float]) -> list[float]:
   """Corrects p values for their number, so that the expected share of false discoveries is bounded.
 
-  Benjamini & Hochberg (1995). Comparisons with a common baseline depend on each other positively, which it allows.
+  Benjamini & Hochberg (1995). The method allows p values that depend positively on each other, as with one baseline.
 
   Args:
     p_values: NaN stays NaN and does not count.
@@ -160,7 +160,7 @@ def compare_rows(
 
 
 def _compare_by_sacrebleu(metric: Any, baseline, hypotheses, references) -> RowComparison:
-  """Paired bootstrap resampling (Koehn 2004), as sacrebleu has it."""
+  """Paired bootstrap resampling (Koehn 2004), as implemented by sacrebleu."""
   systems = [('baseline', list(baseline)), ('setting', list(hypotheses))]
   test = PairedTest(systems, {'metric': metric}, reference_streams(references), 'bs', n_samples=ROW_RESAMPLES)
   _, scores = test()
@@ -179,7 +179,7 @@ def compare_rates(first: RowCounts, second: RowCounts) -> RowComparison:
     second: counts of the other run.
 
   Returns:
-    The comparison; not a number if there is nothing to count, such as links that no row has.
+    The comparison; its values are NaN if there is nothing to count, such as links if no row has any.
   """
   counted = np.concatenate([first.counted, second.counted])
   total = np.concatenate([first.total, second.total])
@@ -248,7 +248,7 @@ def _bootstrap_by_sacrebleu(metric: Any, hypotheses, references) -> Interval:
   for sample in samples:
     sample.score = float(sample.score)
   score.estimate_ci(samples)
-  return Interval(score.score, score._mean - score._ci, score._mean + score._ci)  # it only prints them otherwise
+  return Interval(score.score, score._mean - score._ci, score._mean + score._ci)  # not public in sacrebleu
 
 
 def bootstrap_ratio(counts: RowCounts, scale: float = 1) -> Interval:

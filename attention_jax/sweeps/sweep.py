@@ -55,7 +55,7 @@ class SweepRequest(NamedTuple):
     folder: the folder of the sweep.
     base: the config that all settings change.
     settings: the settings.
-    seeds: number of seeds of each, from config.training.seed.
+    seeds: number of seeds of each setting, counted from config.training.seed.
     train: the training program, ('python', '-m', 'experiments.train').
     variants: the file of --variants, or ''.
     workers: processes at a time on this machine.
@@ -125,7 +125,7 @@ def _with_fixed_schedules(resolved: Resolved) -> Setting:
 
 
 def run_sweep(request: SweepRequest, resolved: Sequence[Resolved], log: Log) -> Outcome:
-  """Runs every unit that has not finished, after all settings have been checked.
+  """Runs every unit that has neither finished nor failed; with `request.retry`, those that failed.
 
   Args:
     request: the arguments of the sweep.
@@ -234,7 +234,7 @@ def _dropped_settings(request: SweepRequest, state: SweepState) -> Set[str]:
 def _pending(
   state: SweepState, resolved: Sequence[Resolved], seeds: Sequence[int], retry: bool, steps: dict[str, int]
 ) -> list[str]:
-  """Returns the ids of the units to run: those that have not finished; with `retry`, those that failed."""
+  """Returns the ids of the units to run: those neither finished nor failed; with `retry`, those that failed."""
   pending = []
   for entry in requested_units(state, resolved, seeds):
     has_failed = entry.state == FAILED
@@ -278,7 +278,7 @@ def _run_rungs(
 def _drop_settings(
   new: Sequence[Resolved], seeds: Sequence[int], ledger: Ledger, rung: int, factor: int, log: Log
 ) -> None:
-  """Records which settings that have not been compared after a rung before are not trained further."""
+  """Records the values of `new` settings after a rung, and which of these settings are not trained further."""
   select = new[0].config['training']['select']
   higher_is_better = selectable_metrics(new[0].config)[select]
   values = {}

@@ -64,7 +64,7 @@ class Executor(Protocol):
     """Starts commands, at most as many as there are slots without a running job."""
 
   def find(self, record: Mapping[str, Any]) -> Job | None:
-    """Returns the job of a record if an earlier process started it and it may still run, otherwise None."""
+    """Returns the job of a record that an earlier process wrote, or None if it cannot be found."""
 
 
 class Resources(NamedTuple):
@@ -180,7 +180,7 @@ class LocalJob:
 
 
 class LocalExecutor:
-  """Runs processes on this machine, which end with this process.
+  """Runs processes on this machine; on Linux they end with this process.
 
   Args:
     resources: what each slot is pinned to.
@@ -209,7 +209,7 @@ class LocalExecutor:
     return LocalJob(process, lambda: self._free.append(resources))
 
   def find(self, record: Mapping[str, Any]) -> Job | None:
-    return None  # they end with the process that started them
+    return None  # processes end with the one that started them
 
 
 def is_training(folder: Path) -> bool:

@@ -58,7 +58,7 @@ def test_differences_are_those_of_the_same_group(folder):
 
 
 def test_each_group_needs_one_baseline(folder):
-  with pytest.raises(UserError, match=r"2 settings have \{'score': 'dot'\}; expected one"):
+  with pytest.raises(UserError, match=r"2 settings have \{'score': 'dot'\}; expected exactly one of: \w"):
     setting_rows(finished_settings(folder), 'test', METRICS, FACTORS, {'score': 'dot'})
 
 

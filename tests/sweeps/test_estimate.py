@@ -25,7 +25,7 @@ def test_the_time_of_finished_runs_is_that_of_all_their_updates():
   )
   estimate = estimate_seconds(state, RESOLVED, COSTS, None)
   assert estimate.seconds == {'a': pytest.approx((90 + 110) / 2), 'b': pytest.approx(100)}
-  assert estimate.source == 'the time of 2 finished runs of this sweep'
+  assert estimate.source == 'the time of 2 finished units of this sweep'
 
 
 def test_without_finished_runs_the_time_is_that_of_the_products():
