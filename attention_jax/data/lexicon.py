@@ -18,7 +18,7 @@ SHORTLIST_MULTIPLE = 512  # tokens; each size of a shortlist is one compilation
 
 
 class Lexicon(NamedTuple):
-  """Translations of every source token, and the frequency of target tokens, in a training split.
+  """Translations of every source token, and target tokens by frequency, in a training split.
 
   The translations of source token i are `targets[offsets[i]:offsets[i + 1]]`, the likeliest first.
 
