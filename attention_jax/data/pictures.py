@@ -381,7 +381,7 @@ def gather_captions(encoded: EncodedCaptions, rows: np.ndarray, length: int) -> 
 
 
 def describe_captions(name: str, split: Pictures, encoded: EncodedCaptions, lengths: Sequence[int]) -> str:
-  """Returns a line with numbers of a split: pictures, captions, captions that fit no length, and images without a caption.
+  """Returns a line with counts of pictures, captions, captions that fit no length, and images without a caption.
 
   Args:
     name: name of the split.

@@ -20,8 +20,8 @@ from attention_jax.errors import UserError
 
 MANIFEST = 'prepared.json'  # written last: a folder without it is not finished
 INDEX = 'train.index.npy'
-FORMAT = 1  # of the folder; raised by changes that older code cannot read
-VOCABULARY_FIELDS = ('vocabulary', 'shared_vocabulary')  # fields of config.data that decide about the ids
+FORMAT = 1  # of the folder; increased by changes that older code cannot read
+VOCABULARY_FIELDS = ('vocabulary', 'shared_vocabulary')  # fields of config.data that the ids depend on
 HEADER = np.dtype('<u4')  # number of source tokens, of target tokens, and of bytes of the source text
 IDS = np.dtype('<i4')
 READ_ROWS = 1024  # read at once by a pass over all lines: 0.01 ms each, instead of 0.3 to 0.8 ms for a line by itself
@@ -74,7 +74,7 @@ def pack_row(source: np.ndarray, target: np.ndarray, source_text: str, target_te
 
 
 def _unpack_ids(record: bytes) -> tuple[np.ndarray, np.ndarray, int, int]:
-  """Source and target ids of a record, the offset of its source text, and the number of its bytes."""
+  """Source and target ids of a record, and the offset of its source text and its length in bytes."""
   num_source, num_target, num_bytes = map(int, np.frombuffer(record, HEADER, 3))
   start = 3 * HEADER.itemsize
   ids = np.frombuffer(record, IDS, num_source + num_target, start)
@@ -88,14 +88,14 @@ def unpack_row(record: bytes) -> PreparedRow:
 
 
 class PreparedSplit:
-  """A training split on disk, an EncodedSplit. Memory holds the lengths of all rows, 12 bytes each, and no tokens.
+  """A training split on disk, an EncodedSplit. Memory holds two lengths and a number for each row, 12 bytes, and no tokens.
 
   Args:
     folder: the folder of a prepared data set.
     manifest: the content of its manifest.
 
   Raises:
-    UserError: for files that are missing or shorter than they were.
+    UserError: for files that are missing or not of the size that the manifest states, and for a damaged index.
   """
 
   links = None
@@ -116,7 +116,7 @@ class PreparedSplit:
 
   @property
   def line_numbers(self) -> np.ndarray:
-    """The number of each row in the file that it came from, [rows]."""
+    """The number of each row among the pairs that were prepared (for a streamed file, its line), [rows]."""
     return self._index[:, 2]
 
   @property
@@ -131,7 +131,7 @@ class PreparedSplit:
 
   @property
   def identity(self) -> np.ndarray:
-    """The digests of all rows."""
+    """The digests of all shards."""
     return np.frombuffer(''.join(shard.digest for shard in self._shards).encode(), np.uint8)
 
   def num_unknown_tokens(self, vocab_sizes: tuple[int, int]) -> tuple[int, int]:
@@ -217,7 +217,7 @@ def read_prepared(folder: str) -> dict[str, Corpus]:
     folder: its folder, or a URL, of which the cache then holds a copy.
 
   Raises:
-    UserError: if the folder holds no finished one, or a damaged one.
+    UserError: if the folder holds no finished data set, or a damaged one.
   """
   path = Path(local_copy(folder) or '.').absolute()
   manifest = read_manifest(path)
@@ -237,7 +237,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
   """Returns the manifest of a prepared data set; None if there is none.
 
   Raises:
-    UserError: for a file that is no manifest, or that of another version.
+    UserError: for a file that is no manifest, or has another format.
   """
   path = folder / MANIFEST
   try:
