@@ -88,7 +88,7 @@ def unpack_row(record: bytes) -> PreparedRow:
 
 
 class PreparedSplit:
-  """A training split on disk, an EncodedSplit. Memory holds two lengths and a number for each row, 12 bytes, and no tokens.
+  """A training split on disk, an EncodedSplit. Memory holds two lengths and a number of each row, 12 bytes, no tokens.
 
   Args:
     folder: the folder of a prepared data set.

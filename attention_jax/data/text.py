@@ -1,6 +1,6 @@
 """Corpora: pairs of lines from parallel files or tables. Every row keeps the number of the line that it came from.
 
-Nothing is dropped silently: `Corpus.report` lists what was left out, with its line numbers.
+Nothing is dropped silently: `Corpus.report` describes what was left out.
 """
 
 import os
@@ -48,7 +48,7 @@ class Corpus(NamedTuple):
 
 
 def read_parallel(source: str, target: str, links: str | None = None, level: str = 'word') -> Corpus:
-  """Reads files of which line i of one belongs to line i of the others.
+  """Reads parallel files: line i of each file belongs to pair i.
 
   Pairs with a blank side are left out and reported.
 

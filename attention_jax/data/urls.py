@@ -68,7 +68,7 @@ def url_exists(path: str) -> bool:
 
 
 def list_url(path: str) -> list[str]:
-  """Returns the names of the files in a folder.
+  """Returns the names of the files and folders in a folder.
 
   Raises:
     UserError: if the file system or the folder cannot be read.
