@@ -68,8 +68,8 @@ class Lexicon(NamedTuple):
 def make_lexicon(encoded: EncodedSplit, source_size: int, target_size: int, digest: str = '') -> Lexicon:
   """Makes a lexicon from a training split.
 
-  A split with more than MAX_LINKS links is represented by rows at equal distances. The EOS of each source is the empty
-  word (NULL) of the model.
+  The translations of a split with more than MAX_LINKS links are estimated from rows at equal distances. The EOS of each
+  source is the empty word (NULL) of the model.
 
   Args:
     encoded: the split.

@@ -38,7 +38,7 @@ from attention_jax.errors import UserError
 SHARD_ROWS = 100_000
 CHUNK_ROWS = 1_000  # pairs that are encoded at once
 REPORT_SECONDS = 10
-SHOWN_BLANKS = 6  # line numbers of blank pairs that are remembered of each shard
+SHOWN_BLANKS = 6  # line numbers of blank pairs that are stored for each shard
 LOCK = '.lock'
 REQUEST = 'preparing.json'  # what an unfinished folder is prepared from
 WRITER_OPTIONS = 'group_size:1,uncompressed'  # one row for each read; 2.5 times as fast to read as the default

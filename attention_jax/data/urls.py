@@ -39,7 +39,7 @@ def open_url(path: str) -> BinaryIO:
 
 @contextlib.contextmanager
 def report_url_errors(path: str) -> Iterator[None]:
-  """Turns every error of its block that is no UserError into one that names the file."""
+  """Turns every error of its block into a UserError that names the file; leaves UserErrors as they are."""
   try:
     yield
   except UserError:

@@ -341,7 +341,7 @@ def train(spec: str, lines: Iterable[str]) -> Vocabulary:
 
 
 def load_stored(spec: str, folder: str, side: str) -> Vocabulary | None:
-  """Returns the vocabulary of `side` that a run stored in its folder; None if there is none.
+  """Returns the vocabulary of `side` that is stored in a folder; None if there is none.
 
   Args:
     spec: a spec of VOCABULARIES.
