@@ -3,13 +3,13 @@
 Every kind of task has readers (a table that `config.data.task` selects from) and batches that are functions of
 (seed, step):
 
-- pairs of texts: tasks, translation_sets, text, prepared; vocab, subword_sampling, incremental; encoding; batching,
-  resegment;
+- pairs of texts: tasks, translation_sets, pairs, text, prepared, preparing, pair_streams; vocab, subword_sampling,
+  word_positions, word_vectors, incremental; encoding, lexicon; batching, resegment;
 - documents with labels: documents, sentences; document_batches;
 - images with captions: pictures, images, features;
 - images with labels: digits;
-- generated bit vectors: recall.
+- generated bit vectors: recall_tasks, recall.
 
-builders generates data sets. files, urls, splits, tfds_sets and pipeline serve several tasks. Packages that only
-some tasks need (tensorflow_datasets, sentencepiece, spacy, grain) are imported when they are used.
+builders generates data sets. files, urls, url_folders, splits, tfds_sets and pipeline serve several tasks. The packages
+tensorflow_datasets, sentencepiece, spacy and grain are imported when they are used.
 """

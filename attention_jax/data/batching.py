@@ -76,7 +76,7 @@ class Share(NamedTuple):
     """Returns the number of rows of a batch with its filler rows.
 
     Raises:
-      UserError: if they cannot be divided among the shares.
+      UserError: if these rows cannot be divided among the shares, or if `index` is not that of a share.
     """
     padded = -(-rows // self.multiple) * self.multiple
     if not 0 <= self.index < self.count:
@@ -86,7 +86,7 @@ class Share(NamedTuple):
     return padded
 
   def select(self, rows: np.ndarray) -> np.ndarray:
-    """Returns the part of the rows of a whole batch."""
+    """Returns the rows of this share, from the rows of a whole batch."""
     rows = _pad_rows(rows, self.pad(len(rows)))
     size = len(rows) // self.count
     return rows[self.index * size : (self.index + 1) * size]
@@ -100,7 +100,7 @@ class _BucketRows(NamedTuple):
 
   bucket: tuple[int, ...]
   rows: np.ndarray
-  batch_rows: int  # over all shares, without the filler rows of a share
+  batch_rows: int  # over all shares, without the filler rows of `Share.pad`
 
   @property
   def num_batches(self) -> int:
@@ -110,8 +110,8 @@ class _BucketRows(NamedTuple):
 class BatchOrder:
   """Endless order of the batches of one split: `order[step]` selects the rows of any step >= 0.
 
-  Step `s` lies in epoch `s // len(order)`. Each epoch contains every row that fits a bucket exactly once. The order of
-  the rows depends on (seed, epoch) alone, and the bucket of a step on the epoch alone. The last batch of each bucket is
+  Step `s` lies in epoch `s // len(order)`. Each row that fits a bucket occurs once in each epoch. The order of the rows
+  depends on (seed, epoch) alone, and the order of the buckets on the epoch alone. The last batch of each bucket is
   padded with filler rows. Only a cache is kept between steps: the step number is enough to resume a run, and threads
   may share one object.
   """
@@ -136,7 +136,8 @@ class BatchOrder:
       share: the rows of every batch that this process reads.
 
     Raises:
-      UserError: if no row fits a bucket, or the rows of a batch cannot be divided among the shares.
+      UserError: for an invalid size, unit or seed, if no row fits a bucket, or if the rows of a batch cannot be divided
+        among the shares.
     """
     for name, value, minimum in (('batch_size', size, 1), ('seed', seed, 0)):
       if value < minimum:
@@ -226,7 +227,7 @@ class Batches:
       resegment: see resegment.make_resegmenter; None leaves rows as they are.
 
     Raises:
-      UserError: as BatchOrder does, and if links are requested of a split that has none or that is resegmented.
+      UserError: as `check_buckets` and BatchOrder do, and for links of a split that has none or that is resegmented.
     """
     buckets = check_buckets(buckets)
     self._order = BatchOrder(assign_buckets(encoded, buckets), buckets, size, unit, seed, share)
@@ -266,7 +267,7 @@ class StackedBatches:
   """Batches of several runs: those of one step, which have the same shape, stacked along a new first axis."""
 
   def __init__(self, runs: Sequence[Any]):
-    """Stores the batches of each run: `run[step]` is a NamedTuple of arrays or None."""
+    """Stores the batches of each run: `run[step]` is a NamedTuple; each field is an array or None."""
     self._runs = runs
 
   def __getitem__(self, step: int) -> Any:
@@ -295,7 +296,7 @@ def check_any_row_fits(split: str, bucket_index: np.ndarray) -> None:
 def eval_batches(
   encoded: EncodedSplit, buckets: Iterable[Sequence[int]], size: int, *, links: bool = False
 ) -> 'EvaluationBatches':
-  """Returns batches for evaluation: each row that fits a bucket once, ordered by bucket, then by source length.
+  """Returns batches for evaluation by bucket, then by source length; each row that fits a bucket occurs once.
 
   A row that fits no bucket is in no batch; `encoding.describe_corpus` reports such rows.
 
@@ -364,7 +365,7 @@ def _join_small_buckets(bucket_index: np.ndarray, buckets: Sequence[tuple[int, .
     min_rows: buckets with fewer rows are joined to a larger one, if there is one.
 
   Returns:
-    The new position of each row, [rows].
+    The new `bucket_index`, [rows].
   """
   joined = bucket_index.copy()
   for i, bucket in enumerate(buckets):

@@ -20,9 +20,9 @@ class Digits(NamedTuple):
   Attributes:
     pictures: uint8 [P, height, width, C], the digits without a canvas.
     labels: int32 [P], from 0.
-    classes: number of labels.
+    classes: number of classes.
     canvas: height and width of the canvas, pixels; 0 for none.
-    clutter: number of pieces of other pictures on each canvas.
+    clutter: number of pieces of random pictures on each canvas.
     piece: height and width of these pieces, pixels.
     objects: number K of pictures on each canvas, whose labels are read from left to right.
   """
@@ -90,7 +90,8 @@ def npz(
     canvas, clutter, piece, objects: see Digits.
 
   Raises:
-    UserError: for missing or empty arrays and those of another shape or type, and for options out of range.
+    UserError: for a file that cannot be read, for arrays that are missing, empty or of another shape, type or range,
+      and for options out of range.
   """
   path = join_path(folder, path)
   arrays = read_arrays(path)
@@ -174,7 +175,7 @@ def load_digit_splits(config: Mapping[str, Any]) -> dict[str, Digits]:
 def _check_arrays(
   pictures: np.ndarray, labels: np.ndarray, picture_shape: tuple[int, ...], path: str, split: str
 ) -> None:
-  """Raises UserError for no pictures and arrays of another shape or type; `picture_shape` is that of training."""
+  """Raises UserError without pictures, or for arrays of another shape or type; `picture_shape` is that of training."""
   if pictures.ndim not in (3, 4) or pictures.dtype != np.uint8 or pictures.shape[1:] != picture_shape:
     sizes = picture_shape if len(picture_shape) in (2, 3) else ('height', 'width')
     expected = f'uint8 [P, {", ".join(map(str, sizes))}]'
@@ -204,7 +205,7 @@ class Canvas(NamedTuple):
 def _make_splits(
   splits: Mapping[str, tuple[np.ndarray, np.ndarray]], classes: int, options: Canvas
 ) -> dict[str, Digits]:
-  """Returns splits of (pictures, labels); pictures may lack channels. Raises UserError for options out of range."""
+  """Makes Digits from (pictures, labels); pictures may lack channels. Raises UserError for options out of range."""
   size = max(splits['train'][0].shape[1:3])
   canvas, clutter, piece, objects = options
   if canvas and canvas < size:
@@ -234,7 +235,7 @@ def render_digit(split: Digits, row: int, rng: np.random.Generator) -> np.ndarra
 def render_example(split: Digits, row: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
   """Returns the picture of a row on its canvas. Mnih et al. 2014, sections 4.1.2 and 4.1.3; Ba et al. 2015.
 
-  With several objects, random other pictures of the split are placed beside it, without overlap.
+  With several objects, random pictures of the split are placed on the same canvas, without overlap.
 
   Args:
     split: the pictures.
@@ -249,12 +250,12 @@ def render_example(split: Digits, row: int, rng: np.random.Generator) -> tuple[n
   canvas = np.zeros((split.canvas, split.canvas, split.pictures.shape[-1]), np.uint8)
   rows = np.array([row, *rng.integers(len(split.pictures), size=split.objects - 1)])
   corners = _draw_corners(split, rng)
-  for position, other in zip(corners, rows, strict=True):
-    _paste(canvas, split.pictures[other], position)
+  for corner, object_row in zip(corners, rows, strict=True):
+    _paste(canvas, split.pictures[object_row], corner)
   for _ in range(split.clutter):
-    other = split.pictures[rng.integers(len(split.pictures))]
-    top, left = (rng.integers(size - split.piece + 1) for size in other.shape[:2])
-    piece = other[top : top + split.piece, left : left + split.piece]
+    picture = split.pictures[rng.integers(len(split.pictures))]
+    top, left = (rng.integers(size - split.piece + 1) for size in picture.shape[:2])
+    piece = picture[top : top + split.piece, left : left + split.piece]
     _paste(canvas, piece, _draw_corner(canvas.shape, piece.shape, rng))
   from_left = np.argsort([left for _, left in corners], kind='stable')
   return canvas, split.labels[rows[from_left]]
@@ -283,7 +284,7 @@ def _paste(canvas: np.ndarray, picture: np.ndarray, corner: tuple[int, int]) -> 
 
 
 class DigitBatches:
-  """Endless training batches of one split, see batching.BatchOrder. Positions are drawn anew in each epoch."""
+  """Endless training batches of one split, see batching.BatchOrder. Canvases are drawn anew in each epoch."""
 
   shape_names = 'rows, height, width'
   min_row_size = sum
@@ -314,7 +315,7 @@ class DigitBatches:
 
 
 def eval_digit_batches(split: Digits, size: int) -> list[DigitBatch]:
-  """Returns batches of `size` rows for evaluation: every digit once, at a position that depends on its row alone."""
+  """Returns batches of `size` rows for evaluation: every digit once, on a canvas that depends on its row alone."""
   bucket_index = np.zeros(len(split.labels), int)
   batches = eval_batch_rows(bucket_index, [()], bucket_index, size)
   return [gather_digits(split, rows, (0,)) for rows, _ in batches]
@@ -326,7 +327,7 @@ def gather_digits(split: Digits, rows: np.ndarray, seed: Sequence[int]) -> Digit
   Args:
     split: the pictures.
     rows: indices of rows; -1 = a filler row.
-    seed: seeds of the positions; the position of a row is a function of (seed, row).
+    seed: seeds of the canvases; the canvas of a row is a function of (seed, row).
   """
   examples = [render_example(split, row, np.random.default_rng((*seed, int(row)))) for row in np.maximum(rows, 0)]
   pictures, labels = (np.stack(column) for column in zip(*examples, strict=True))

@@ -73,7 +73,7 @@ class LabelledBatch(NamedTuple):
 def cut_document(
   sentences: Sequence[str], split: Callable[[str], list[Token]], limits: tuple[int, int], *, joined: bool, pairs: bool
 ) -> tuple[list[list[Token]], int]:
-  """Fits a document into (sentences, words): longer sentences become several, further ones are left out.
+  """Fits a document into (sentences, words): longer sentences become several, further sentences are left out.
 
   Args:
     sentences: the sentences of the document.
@@ -154,7 +154,7 @@ def check_document_buckets(buckets: Iterable[Sequence[int]]) -> DocumentBuckets:
   except (TypeError, ValueError):
     pairs = []
   if not pairs or not all(isinstance(size, int) and size > 0 for pair in pairs for size in pair):
-    raise UserError(f'buckets must be different (sentences, words) such as ((10, 30), (30, 30)), got {buckets}')
+    raise UserError(f'buckets must be pairs (sentences, words) such as ((10, 30), (30, 30)), got {buckets}')
   return tuple(pairs)
 
 
@@ -252,7 +252,7 @@ def gather_documents(encoded: EncodedDocuments, rows: np.ndarray, bucket: tuple[
 
 
 def describe_documents(split: str, encoded: EncodedDocuments, labels: Sequence[str]) -> str:
-  """Returns a line with the documents of each label, and the shares of unknown and of truncated words.
+  """Returns a line with the number of documents of each label, and the shares of unknown and of truncated words.
 
   Args:
     split: name of the split.

@@ -92,7 +92,7 @@ def tfds(
 ) -> dict[str, Documents]:
   """A tfds set with texts and labels, such as 'imdb_reviews' or 'yelp_polarity_reviews'.
 
-  A test split without labels, which tfds numbers -1, is left out: that of 'glue/sst2' has none.
+  A test split without labels, such as that of 'glue/sst2', is left out; tfds stores missing labels as -1.
 
   Args:
     folder: the folder of tfds data sets.
@@ -103,8 +103,8 @@ def tfds(
     language, html: see sentences.split.
 
   Raises:
-    UserError: for a data set that is not prepared or lacks one of the features; naming the row, for an empty text,
-      a missing label, and a text that is none or not UTF-8.
+    UserError: for a data set that is not prepared or lacks one of the features; naming the row, for a text that is
+      empty or not UTF-8, for a feature that is not a text, and for a missing label.
   """
   builder = open_tfds_set(folder, name)
   for field in (text, label):

@@ -38,7 +38,7 @@ class EncodedSplit(Protocol):
     """Returns the number of source and of target tokens that are out of vocabulary."""
 
   def read(self, rows: np.ndarray) -> tuple['EncodedCorpus', np.ndarray]:
-    """Returns a split in memory that contains some rows, and their positions in it; those of filler rows are -1."""
+    """Returns a split in memory that contains the rows, and their positions in it; those of filler rows are -1."""
 
 
 class EncodedCorpus(NamedTuple):

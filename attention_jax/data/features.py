@@ -41,8 +41,8 @@ def write_features(
     The shape of a grid.
 
   Raises:
-    UserError: if there are no images, if one cannot be read, for features that float16 cannot represent, and if the
-      file cannot be written.
+    UserError: if there are no images, if one cannot be read, for grids of another shape, for features that float16
+      cannot represent, and if the file cannot be written.
   """
   if not names:
     raise UserError(f'{folder}: no images; expected files that end with one of: {", ".join(IMAGE_EXTENSIONS)}')
@@ -116,7 +116,7 @@ def load_pretrained(name: str) -> tuple[Network, int]:
 
 
 def scale_pixels(pictures: np.ndarray, processor: Any) -> np.ndarray:
-  """Returns what an image processor of transformers makes of pixels, uint8 [B, H, W, 3], float32 [B, H, W, 3]."""
+  """Normalises pixels as an image processor of transformers does: uint8 [B, H, W, 3] -> float32 [B, H, W, 3]."""
   scaled = pictures.astype(np.float32) / 255
   if getattr(processor, 'do_normalize', True):
     mean = np.array(getattr(processor, 'image_mean', None) or 0.0, np.float32)
@@ -126,7 +126,10 @@ def scale_pixels(pictures: np.ndarray, processor: Any) -> np.ndarray:
 
 
 def input_size(processor: Any) -> int:
-  """Returns the side of the input of an image processor of transformers, pixels: of its crop, else of its resizing."""
+  """Returns the side of the input of an image processor of transformers, pixels.
+
+  It is that of its crop, else of its resizing, else DEFAULT_INPUT_SIZE.
+  """
   for sizes in (getattr(processor, 'crop_size', None), getattr(processor, 'size', None)):
     for key in ('height', 'shortest_edge'):
       if sizes and key in sizes:

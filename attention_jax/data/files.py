@@ -83,7 +83,7 @@ def read_arrays(path: str) -> dict[str, np.ndarray]:
 
 
 def open_file(path: str) -> BinaryIO:
-  """Opens a file for reading, on a disk or behind a URL, of which it reads all at once.
+  """Opens a file for reading, on a disk or behind a URL; a file behind a URL is first read into memory.
 
   Raises:
     OSError: if it cannot be read.
@@ -103,7 +103,7 @@ def join_path(folder: str, path: str) -> str:
 
 
 def check_regular_file(path: str) -> None:
-  """Raises UserError for a pipe or a device, whose content may never end; other mistakes are found by opening it.
+  """Raises UserError for a pipe or a device, whose content may never end; opening the path finds other mistakes.
 
   Raises:
     OSError: if there is no such file.
@@ -114,18 +114,18 @@ def check_regular_file(path: str) -> None:
 
 
 def cache_folder(name: str) -> str:
-  """Returns the folder of `name` in the cache of the user, for data that can be computed again."""
+  """Returns the folder of `name` in the cache of the user, for data that can be computed or downloaded again."""
   home = os.environ.get('XDG_CACHE_HOME') or os.path.join(os.path.expanduser('~'), '.cache')
   return os.path.join(home, 'attention_jax', name)
 
 
 def iter_raw_lines(path: str) -> Iterator[bytes]:
-  """Yields the lines of a file, plain or .gz, as bytes without their ends; the file may be larger than memory.
+  """Yields the lines of a file, plain or .gz, as bytes without their ends.
 
-  A byte order mark is stripped.
+  A file on a disk may be larger than memory. A byte order mark is stripped.
 
   Raises:
-    UserError: as `read_lines`, but for the encoding.
+    UserError: as `read_lines` does, except for the encoding.
   """
   with report_read_errors(path):
     number = 0

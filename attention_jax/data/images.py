@@ -38,7 +38,7 @@ def read_image(path: str, size: int, where: str = '', max_upscale: float = 4.0) 
     uint8 [size, size, 3].
 
   Raises:
-    UserError: for a file that is not an image, for one that is too small, and for pixels that are floats.
+    UserError: for a file that cannot be read as an image, for an image that is too small, and for float pixels.
   """
   from PIL import Image, ImageOps
 

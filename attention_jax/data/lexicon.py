@@ -18,7 +18,7 @@ SHORTLIST_MULTIPLE = 512  # tokens; each size of a shortlist is one compilation
 
 
 class Lexicon(NamedTuple):
-  """Translations of every source token, and the frequency of target tokens, in a training split.
+  """Translations of every source token, and target tokens by frequency, in a training split.
 
   The translations of source token i are `targets[offsets[i]:offsets[i + 1]]`, the likeliest first.
 
@@ -68,8 +68,8 @@ class Lexicon(NamedTuple):
 def make_lexicon(encoded: EncodedSplit, source_size: int, target_size: int, digest: str = '') -> Lexicon:
   """Makes a lexicon from a training split.
 
-  A split with more than MAX_LINKS links is represented by rows at equal distances. The EOS of each source is the empty
-  word (NULL) of the model.
+  The translations of a split with more than MAX_LINKS links are estimated from rows at equal distances. The EOS of each
+  source is the empty word (NULL) of the model.
 
   Args:
     encoded: the split.

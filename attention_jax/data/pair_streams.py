@@ -29,8 +29,8 @@ class PairStream(NamedTuple):
 
   Attributes:
     name: where the pairs come from, for messages.
-    pairs: yields (pair, share of the data read so far), from the first pair on whenever it is called. Blank pairs are
-      among them, so that the position of a pair is its line.
+    pairs: yields (pair, share of the data read so far), from the first pair on whenever it is called. The pairs of a
+      streamed file include blank ones, so that the position of a pair is its line.
     state: describes the files, so that a change between two readings is noticed.
     notes: lines that describe what is left out.
   """
@@ -47,7 +47,8 @@ def open_pairs(config: Mapping[str, Any]) -> tuple[PairStream, dict[str, Corpus]
   Tasks without a row in STREAMS are read into memory.
 
   Raises:
-    UserError: for a mistake in the config or in the files of the other splits.
+    UserError: for a mistake in the config or in the files of the other splits, for a training split that cannot be
+      opened or, without a row in STREAMS, read, and for a data set that is prepared already.
   """
   name, read, options = bind(config['task'], tasks.TASKS, 'task')
   folder = os.path.expanduser(config['folder'] or '')
@@ -67,7 +68,7 @@ def _text(
   source: str | None = None,
   target: str | None = None,
   links: str | None = None,
-  **splits: Any,
+  **options: Any,
 ):
   paths = tasks.text_paths(folder, 'train', train, source, target)
 
@@ -83,7 +84,7 @@ def _text(
       raise unequal_lengths_error(*paths, *counts)
 
   notes = _links_note(paths[0]) if tasks.text_links_path(folder, 'train', train, links) else ()
-  other_splits = tasks.text(folder, train=None, source=source, target=target, links=links, **splits)
+  other_splits = tasks.text(folder, train=None, source=source, target=target, links=links, **options)
   return PairStream(paths[0], pairs, [_file_state(path) for path in paths], notes), other_splits
 
 
@@ -133,10 +134,10 @@ def _links_note(name: str) -> tuple[str, ...]:
 
 
 def iter_lines(path: str) -> Iterator[tuple[str, float]]:
-  """Yields the lines of a file as `files.read_lines` returns them, with the share of the file that was read.
+  """Yields the lines of a file as `files.read_lines` returns them, with the share of the file read so far.
 
   Raises:
-    UserError: as `files.read_lines`.
+    UserError: as `files.read_lines` does.
   """
   number = 0
   with _report_errors(path), _open(path) as raw, gzip.GzipFile(fileobj=raw) if path.endswith('.gz') else raw as file:

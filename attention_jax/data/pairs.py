@@ -17,7 +17,7 @@ def unchanged(sentence: str) -> str:
 
 
 def pytorch(sentence: str) -> str:
-  """ASCII letters of the lower-cased sentence and .!? as words of their own: PyTorch's seq2seq_translation_tutorial."""
+  """Lower-case letters a to z, accents removed, and .!? after a space: PyTorch's seq2seq_translation_tutorial."""
   decomposed = unicodedata.normalize('NFD', sentence.lower().strip())
   without_accents = ''.join(c for c in decomposed if unicodedata.category(c) != 'Mn')
   separated = re.sub(r'([.!?])', r' \1', without_accents)
@@ -25,7 +25,7 @@ def pytorch(sentence: str) -> str:
 
 
 def tensorflow(sentence: str) -> str:
-  """Letters a to z and .?!,¿ as words of their own, everything else removed: TensorFlow's nmt_with_attention."""
+  """Lower-case letters a to z, and .?!,¿ as words of their own; nothing else: TensorFlow's nmt_with_attention."""
   lowered = unicodedata.normalize('NFKD', sentence).lower()
   kept = re.sub(r'[^ a-z.?!,¿]', '', lowered)
   return ' '.join(re.sub(r'([.?!,¿])', r' \1 ', kept).split())
@@ -84,7 +84,7 @@ def split_by_source(corpus: Corpus, shares: Mapping[str, float], seed: int) -> d
     seed: seed of the random choice.
 
   Raises:
-    UserError: if there are fewer distinct sources than splits.
+    UserError: if no source is left for 'train'.
   """
   sources = list(dict.fromkeys(corpus.source))
   counts = {split: max(1, round(share * len(sources))) for split, share in shares.items() if share}

@@ -33,7 +33,7 @@ class Pictures(NamedTuple):
     picture_index: the number of the picture of each caption.
     boxes: the gold box of each word of each caption, None for words that have none; None without gold boxes.
     files: the path of the image of each picture, from which its features may have been computed; None without images.
-    num_uncaptioned: number of images in the same folder that have no caption.
+    num_uncaptioned: number of images in the folder that have no caption; 0 except for 'train'.
   """
 
   pictures: np.ndarray
@@ -349,7 +349,7 @@ class CaptionBatches:
 
 
 def eval_caption_batches(encoded: EncodedCaptions, lengths: Sequence[int], size: int) -> Iterator[Batch]:
-  """Yields batches of `size` rows for evaluation: every caption that fits once.
+  """Yields batches of `size` rows for evaluation; every caption that fits a length occurs once.
 
   Args:
     encoded: the split.
@@ -381,7 +381,7 @@ def gather_captions(encoded: EncodedCaptions, rows: np.ndarray, length: int) -> 
 
 
 def describe_captions(name: str, split: Pictures, encoded: EncodedCaptions, lengths: Sequence[int]) -> str:
-  """Returns a line with the pictures and captions of a split, and the captions that are longer than every bucket.
+  """Returns a line with counts of pictures, captions, captions that fit no length, and images without a caption.
 
   Args:
     name: name of the split.

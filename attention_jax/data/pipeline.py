@@ -14,7 +14,7 @@ def first_of_each_shape(batches: Any, start: int, stop: int) -> Iterator[Any]:
 def first_step_of_each_shape(batches: Any, start: int, stop: int) -> Iterator[int]:
   """Yields the first step of each shape among `batches[start]` to `batches[stop - 1]`, in their order.
 
-  Stops after an epoch, or after MAX_UNEPOCHED steps of data without epochs, whose epoch counts as one step.
+  Stops after an epoch, or after MAX_UNEPOCHED steps of data without epochs, whose length is 1.
 
   Args:
     batches: batches by step, such as batching.Batches: they have a length, `shapes` and `shape(step)`.

@@ -1,7 +1,7 @@
 """Prepares a data set on disk: tokenises a training split once, shard by shard, so that an interruption loses little.
 
-Each shard is renamed into place when it is complete, together with its record (`train-00003.json`). The manifest
-is written last. What is prepared is a function of the config and the files, whatever the number of interruptions.
+Each shard is renamed into place when it is complete, and its record (`train-00003.json`) is written after it. The
+manifest is written last. The data set is a function of the config and the files, whatever the number of interruptions.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ from attention_jax.errors import UserError
 SHARD_ROWS = 100_000
 CHUNK_ROWS = 1_000  # pairs that are encoded at once
 REPORT_SECONDS = 10
-SHOWN_BLANKS = 6  # line numbers of blank pairs that are remembered of each shard
+SHOWN_BLANKS = 6  # line numbers of blank pairs that are stored for each shard
 LOCK = '.lock'
 REQUEST = 'preparing.json'  # what an unfinished folder is prepared from
 WRITER_OPTIONS = 'group_size:1,uncompressed'  # one row for each read; 2.5 times as fast to read as the default
@@ -46,7 +46,7 @@ Log = Callable[[str], None]
 
 
 class _ShardRecord(NamedTuple):
-  """A finished shard, the pairs that were read up to its end, and the blank pairs among its own."""
+  """A finished shard, the number of pairs read up to its end, and the number and first lines of its blank pairs."""
 
   shard: Shard
   pairs_read: int
@@ -74,13 +74,13 @@ def prepare(config: Mapping[str, Any], folder: str | Path, log: Log = print) -> 
     The absolute path of the folder.
 
   Raises:
-    UserError: for mistakes in the config or the data, for a folder with other files, and while another process
-      prepares it.
+    UserError: for mistakes in the config or the data, for a URL, for a folder with other files or other data, and
+      while another process prepares it.
   """
   if is_url(str(folder)):
     raise UserError(f'{folder} is a URL; prepare the data set on a disk, and copy the folder there')
   folder = Path(folder).expanduser().absolute()
-  stream, others = open_pairs(config)
+  stream, other_splits = open_pairs(config)
   request = _request(config, stream)
   if _is_finished(folder, request):
     log(f'{folder} is prepared already')
@@ -93,7 +93,7 @@ def prepare(config: Mapping[str, Any], folder: str | Path, log: Log = print) -> 
     write_text(folder / REQUEST, json.dumps(request, indent=2) + '\n')
     vocabularies = _load_or_train_vocabularies(config, folder, stream, log)
     _write_shards(folder, stream, *vocabularies, log)
-    _finish(folder, request, stream, others, log)
+    _finish(folder, request, stream, other_splits, log)
   return folder
 
 
@@ -212,7 +212,7 @@ def _write_shards(
 
 
 def _add_blanks(record: _ShardRecord, lines: Sequence[int]) -> _ShardRecord:
-  """Adds blank pairs to a record. Those after its last row have been read too: a later process adds them no more."""
+  """Adds blank pairs to a record. `pairs_read` includes those after its last row, so that resuming skips them."""
   return record._replace(
     pairs_read=max([record.pairs_read, *lines]),
     num_blank=record.num_blank + len(lines),
@@ -310,8 +310,10 @@ class _ShardWriter:
     self._counts += np.array([*encoded.num_tokens, *unknown, encoded.num_uncopyable_tokens])
 
 
-def _finish(folder: Path, request: Mapping[str, Any], stream: PairStream, others: Mapping[str, Corpus], log: Log):
-  """Writes the index, the other splits and the manifest, and removes what only an interruption needs."""
+def _finish(
+  folder: Path, request: Mapping[str, Any], stream: PairStream, other_splits: Mapping[str, Corpus], log: Log
+) -> None:
+  """Writes the index, the other splits and the manifest, and removes the files that only resuming reads."""
   records = _read_records(folder)
   if not records:
     raise UserError(f'{stream.name}: no pairs, all are blank on one side or both')
@@ -319,11 +321,11 @@ def _finish(folder: Path, request: Mapping[str, Any], stream: PairStream, others
   index = np.concatenate([np.load(_index_path(folder, name), allow_pickle=False) for name in names])
   with write_atomic(folder / INDEX) as temporary, open(temporary, 'wb') as file:
     np.save(file, index)
-  for split, corpus in others.items():
+  for split, corpus in other_splits.items():
     write_text(folder / f'{split}.json', corpus_as_json(corpus))
   report = [*stream.notes, *_describe_blanks(stream, records)]
   shards = [record.shard._asdict() for record in records]
-  manifest = request | {'splits': sorted(others), 'report': report, 'shards': shards}
+  manifest = request | {'splits': sorted(other_splits), 'report': report, 'shards': shards}
   write_text(folder / MANIFEST, json.dumps(manifest, indent=2) + '\n')
   for path in (folder / REQUEST, *(_index_path(folder, name) for name in names)):
     path.unlink(missing_ok=True)

@@ -45,7 +45,7 @@ class RecallTask(NamedTuple):
     size_ranges: lowest and highest value of each number in a size, in training.
     unseen_size: the size of the episodes of the split 'unseen'.
     estimate: episode -> the probability [A, O] that each bit of the answer is 1: the best possible prediction from the
-      bits before it. None unless the answer is random.
+      bits before it. None if the inputs before the answer determine it.
   """
 
   input_features: int
@@ -199,9 +199,9 @@ def ngrams(*, order: Annotated[int, Range(2)] = 6, length: int = 200, beyond: in
     counts = np.full((2**context_length, 2), 0.5)
     probabilities = []
     for t in range(context_length, len(bits)):
-      seen = counts[place_values @ bits[t - context_length : t]]
-      probabilities.append(seen[1] / seen.sum())  # equation 10
-      seen[bits[t]] += 1
+      context_counts = counts[place_values @ bits[t - context_length : t]]
+      probabilities.append(context_counts[1] / context_counts.sum())  # equation 10
+      context_counts[bits[t]] += 1
     return np.array(probabilities)[:, None]
 
   return RecallTask(1, 1, draw, ((length, length),), (beyond,), estimate)
@@ -275,7 +275,7 @@ def _mark(bits: int, channels: int, channel: int) -> np.ndarray:
 
 
 def _then_answer(shown: Sequence[np.ndarray], answer: np.ndarray) -> Episode:
-  """An episode whose answer begins after the vectors shown, in one or several parts."""
+  """An episode whose answer begins after the vectors shown, which are passed in one or several parts."""
   inputs = _concatenate(shown)
   return Episode(inputs, answer, len(inputs))
 

@@ -292,8 +292,8 @@ def load(config: Mapping[str, Any], run_folder: str | None) -> TranslationData:
   Args:
     config: task (a spec of TASKS), folder (where relative paths start), vocabulary (a spec of VOCABULARIES),
       shared_vocabulary (one for both sides), buckets.
-    run_folder: the run folder whose stored vocabularies are used; None for a new run. Those that it lacks are those of
-      a prepared data set, and are trained for any other task.
+    run_folder: the run folder whose stored vocabularies are used; None for a new run. Vocabularies that it lacks are
+      read from the folder of a prepared data set, or trained for any other task.
 
   Raises:
     UserError: for anything that is wrong with the config or the files.
@@ -326,10 +326,10 @@ def _load_or_train_vocabularies(
   report = []
   for side, columns in columns_by_side(config).items():
     folders = (run_folder, prepared_folder)
-    vocabulary, of_rows = (vocab.load_stored(spec, folder, side) if folder else None for folder in folders)
+    vocabulary, prepared_vocab = (vocab.load_stored(spec, folder, side) if folder else None for folder in folders)
     if vocabulary is None:
-      vocabulary = of_rows
-    elif of_rows is not None and not vocab.same_entries(vocabulary, of_rows):
+      vocabulary = prepared_vocab
+    elif prepared_vocab is not None and not vocab.same_entries(vocabulary, prepared_vocab):
       raise UserError(
         f'{prepared_folder} was prepared with another {side} vocabulary than that of this run or of its initial run; '
         'expected the task that it was prepared from'

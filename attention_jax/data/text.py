@@ -1,6 +1,6 @@
 """Corpora: pairs of lines from parallel files or tables. Every row keeps the number of the line that it came from.
 
-Nothing is dropped silently: `Corpus.report` lists what was left out, with its line numbers.
+Nothing is dropped silently: `Corpus.report` describes what was left out.
 """
 
 import os
@@ -25,8 +25,8 @@ class Corpus(NamedTuple):
     target: one line per row.
     links: the sure gold (source unit, target unit) pairs of each row, 0-based; None if the data has none.
     level: the unit that links count, a key of LINK_LEVELS.
-    name: where the rows come from (the path of the source file), for messages.
-    lines: the 1-based line number of each row in that file; None: row i is line i + 1.
+    name: where the rows come from, such as the path of the source file, for messages.
+    lines: the 1-based line number of each row there; None: row i is line i + 1.
     report: lines that describe what reading left out.
     possible: the possible links of each row, the sure ones among them; None: those in `links`.
     prepared: the ids of the rows, if they are on disk: a prepared.PreparedSplit. None if the rows are in memory.
@@ -48,7 +48,7 @@ class Corpus(NamedTuple):
 
 
 def read_parallel(source: str, target: str, links: str | None = None, level: str = 'word') -> Corpus:
-  """Reads files of which line i of one belongs to line i of the others.
+  """Reads parallel files: line i of each file belongs to pair i.
 
   Pairs with a blank side are left out and reported.
 
@@ -173,7 +173,7 @@ def from_pairs(
     target: lines as they were read.
     links: the links of each line in Pharaoh format; None if the data has none.
     level: the unit that links count, a key of LINK_LEVELS.
-    name: path of the file of the lines.
+    name: name of the data, such as the path of the file of the lines.
     report_name: name of the data in the report and in the error of a corpus without pairs; by default `name`.
     links_name: path of the file of the links, for their errors; by default `name`.
 

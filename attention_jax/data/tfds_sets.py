@@ -17,8 +17,8 @@ def open_tfds_set(folder: str, name: str) -> Any:
     name: name of the data set, with its config and version as tfds writes them: 'wmt14_translate/de-en'.
 
   Raises:
-    UserError: for a name that tfds cannot parse, and if it is not prepared there, damaged, or not stored as
-      array_record.
+    UserError: for a name that tfds cannot parse or that is a path, and for a data set that is not prepared there, is
+      damaged, or is not stored as array_record.
   """
   import tensorflow_datasets as tfds
   from tensorflow_datasets.core.registered import DatasetNotFoundError
@@ -129,7 +129,7 @@ def _check_name(name: str) -> None:
 
 
 def _train_without(part: str | None) -> str:
-  """Returns the training split without a part of it: 'train[80%:90%]' -> 'train[:80%]+train[90%:]'; '' without all."""
+  """Returns the training split without a part: 'train[80%:90%]' -> 'train[:80%]+train[90%:]'; '' if none is left."""
   if not part or part.partition('[')[0] != 'train':
     return 'train'
   remainder = []

@@ -1,4 +1,4 @@
-"""Copies on this machine of folders behind URLs, for data sets whose readers need files of a file system."""
+"""Local copies of folders behind URLs, for data sets whose readers need local files."""
 
 import contextlib
 import json
@@ -51,8 +51,11 @@ def _update(url: str, copy: Path) -> None:
 
   system, root = fsspec.url_to_fs(url)
   paths = {posixpath.relpath(path, root): path for path in system.find(root)}
-  if not paths or any('..' in name.split('/') for name in paths):
+  if not paths:
     raise UserError(f'{url} holds no files; expected a data set')
+  for name in paths:
+    if '..' in name.split('/'):
+      raise UserError(f'{url} lists {name!r}; expected only files below the folder')
   # The version of a file comes from its size and its tag or time, as its file system has them.
   versions = {name: system.ukey(path) for name, path in paths.items()}
   stored = _read_versions(copy)

@@ -39,7 +39,7 @@ def open_url(path: str) -> BinaryIO:
 
 @contextlib.contextmanager
 def report_url_errors(path: str) -> Iterator[None]:
-  """Turns every error of its block that is no UserError into one that names the file."""
+  """Turns every error of its block into a UserError that names the file; leaves UserErrors as they are."""
   try:
     yield
   except UserError:
@@ -68,7 +68,7 @@ def url_exists(path: str) -> bool:
 
 
 def list_url(path: str) -> list[str]:
-  """Returns the names of the files in a folder.
+  """Returns the names of the files and folders in a folder.
 
   Raises:
     UserError: if the file system or the folder cannot be read.

@@ -27,7 +27,7 @@ class Vocabulary(Protocol):
 
   Attributes:
     kind: a key of VOCABULARIES.
-    sample: (line, seed) -> ids as of `encode`, of a random segmentation of the line; None if there is only one.
+    sample: (line, seed) -> ids as of `encode`, of a random segmentation of the line; None without sampling.
   """
 
   kind: str
@@ -197,7 +197,7 @@ def subword(
     size: number of pieces in all.
     dropout: probability of skipping each merge; training lines are then segmented anew in each epoch.
     coverage: the share of the characters of the text that pieces cover, the most frequent characters first; from 0.98.
-    max_lines: the number of lines to train on, evenly spaced; 0 for all.
+    max_lines: maximum number of lines to train on, evenly spaced; 0 for all.
 
   Raises:
     UserError: if the lines have fewer pieces than `size`, or more characters.
@@ -341,7 +341,7 @@ def train(spec: str, lines: Iterable[str]) -> Vocabulary:
 
 
 def load_stored(spec: str, folder: str, side: str) -> Vocabulary | None:
-  """Returns the vocabulary of `side` that a run stored in its folder; None if there is none.
+  """Returns the vocabulary of `side` that is stored in a folder; None if there is none.
 
   Args:
     spec: a spec of VOCABULARIES.

@@ -43,7 +43,8 @@ def read_word_vectors(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, in
     distributed with the standard deviation of all numbers read, and always the same.
 
   Raises:
-    UserError: for a file that cannot be read or contains none of the tokens, and for a line without F finite numbers.
+    UserError: for a file that cannot be read or contains none of the tokens, and for a line of such a token without F
+      finite numbers.
   """
   ids = {token.encode(): id for id, token in _tokens(vocabulary)}
   vectors = {}

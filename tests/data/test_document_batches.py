@@ -77,7 +77,7 @@ def test_batches_are_a_function_of_seed_and_step():
 
 @pytest.mark.parametrize('buckets', [(), ((1,),), ((0, 3),), 'ab', 5])
 def test_invalid_buckets_are_reported(buckets):
-  with pytest.raises(UserError, match=r'different \(sentences, words\)'):
+  with pytest.raises(UserError, match=r'must be pairs \(sentences, words\)'):
     check_document_buckets(buckets)
 
 

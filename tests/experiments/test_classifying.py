@@ -141,7 +141,7 @@ def test_weights_of_pairs_are_shown_as_the_mean_over_heads():
     (['--config.training.select=bleu'], "unknown metric in training.select: 'bleu'"),
     (['--config.data.task=text'], "unknown task 'text'"),
     (["--config.data.task=jsonl(train='no.jsonl')"], 'no.jsonl: no such file'),
-    (['--config.data.buckets=((4, 0),)'], 'different (sentences, words)'),
+    (['--config.data.buckets=((4, 0),)'], 'buckets must be pairs (sentences, words)'),
     (['--config.system=translation'], 'expected the fields of'),
     (['--config.system=translating'], "unknown system 'translating'"),
   ],

@@ -161,7 +161,7 @@ class Language(NamedTuple):
     free: FREE_PATTERNS in this language, those that are decidable.
     names: field (such as 'MMM' or 'EEEE') -> names; months count from 1, weekdays from Monday = 0.
     zero: the digit zero of the default numbering system of the locale.
-    cased: whether case may vary without changing the text otherwise.
+    cased: whether examples vary in case; False for the locales of UNICASE.
   """
 
   code: str
@@ -209,9 +209,8 @@ def language(code: str) -> Language:
 def is_unambiguous_name(label: str, name: str) -> bool:
   """Whether a name has one meaning in all of SEEN_LOCALES and UNSEEN_LOCALES.
 
-  A month is ambiguous if its name is that of another month in another locale (listopad: November in Polish, October in
-  Croatian), and a weekday if its name is that of a month (mar.: Tuesday in Spanish, March in English). No example
-  contains an ambiguous name.
+  A month is ambiguous if its name is that of another month in another one of these locales, and a weekday if its name
+  is that of a month (mar: Tuesday in Spanish, March in English). No example contains an ambiguous name.
 
   Args:
     label: 'M' for a month, 'E' for a weekday.
@@ -249,13 +248,16 @@ def is_decidable(pattern: Pattern) -> bool:
 
 
 def _names(locale: Locale) -> Iterator[tuple[str, Mapping[int, str]]]:
-  """Yields (field, names) of months and weekdays, without names that CLDR inherits from its root ('M05', 'Tue')."""
-  root = Locale.parse('en')
+  """Yields (field, names) of months and weekdays.
+
+  Leaves out fields with placeholders of CLDR ('M05'), English names in another locale, or a name that occurs twice.
+  """
+  english = Locale.parse('en')
   for get, fields in ((cldr.get_month_names, 'ML'), (cldr.get_day_names, 'Ec')):
     for field, context in zip(fields, ('format', 'stand-alone'), strict=True):
       for width, count in (('abbreviated', 3), ('wide', 4)):
         names = {number: normalize_text(name) for number, name in get(width, context, locale).items()}
-        is_inherited = names[1].startswith('M0') or (locale != root and names == dict(get(width, context, root)))
+        is_inherited = names[1].startswith('M0') or (locale != english and names == dict(get(width, context, english)))
         if not is_inherited and len(set(names.values())) == len(names):
           yield field * count, names
 
@@ -267,7 +269,7 @@ def _parse_patterns(patterns: Sequence[str], locale: Locale, names: Mapping) -> 
 
 
 def _parse_pattern(pattern: str, locale: Locale, names: Mapping) -> Pattern | None:
-  """A CLDR pattern as pieces; None if it is not one year, month and day, or contains a field without names."""
+  """A CLDR pattern as pieces; None for a field without names, a missing year, month or day, or a repeated part."""
   pieces = []
   for kind, value in cldr.tokenize_pattern(pattern):
     if kind == 'chars':

@@ -1,4 +1,4 @@
-"""Dates in many languages -> ISO 8601, with gold links: the data set that ships with the package.
+"""Generated dates in many languages -> ISO 8601, with gold links.
 
 Sources use the patterns and names of CLDR (`date_formats`), in the Gregorian calendar, years 1900 to 2099, with noise
 in case, spacing and abbreviations; the target is always `YYYY-MM-DD`. Every source has exactly one reading, without
@@ -15,8 +15,9 @@ default numbering system is not Latin, a share of NATIVE_SHARE of the dates uses
 
 Gold links join each target character with the source characters that it comes from: a digit in the source gives one
 link; the century of a two-digit year links to both of its digits; a leading zero that is not in the source, to the
-digit that is; both characters of a month by name, to the whole name. The two '-' have no links. Metrics that
-distinguish sure from possible links count a single link as sure and several as possible.
+digit that is; both characters of a month by name, to the whole name, unless the name contains digits ('tháng 5'). The
+two '-' have no links. Metrics that distinguish sure from possible links count a single link as sure and several as
+possible.
 """
 
 import calendar
@@ -175,7 +176,7 @@ def _open_or_prepare(data_dir: str, seed: int) -> Dates:
     return builder
   tfds.disable_progress_bar()
   try:
-    with contextlib.redirect_stdout(io.StringIO()):  # tfds announces downloads on stdout, where programs write results
+    with contextlib.redirect_stdout(io.StringIO()):  # tfds reports downloads on stdout, where programs write results
       builder.download_and_prepare()
   except OSError as error:
     if not builder.data_path.exists():
@@ -195,7 +196,7 @@ def _pick(draw: Draw, options: Sequence[Item]) -> Item:
 
 
 def _draw_example(draw: Draw, language: date_formats.Language) -> tuple[datetime.date, Labelled] | None:
-  """Draws a date and formats it; None if the result is too long or has two readings."""
+  """Draws a date and formats it; None if the text is too long, not NFC, padded with spaces, or has two readings."""
   pattern = _pick(draw, language.free if draw() < FREE_SHARE else language.patterns)
   date = _draw_date(draw, short_year=any(piece.form == 'yy' for piece in pattern))
   zero = language.zero if draw() < NATIVE_SHARE else '0'
@@ -274,7 +275,7 @@ def _format_links(labelled: Labelled) -> str:
     span = [i for i, (_, char_label) in enumerate(labelled) if char_label == label]
     digits = [i for i in span if date_formats.is_digit(labelled[i][0])]
     for back, target in enumerate(reversed(target_positions), start=1):
-      if not digits:  # a name
+      if not digits:  # a name without digits
         sources = span
       elif back <= len(digits):
         sources = [digits[-back]]

@@ -5,8 +5,8 @@
 
 Names and towns are real ones of many countries, from the lists of Faker. Their frequency decreases along each list, so
 that a vocabulary of frequent words contains some of them; those of the split 'unseen' occur in no other split. A person
-may share a name with another one of the same records. An answer of the form 'list' consists of words of the source:
-`Bo Ek` and `Ana Lima ; Ida Holm`.
+may share a name with another one of the same records. An answer of the form 'list' consists of words of the source; for
+the two questions above, `Bo Ek` and `Ana Lima ; Ida Holm`.
 
 Gold links join each name and town of an answer with the source word that it is copied from. The question is one of a
 few occupations that every vocabulary contains, since a model cannot distinguish unknown words. The question and the
@@ -135,7 +135,7 @@ class _Answer:
     self.words.append(word)
 
   def copy(self, person: Person, fields: tuple[int, ...]) -> None:
-    """Appends words of a person."""
+    """Appends words of a person, and their links."""
     for field in fields:
       self.links.append((len(self.words), person.positions[field]))
       self.words.append(person.words[field])

@@ -4,9 +4,9 @@
   a large green cross above a small orange dotted triangle left of a small red circle
 
 Shapes are described from left to right: 'X left of Y' if the horizontal distance is larger than the vertical one, else
-'X above Y' or 'X below Y'. Others cover at most a quarter of each shape; with a probability of one half, they cover at
-least a tenth of one. Strokes on the background have no meaning. Every picture of the split 'unseen' has a shape
-whose pair of colour and form occurs in no other split.
+'X above Y' or 'X below Y'. At most a quarter of each shape is covered by other shapes; with a probability of one half,
+at least a tenth of one must be covered. Strokes on the background have no meaning. Every picture of the split 'unseen'
+has a shape whose pair of colour and form occurs in no other split.
 
 Each word that describes a shape has the box of that shape, in pixels: the region that the model should attend to when
 it emits the word.
@@ -78,7 +78,7 @@ class DrawnShape(NamedTuple):
 
 
 class CaptionedScene(NamedTuple):
-  """A picture [WIDTH, WIDTH, 3] uint8, its caption, and for each word of it the box of its shape, or None."""
+  """A picture [WIDTH, WIDTH, 3] uint8, its caption, and the box of the shape of each word of the caption, or None."""
 
   picture: np.ndarray
   caption: str
@@ -127,7 +127,7 @@ def _relation(left: DrawnShape, right: DrawnShape) -> str:
 
 
 def _draw_shapes(draw: Draw, unseen: bool) -> list[DrawnShape]:
-  """Draws shapes until their relations are unambiguous, their pairs suit the split and their overlap is in range."""
+  """Draws shapes until relations are unambiguous, colours and forms suit the split, and the overlap is in range."""
   count = 2 + int(draw() * 2)
   min_overlap = MIN_OVERLAP if draw() < OVERLAP_PROBABILITY else 0.0
   while True:
