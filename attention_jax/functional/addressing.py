@@ -43,15 +43,15 @@ def addressing(
     product = jnp.einsum('...d,d->...', at_least_float32(weight), query, precision='highest')
     return (product + at_least_float32(bias)).astype(scores.dtype)
 
-  # The product of two larger numbers could overflow, and so could its gradients, which are 0 beyond this limit.
+  # The product of two numbers above this limit could overflow, and so could its gradients; beyond the limit they are 0.
   limit = math.sqrt(jnp.finfo(scores.dtype).max)
-  sharpness = jnp.minimum(jax.nn.softplus(linear(strength, strength_bias)), limit)
-  content = softmax(sharpness * jnp.clip(scores, -limit, limit), mask)
+  beta = jnp.minimum(jax.nn.softplus(linear(strength, strength_bias)), limit)
+  content = softmax(beta * jnp.clip(scores, -limit, limit), mask)
   previous = zero_masked(previous.astype(scores.dtype), mask)
   interpolation = jnp.where(previous.any(), jax.nn.sigmoid(linear(gate, gate_bias)), 1.0)
   shifts = jax.nn.softmax(linear(shift, shift_bias))
   weights = shift_weights(interpolation * content + (1 - interpolation) * previous, mask, shifts)
-  # At this power, any weight below the largest one vanishes: a greater one would only make gradients overflow.
+  # At this power, any weight below the largest one vanishes: a greater power would only make gradients overflow.
   max_power = 1e3 / jnp.finfo(scores.dtype).eps
   return sharpen(weights, jnp.minimum(1 + jax.nn.softplus(linear(power, power_bias)), max_power))
 
@@ -68,9 +68,9 @@ def shift_weights(weights: Weights, mask: Mask, shifts: Float[Array, ' K']) -> W
     shifts: the probability of each shift, from -⌊K/2⌋ positions upwards.
 
   Returns:
-    The weights after the shift, which sum to less than 1 where some were dropped.
+    The weights after the shift, which sum to less than 1 if weight was dropped.
   """
-  size = mask.shape[0]  # not len(), which an exported function with a symbolic size does not have
+  size = mask.shape[0]  # not len(), which raises TypeError for the symbolic size of an exported function
   positions = jnp.arange(size)
   first = jnp.min(jnp.where(mask, positions, size))
   last = jnp.max(jnp.where(mask, positions, -1))

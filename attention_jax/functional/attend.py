@@ -59,7 +59,7 @@ class Attended(NamedTuple):
 
   Attributes:
     context: weights @ value.
-    weights: None if the implementation does not compute them.
+    weights: None if they are not requested.
   """
 
   context: Float[Array, '*T V']
@@ -69,10 +69,10 @@ class Attended(NamedTuple):
 def zero_masked_memory(memory: Memory) -> Memory:
   """Returns `memory` with keys and values of 0 at positions that are masked for every query.
 
-  After this not even a NaN at a masked position can reach a result or a gradient.
+  After this not even a NaN at such a position can reach a result or a gradient.
 
   Args:
-    memory: its mask may be [S] or, per query, [T, S].
+    memory: its mask may be [..., S] or, per query, [..., T, S], with the leading axes of the key.
   """
   is_per_query = memory.mask.ndim > memory.key.ndim - 1
   mask = memory.mask.any(-2) if is_per_query else memory.mask
@@ -218,7 +218,7 @@ def score_keys(score: Row, query: Array, key: Array, params: Params, step_inputs
     UserError: if the shapes do not match.
   """
   run = functools.partial(call_variant, score.fn, (query, key), params, step_inputs, state)
-  return _call_checked('score', run, key.shape[0], {'query': query, 'key': key, **params})
+  return _call_checked('score', run, key.shape[0], {'projected query': query, 'projected key': key, **params})
 
 
 def _call_checked(kind: str, run: Callable, size: Dimension, operands: Mapping[str, Any]):
@@ -229,7 +229,7 @@ def _call_checked(kind: str, run: Callable, size: Dimension, operands: Mapping[s
     raise
   except (TypeError, ValueError) as error:
     shapes = ', '.join(f'{name} {jnp.shape(operand)}' for name, operand in operands.items())
-    raise UserError(f'attend: the {kind} does not accept {shapes} (of one sequence, projected): {error}') from error
+    raise UserError(f'attend: the {kind} does not accept {shapes} (of one sequence): {error}') from error
   if (shape := getattr(output[0], 'shape', ())) != (size,):
     raise UserError(f'attend: the {kind} of one query must be [S] = [{size}], got {shape}')
   return output
@@ -310,7 +310,7 @@ def attend_from_scores(
   step_inputs = carry._asdict() | {'query': query, 'key': memory.key, 'remembered': memory.remembered, 'rng': rng}
   align_params = params.get('alignment', {})
   run = functools.partial(call_variant, align, (scores, mask), align_params, step_inputs, carry.state[1])
-  operands = {'query': query, 'key': memory.key, **align_params}
+  operands = {'query': query, 'projected key': memory.key, **align_params}
   weights, state = _call_checked('alignment', run, mask.shape[-1], operands)
   context = jnp.einsum('s,sv->v', weights, memory.value.astype(weights.dtype)).astype(memory.value.dtype)
   previous = weights.astype(carry.previous.dtype)

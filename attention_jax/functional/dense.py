@@ -79,7 +79,7 @@ def smoothed(scores: Scores, mask: Mask) -> Weights:
 def hardmax(scores: Scores, mask: Mask) -> Weights:
   """1 at the largest score (the first of equals), 0 elsewhere; no gradient."""
   # Finite where not masked, so that a masked position is not the first of equals.
-  scores = jnp.where(mask, clamp_infinite(at_least_float32(scores)), -jnp.inf)
+  scores = jnp.where(mask, clamp_to_finite(at_least_float32(scores)), -jnp.inf)
   return jnp.where(mask, jax.nn.one_hot(jnp.argmax(scores), scores.size, dtype=scores.dtype), 0.0)
 
 
@@ -98,14 +98,14 @@ def coverage_penalised(
 
 
 def subtract_max(scores: Scores, mask: Mask) -> Scores:
-  """Returns scores minus the largest unmasked one, a constant for the gradient, and 0 where masked; never above 0."""
-  scores = clamp_infinite(scores)
+  """Returns scores minus the largest unmasked one (constant for the gradient), and 0 where masked; never above 0."""
+  scores = clamp_to_finite(scores)
   top = jax.lax.stop_gradient(jnp.max(jnp.where(mask, scores, min_finite(scores.dtype))))
   return jnp.where(mask, scores - top, 0.0)
 
 
 @jax.custom_jvp
-def clamp_infinite(scores: Scores) -> Scores:
+def clamp_to_finite(scores: Scores) -> Scores:
   """Returns finite scores unchanged and infinite ones as the nearest finite number, with the gradient of the identity.
 
   The comparison prevents the compiler from merging a product that ends the score with a later subtraction into one
@@ -115,9 +115,9 @@ def clamp_infinite(scores: Scores) -> Scores:
   return jax.lax.clamp(jnp.asarray(info.min, scores.dtype), scores, jnp.asarray(info.max, scores.dtype))
 
 
-@clamp_infinite.defjvp
+@clamp_to_finite.defjvp
 def _(primals, tangents):
-  return clamp_infinite(*primals), tangents[0]
+  return clamp_to_finite(*primals), tangents[0]
 
 
 def normalised(weights: Weights) -> Weights:

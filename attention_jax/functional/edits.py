@@ -1,8 +1,8 @@
 """Edits of attention weights: interventions that fix or change the weights of an alignment.
 
 An edit is `f(weights [S], mask [S], *, ...) -> weights [S]`. Its keyword-only arguments declare what else it needs, as
-those of an alignment do: an edit that takes `step` acts on chosen queries, and its queries are scanned in order. Its
-option `at` is the index of a query, and its option `position` that of a position of the memory.
+those of an alignment do: an edit that takes `step` depends on the index of the query, and queries are scanned in order.
+The option `at` is the index of a query, and the option `position` that of a position of the memory.
 
 The spec string of any edit may restrict it to one layer or head: `'fixed(at=2, position=1, layer=0, head=3)'`.
 """
@@ -28,17 +28,17 @@ HEAD_AXES = ('head_groups', 'heads_of_group')  # names of the vmapped axes of he
 
 
 def uniform(weights: Weights, mask: Mask) -> Weights:
-  """wₛ = 1 / n over the n unmasked positions. Wiegreffe & Pinter 2019, who train with them."""
+  """wₛ = 1 / n over the n unmasked positions. Wiegreffe & Pinter 2019, who train with these weights."""
   return zero_masked(jnp.ones_like(weights), mask) / jnp.maximum(mask.sum(), 1).astype(weights.dtype)
 
 
 def largest(weights: Weights, mask: Mask) -> Weights:
-  """All weight on the largest one; the first of equal ones. A query without any weight keeps none."""
+  """All weight on the position of the largest, the first of equal ones. A query without any weight keeps none."""
   return hardmax(weights, mask & (weights.max() > 0))
 
 
 def drop_largest(weights: Weights, mask: Mask) -> Weights:
-  """Without the largest weight; the others are divided by their sum. Serrano & Smith 2019."""
+  """Sets the largest weight to 0; the others are divided by their sum. Serrano & Smith 2019."""
   remaining = weights * (1 - hardmax(weights, mask))
   total = remaining.sum()
   return remaining / jnp.where(total > 0, total, 1.0)
@@ -47,7 +47,7 @@ def drop_largest(weights: Weights, mask: Mask) -> Weights:
 def permuted(weights: Weights, mask: Mask, *, step: Int[Array, ''], seed: int = 0) -> Weights:
   """The weights of the unmasked positions in random order. Jain & Wallace 2019, section 4.2.1."""
   rng = jax.random.fold_in(jax.random.key(seed), step)
-  # One draw for each position, so that the order does not depend on the padding behind it.
+  # One draw for each position, so that the order does not depend on the amount of padding.
   draws = jax.vmap(lambda s: jax.random.uniform(jax.random.fold_in(rng, s)))(jnp.arange(mask.size))
   random_order = jnp.argsort(jnp.where(mask, draws, 2.0))  # masked positions come last in both orders
   return jnp.zeros_like(weights).at[random_order].set(weights[jnp.argsort(~mask)])
@@ -126,7 +126,7 @@ def resolve_edit(edit: str | Row | Callable | Edit) -> Edit:
 
 
 def check_indices(edit: str, queries: int, positions: int) -> None:
-  """Checks that the query and the position that an edit names exist; the edit itself sees one padded query at a time.
+  """Checks that the query and the position that an edit names exist; the edit itself cannot, as lengths are padded.
 
   Args:
     edit: a spec string of EDITS.
@@ -151,14 +151,14 @@ def head_index() -> Int[Array, '']:
   try:
     return jax.lax.axis_index(HEAD_AXES)
   except NameError as error:
-    raise UserError('edit: only heads of the module Attention have numbers; expected an edit without head') from error
+    raise UserError('edit: only heads of the module Attention have indices; expected an edit without head') from error
 
 
 def replace_weights(weights: Float[Array, 'T S']) -> Callable:
   """Returns the edit that replaces the weights of every query.
 
   Args:
-    weights: a row for each query. A row that starts with NaN keeps the weights of its query, as do queries beyond T.
+    weights: a row for each query. A query whose row starts with NaN, or that has no row, keeps its weights.
   """
 
   def replaced(original, mask, *, step):
@@ -183,8 +183,8 @@ def with_edit(alignment: str | Row | Callable, edit: str | Row | Callable | Edit
     The new row.
 
   Raises:
-    UserError: for an unknown edit, an edit with a state or learned parameters or of one layer, and a latent alignment,
-      whose weights are probabilities of a hidden position.
+    UserError: for an unknown edit, an edit that has a state or learned parameters, an edit of one layer, and a latent
+      alignment, whose weights are probabilities of a latent position.
   """
   alignment = lookup(alignment, ALIGNMENTS, 'alignment')
   edit, layer, head = resolve_edit(edit)
@@ -194,7 +194,7 @@ def with_edit(alignment: str | Row | Callable, edit: str | Row | Callable | Edit
     raise UserError('edit: an edit has no learned parameters')
   if alignment.latent:
     raise UserError(
-      'edit: the weights of a latent alignment are probabilities of a hidden position and cannot be edited'
+      'edit: the weights of a latent alignment are probabilities of a latent position and cannot be edited'
     )
   needed = edit.required_inputs
 

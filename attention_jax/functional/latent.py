@@ -61,8 +61,8 @@ def latent_monotonic(scores: Scores, mask: Mask, *, state: ChainState) -> tuple[
   The weights are Σ_a' p(a | a') p(a' | outputs so far), computed in logs.
   """
   scores = jnp.where(mask, at_least_float32(scores), 0.0)
-  # Scores near LOG_ZERO, which marks positions that cannot be reached, are scaled down. At these differences the
-  # largest score has all of the probability with either scale.
+  # If one score is large, all are scaled down: scores as large as LOG_ZERO would make their positions unreachable. Of
+  # scores that differ by so much, the largest has all of the probability with either scale.
   is_large = jnp.max(jnp.abs(jax.lax.stop_gradient(scores))) > LARGE_SCORE
   scores = jnp.where(mask, scores * jnp.where(is_large, 1e-15, 1.0), LOG_ZERO)
   prior = _transition(state.position.astype(scores.dtype), scores)
@@ -112,7 +112,7 @@ def posterior(weights: Float[Array, 'T S'], states: Any, log_likelihood: Float[A
 
 
 def log_mixture(weights: Float[Array, '... S'], log_probs: Float[Array, '... S V']) -> Float[Array, '... V']:
-  """log Σ_a w(a) p(y | a): log-probabilities of the output, marginalised over positions; LOG_ZERO without weights."""
+  """log Σ_a w(a) p(y | a): log-probabilities of the output, summed over positions; LOG_ZERO if all weights are 0."""
   is_positive = weights > 0
   logs = jnp.log(jnp.where(is_positive, weights, 1.0))[..., None] + log_probs
   logs = jnp.where(is_positive[..., None], logs, LOG_ZERO)

@@ -38,7 +38,7 @@ def local_m(scores: Scores, mask: Mask, *, step: Int[Array, ''], width: int = 10
   D is `width`. A query whose window contains no position gets zero weights.
 
   Raises:
-    UserError: if the width is negative.
+    UserError: if the width is negative or no whole number.
   """
   return _weights_of_all(window_m(*unmasked_extent(mask), step=step, width=width), scores, mask)
 
@@ -53,13 +53,13 @@ def local_p(
   v: Float[Array, ' F'],
   width: int = 10,
 ) -> Weights:
-  """softmax over |s - p| ≤ D, times exp(-(s - p)² / 2σ²), σ = D/2, where p = S σ(vᵀ tanh(Wᵀ q)) ('predictive').
+  """softmax over |s - p| ≤ D, times exp(-(s - p)² / 2σ²), σ = D/2, p = S sigmoid(vᵀ tanh(Wᵀ q)) ('predictive').
 
   Luong et al. 2015, equations 9 and 10. D is `width`, and S is the number of unmasked positions. p is counted from the
   first of them. The weights are not normalised again, so that they sum to less than 1.
 
   Raises:
-    UserError: if the width is less than 1.
+    UserError: if the width is less than 1 or no whole number.
   """
   return _weights_of_all(window_p(*unmasked_extent(mask), query=query, w=w, v=v, width=width), scores, mask)
 
@@ -101,7 +101,7 @@ def window_p(
     width: as in `local_p`.
 
   Raises:
-    UserError: if the width is less than 1.
+    UserError: if the width is less than 1 or no whole number.
   """
   check_width('local_p', width, 1)
   query = at_least_float32(query)
@@ -127,7 +127,7 @@ def windowed(
   Chorowski et al. 2015 (windowing). D is `width`. For the first query m is 0.
 
   Raises:
-    UserError: if the width is less than 2.
+    UserError: if the width is less than 2 or no whole number.
   """
   check_width('windowed', width, 2)  # a window of width 1 could never move
   total = jnp.sum(previous)

@@ -1,4 +1,4 @@
-"""Masks: bool, True = may be attended to."""
+"""Masks (bool, True = may be attended to), dtypes of sums, and types of the carries of loops."""
 
 import functools
 import operator
@@ -101,16 +101,16 @@ def accumulation_dtype(*arrays: Array):
   return jnp.float64 if any(jnp.asarray(array).dtype == jnp.float64 for array in arrays) else jnp.float32
 
 
-def at_least_float32(scores: Float[Array, '...']) -> Float[Array, '...']:
+def at_least_float32(x: Float[Array, '...']) -> Float[Array, '...']:
   """Casts to float32; float64 stays float64. Weights are float32 even if everything else is bfloat16."""
-  return jnp.asarray(scores).astype(accumulation_dtype(scores))
+  return jnp.asarray(x).astype(accumulation_dtype(x))
 
 
 def share_over_steps(tree: Any) -> Callable[[], Any]:
   """Returns a function that returns `tree`, to be called in every step of a scan, instead of a reference to `tree`.
 
   The gradient of an array that all steps share is a sum over steps, which in 16 bits loses most of its small terms.
-  That of what the function returns is added in float32.
+  The gradients of the arrays that the function returns are added in float32.
   """
   is_narrow = jax.tree.map(lambda x: getattr(x, 'dtype', None) in (jnp.bfloat16, jnp.float16), tree)
   wide = jax.tree.map(lambda x, narrow: x.astype(jnp.float32) if narrow else x, tree, is_narrow)

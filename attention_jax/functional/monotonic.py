@@ -95,13 +95,13 @@ def mocha(
   width: int = CHUNK,
   noise: float = 1.0,
 ) -> WeightsAndState:
-  """Monotonic chunkwise: a softmax over the `width` positions that end where the walk stops. Chiu & Raffel 2018.
+  """Monotonic chunkwise attention: softmax over `width` positions that end where the walk stops. Chiu & Raffel 2018.
 
   The chunk has scores of its own, vᵀ tanh(Wᵀ q + Uᵀ h + b), of the unprojected query and of the values h.
   The walk and its state are those of `monotonic`. Consumes rng.
 
   Raises:
-    UserError: if the width is less than 1, or `noise` is negative.
+    UserError: if the width is less than 1 or no whole number, or if `noise` is negative.
   """
   stops, state = monotonic(scores, mask, state=state, rng=rng, noise=noise)
   return _chunk_weights(stops, mask, _chunk_scores(query, remembered, w, bias, v), width), state
@@ -123,7 +123,7 @@ def hard_mocha(
   """`mocha` with a walk that stops as in `hard_monotonic`. Chiu & Raffel 2018.
 
   Raises:
-    UserError: if the width is less than 1.
+    UserError: if the width is less than 1 or no whole number.
   """
   stops, state = hard_monotonic(scores, mask, state=state)
   return _chunk_weights(stops, mask, _chunk_scores(query, remembered, w, bias, v), width), state
@@ -202,7 +202,10 @@ def log_add(x: Array, y: Array) -> Array:
 
 
 def _stopping_probabilities(stop_logits: Scores, mask: Mask, previous: Weights) -> Weights:
-  """Probability that a walk from `previous` ends at s, if it stops there with σ(stop_logits[s]), or 0 if masked."""
+  """Probability that a walk from `previous` ends at s.
+
+  At s it stops with probability σ(stop_logits[s]), or 0 if s is masked.
+  """
   stop_logits = jnp.where(mask, stop_logits, 0.0)
   stop_probability = jnp.where(mask, jax.nn.sigmoid(stop_logits), 0.0)
   pass_probability = jnp.where(mask, jax.nn.sigmoid(-stop_logits), 1.0)

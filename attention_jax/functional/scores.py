@@ -111,7 +111,7 @@ def _unit(x: Float[Array, '... D']) -> Float[Array, '... D']:
   """x / ‖x‖, and 0 for a zero vector."""
   x = at_least_float32(x)
   largest = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axis=-1, keepdims=True))
-  # The squares of other numbers could overflow or vanish.
+  # The squares of numbers outside of this range could overflow or vanish.
   is_moderate = (largest > 2.0**-50) & (largest < 2.0**50)
   x = x / jnp.where(is_moderate | (largest == 0), 1.0, largest)
   square = jnp.sum(x**2, axis=-1, keepdims=True)
@@ -124,7 +124,7 @@ def location(query: Float[Array, ' Dq'], key: Float[Array, 'S Dk'], *, w: Float[
   """e = (W q)[:S]: from the query alone. Luong et al. 2015, section 3.1.
 
   Raises:
-    UserError: if the memory has more positions than w has rows, or may have if their number is symbolic.
+    UserError: if the memory has more positions than w has rows, or may have more because their number is symbolic.
   """
   size = key.shape[0]
   rows = w.shape[0]
@@ -168,10 +168,10 @@ def _convolve(previous: Float[Array, ' S'], filters: Float[Array, 'C W']) -> Flo
 
 @jax.custom_vjp
 def _mix_channels(x: Float[Array, 'C S'], u: Float[Array, 'C F']) -> Float[Array, 'S F']:
-  """xᵀ u. Both factors of the gradient have few channels C.
+  """xᵀ u, with gradients that are faster on CPUs. The number C of channels is small.
 
-  The gradients of an einsum multiply with [S, F] on the left. XLA for CPU then computes products with few columns, six
-  times slower than the products with few rows here.
+  The gradients of an einsum multiply with [S, F] on the left. XLA for CPU then computes products with C columns, six
+  times slower than the products with C rows here.
   """
   return _einsum('cs,cf->sf', x, u)
 

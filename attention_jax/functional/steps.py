@@ -7,7 +7,7 @@ scan, which equals `attend` over all queries:
     step = lambda carry, query: attend_step('coverage', 'softmax', params, carry, query, memory)
     carry, attended = jax.lax.scan(step, init_carry('coverage', 'softmax', len(key)), queries)
 
-For a batch, vmap all three functions.
+For a batch, vmap a function that calls all three.
 """
 
 from collections.abc import Callable
@@ -134,7 +134,7 @@ def attend_step(
   shapes = {'carry': jnp.shape(carry.previous)} | ({} if bias is None else {'bias': jnp.shape(bias)})
   for name, shape in shapes.items():
     if shape != (size,):
-      raise UserError(f'attend_step: {name} must be that of {size} positions of the memory, got shape {shape}')
+      raise UserError(f'attend_step: {name} must be for the {size} positions of the memory, got shape {shape}')
   rows = _rows(score, alignment)
   options = {'bias': bias, 'rng': rng, 'deterministic': deterministic}
   return definition.attend_step(*rows, params, carry, query, memory, **options)

@@ -1,4 +1,4 @@
-"""Tables of variants: one row for each score and each alignment. The signature of a variant is its schema.
+"""Tables of variants: one row for each score, alignment or edit. The signature of a variant is its schema.
 
 Its keyword-only arguments declare everything that it needs in addition to its positional ones:
 
@@ -97,7 +97,7 @@ class LocalWindow(NamedTuple):
 
 
 class RequiredLoss(NamedTuple):
-  """Training requirement of an alignment whose scores get no useful gradient without an auxiliary loss.
+  """Training requirement of an alignment whose sampled weights pass no gradient to the scores: an auxiliary loss.
 
   Attributes:
     name: a key of losses.auxiliary.LOSSES.
@@ -112,19 +112,19 @@ class Row(NamedTuple):
   Attributes:
     fn: the variant itself, a pure function.
     at_test: replaces `fn` when deterministic (such as the hard counterpart of an expected alignment); None keeps `fn`.
-    params: learned parameters by the name of the argument of `fn`.
+    params: learned parameters of `fn` and of `remember`, by the name of the argument.
     sizes: sizes that only this row's `params` mention, with their defaults; a spec string may set them.
     project: whether query and key are projected to `features` before `fn` gets them.
-    remember: of an alignment, value [S, V] -> [S, ...]: computes the argument `remembered` of `fn` once per memory; its
-      other keyword arguments are learned parameters.
+    remember: of an alignment, value [S, V] -> [S, ...]: computes the argument `remembered` of `fn` once per memory. The
+      keyword arguments of `remember` are learned parameters.
     init_state: (memory size, dtype) -> the initial private state; required if and only if `fn` takes `state`.
     form: the form that faster implementations rely on: Product, TanhSum, Pointwise, ReverseMode,
       LocalWindow, or None.
     training: what training needs beside the gradient of the weights: latent.LatentAlignment for an alignment that
       training marginalises over, RequiredLoss, or None.
     lookback: for an alignment that supports streaming: options -> number of positions before the selected one that it
-      attends to. At test time it selects one position, at or after the one that its state marks, or returns zeros. The
-      initial state marks the first position; flipped along its last axis, it marks the last one.
+      attends to. At test time the alignment selects one position, at or after the one that its state marks, or returns
+      zero weights. The initial state marks the first position; flipped along its last axis, it marks the last one.
     dropout: dropout.WeightDropout of an alignment made by `with_dropout`, else None.
   """
 
@@ -162,7 +162,7 @@ class Row(NamedTuple):
 
   @property
   def required_loss(self) -> str:
-    """Name of the auxiliary loss without which its scores learn nothing, or ''."""
+    """Name of the auxiliary loss that training requires, or ''."""
     return self.training.name if isinstance(self.training, RequiredLoss) else ''
 
   @property

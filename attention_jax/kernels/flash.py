@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 
 from attention_jax.functional.attend import Attended, Memory, score_terms, zero_masked_memory
-from attention_jax.functional.dense import clamp_infinite, softmax, softmax_temperature, strip_options
+from attention_jax.functional.dense import clamp_to_finite, softmax, softmax_temperature, strip_options
 from attention_jax.functional.dropout import differs_at_test, dropout_factors, strip_dropout
 from attention_jax.functional.masking import accumulation_dtype, min_finite, vary_like, zero_masked
 from attention_jax.functional.table import Product, Row
@@ -91,7 +91,7 @@ def operands(score: Row, alignment: Row, params, query, memory: Memory, bias) ->
   mask = memory.mask if memory.mask.ndim == 2 else memory.mask[None]
   if bias is not None:
     mask = mask & ~jnp.isneginf(bias)
-    bias = clamp_infinite(zero_masked(bias, mask).astype(dtype) * scale)
+    bias = clamp_to_finite(zero_masked(bias, mask).astype(dtype) * scale)
   return q.astype(dtype) * scale, k.astype(dtype), memory.value.astype(dtype), mask, bias
 
 

@@ -31,7 +31,7 @@ from jax.experimental.pallas import triton
 from attention_jax.errors import UserError
 from attention_jax.functional import attend as definition
 from attention_jax.functional.attend import Attended, Memory, score_terms, zero_masked_memory
-from attention_jax.functional.dense import clamp_infinite, softmax, softmax_temperature, strip_options
+from attention_jax.functional.dense import clamp_to_finite, softmax, softmax_temperature, strip_options
 from attention_jax.functional.dropout import differs_at_test, dropout_factors, strip_dropout
 from attention_jax.functional.masking import vary_like, zero_masked
 from attention_jax.functional.table import Row, TanhSum
@@ -112,7 +112,7 @@ def attend(
   masked_bias = jnp.where(mask, 0.0, -jnp.inf)
   if bias is not None:
     mask = mask & ~jnp.isneginf(bias)
-    finite_bias = clamp_infinite(zero_masked(bias, mask).astype(jnp.float32) * scale)
+    finite_bias = clamp_to_finite(zero_masked(bias, mask).astype(jnp.float32) * scale)
     masked_bias = jnp.where(mask, finite_bias, -jnp.inf)
   factors = None if deterministic else dropout_factors(alignment, rng, q.shape[0], k.shape[0])
   plan = Plan(kernel_platform(), return_weights, has_bias=bias is not None, has_dropout=factors is not None)

@@ -12,7 +12,7 @@ from attention_jax.modules.recurrent import RECURRENCES, RecurrentCell, State, z
 
 
 class Ponder(NamedTuple):
-  """Computation of a step, or of every step of a sequence; float32.
+  """Updates and ponder cost of a step, or of every step of a sequence; float32.
 
   Attributes:
     updates: number N of updates, [B] or [B, S]; 0 where masked.

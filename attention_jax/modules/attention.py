@@ -24,9 +24,9 @@ class Attention(nn.Module):
   """Attention over a memory, one query at a time or all at once.
 
   With one head, the query and the key are projected only if the row of the score requires it, and the value is not
-  projected, as in the papers before 2017. With several heads, or with `project_values`, the query, the key and the
-  value are projected to `features / heads` each. The contexts of the heads are then concatenated and projected to
-  `features`.
+  projected, as in the papers before 2017. With several heads, `project_values` or `positions`, the query, the key and
+  the value are projected to `features / heads` in each head. The contexts of the heads are then concatenated and
+  projected to `features`.
 
   Shapes: query [B, D] for one step and [B, T, D] for all; encoded [B, S, D]; mask [B, S], or [B, T, S] for `parallel`.
   Weights are [B, S] and [B, T, S] for one head; with several heads there is an axis N after B.
@@ -39,7 +39,7 @@ class Attention(nn.Module):
       one, Shazeer 2019); 0 stands for `heads`.
     implementation: a name of `attention_jax.IMPLEMENTATIONS`.
     dropout: dropout rate of the weights during training.
-    project_values: whether a single head projects the value and the context as several heads do.
+    project_values: whether a single head projects query, key, value and context, as several heads do.
     positions: a module of modules.positions, for self-attention.
     bias: whether projections have biases, as those of torch have; contexts of an empty memory are then not zero.
     output_scale: the initial variance of the output projection is output_scale / F.
@@ -174,9 +174,9 @@ class Attention(nn.Module):
 
   @property
   def projects_queries_first(self) -> bool:
-    """Whether one product projects the queries of all heads, instead of each head with its own.
+    """Whether one product projects the queries of all heads.
 
-    An alignment without positions that reads the query gets it as it was before the projection.
+    Otherwise each head projects its query: without positions, an alignment that takes the query gets it unprojected.
     """
     return self.projects and (self.positions is not None or 'query' not in self.alignment_row.required_inputs)
 
@@ -216,8 +216,8 @@ class Attention(nn.Module):
       value: values that contexts are made of, [B, S, V]; by default `encoded`.
 
     Returns:
-      Memory with the projected key [B, G, S, F], value [B, G, S, V], mask [B, 1, S], and, for some alignments,
-      `remembered` [B, G, N / G, S, F].
+      Memory with the projected key [B, G, S, F / N], value [B, G, S, V], mask [B, 1, S] or [B, 1, T, S], and, for some
+      alignments, `remembered` [B, G, N / G, S, F / N].
     """
     if self.positions is not None and positions is None:
       raise UserError('attention: `positions`, those of the memory, is required with a module of positions')
@@ -376,7 +376,7 @@ class Attention(nn.Module):
     return jax.tree.map(lambda x: x.reshape(x.shape[0], self.heads, *x.shape[3:]), results)
 
   def _cast_params(self, query_size: int, memory: Memory):
-    """Parameters of all heads in the dtype of the computation, for queries of `query_size` features."""
+    """Parameters of all heads for queries of `query_size` features; scalars and those of alignments are not cast."""
     head_features = self.features // self.heads
     sizes = {'key': memory.key.shape[-1], 'value': memory.value.shape[-1], 'features': head_features}
     # The parameters of `Row.remember` are not needed again for a memory that contains its result.

@@ -42,7 +42,7 @@ def append_one(x: jax.Array) -> jax.Array:
 
 
 def group_heads(tree: Any, groups: int, axis: int) -> Any:
-  """Splits `axis` of every array of a pytree from N heads into G groups, N / G.
+  """Splits `axis` of every array of a pytree, N heads, into two axes: G groups and N / G heads of a group.
 
   Args:
     tree: pytree of arrays.

@@ -1,8 +1,9 @@
 """`Attention` as pure functions of its parameters, for modules of libraries other than flax.linen.
 
 The parameters have the names of `Attention` and its initial scales, so that parameters can be exchanged with it:
-query_kernel and key_kernel {'kernel': [N, D, F]} if the score projects or there are several heads, value_kernel and
-join {'kernel': [F, F]} for several heads, and score_params and alignment_params, each with a leading axis of heads.
+query_kernel and key_kernel {'kernel': [N, D, F / N]} if the score projects or there are several heads, value_kernel of
+the same shape and join {'kernel': [F, F]} for several heads, and score_params and alignment_params, each with a leading
+axis of heads.
 """
 
 import functools
@@ -92,8 +93,8 @@ def attend_heads(
     The context [..., T, F] of several heads, or [..., T, D] of one, and weights [..., N, T, S] or [..., T, S].
 
   Raises:
-    UserError: as `attend`, for another width of `encoded` than that of the parameters, and for biases and kernels of
-      another number of heads for keys and values than for queries.
+    UserError: as `attend`, for another width of `encoded` than that of the parameters, for biases, and for another
+      number of heads of keys and values than of queries.
   """
   _check_supported(params)
   kernels = {name: params[f'{name}_kernel']['kernel'] for name in ('query', 'key') if f'{name}_kernel' in params}

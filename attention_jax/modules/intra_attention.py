@@ -19,7 +19,7 @@ BLOCK = 8  # steps
 
 
 class IntraAttentionCarry(NamedTuple):
-  """What one step of an IntraAttentionLayer passes to the next.
+  """Values that one step of an IntraAttentionLayer passes to the next.
 
   Attributes:
     summary: h̃ of the last step, [B, F].
@@ -42,8 +42,8 @@ class IntraAttentionLayer(nn.Module):
     a_i = v · tanh(W_h h_i + W_x x_t + W_h̃ h̃_{t-1}), s = softmax(a), [h̃_t; c̃_t] = Σ_{i<t} s_i [h_i; c_i],
     (h_t, c_t) = LSTM(x_t, (h̃_t, c̃_t)).
 
-  The first step has no past: its h̃ and c̃ are zeros. Training stores the tape once per block of steps, S² F / BLOCK
-  numbers.
+  The first step has no past: its h̃ and c̃ are zeros. Training stores the tape once per block of steps, of the order
+  of S² F / BLOCK numbers.
 
   Attributes:
     kind: a row of RECURRENCES, whose whole state is on the tape.

@@ -38,8 +38,8 @@ def product(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype | None = None) -> 
 def product_with_transpose(x: jax.Array, kernel: jax.Array) -> jax.Array:
   """x [N, F] @ kernelᵀ, kernel [D, F] -> [N, D], summed in float32 or a higher precision.
 
-  As one contraction of the last axes, because XLA for CPU computes the product with a transposed matrix of 16-bit
-  numbers in float32, which takes two to five times as long.
+  It is computed as one contraction of the last axes, because XLA for CPU computes the product with a transposed matrix
+  of 16-bit numbers in float32, which takes two to five times as long.
 
   Args:
     x: [N, F].
@@ -53,13 +53,13 @@ def product_with_transpose(x: jax.Array, kernel: jax.Array) -> jax.Array:
   return jax.lax.dot_general(x, kernel, last_axes, preferred_element_type=dtype).astype(x.dtype)
 
 
-def _sum_in_float32(left: jax.Array, right: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def _matmul_with_float32_sums(left: jax.Array, right: jax.Array, dtype: jnp.dtype) -> jax.Array:
   """left @ right; CPUs multiply 16-bit numbers natively only if 32-bit sums are requested."""
   return jnp.matmul(left, right, preferred_element_type=jnp.float32).astype(dtype)
 
 
 def _low_precision_forward(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype):
-  return _sum_in_float32(x, kernel, dtype), (x, kernel)
+  return _matmul_with_float32_sums(x, kernel, dtype), (x, kernel)
 
 
 def _low_precision_backward(dtype: jnp.dtype, residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array):
@@ -68,7 +68,7 @@ def _low_precision_backward(dtype: jnp.dtype, residuals: tuple[jax.Array, jax.Ar
   return product_with_transpose(cotangent, kernel), sum_outer_products(x, cotangent, kernel.dtype)
 
 
-_low_precision_product = jax.custom_vjp(_sum_in_float32, nondiff_argnums=(2,))
+_low_precision_product = jax.custom_vjp(_matmul_with_float32_sums, nondiff_argnums=(2,))
 _low_precision_product.defvjp(_low_precision_forward, _low_precision_backward)
 
 
@@ -90,7 +90,7 @@ def sum_outer_products(left: jax.Array, right: jax.Array, dtype: jnp.dtype) -> j
     return jnp.matmul(left.T, right, preferred_element_type=dtype)
   rows, features = left.shape
   groups = left.reshape(-1, math.gcd(rows, 8), features)
-  total = _sum_in_float32(groups.transpose(2, 0, 1).reshape(features, rows), right, dtype)
+  total = _matmul_with_float32_sums(groups.transpose(2, 0, 1).reshape(features, rows), right, dtype)
   # Without the barrier, XLA for CPU merges a transposition of the result, such as that of a tied embedding, into a
   # product of 16-bit numbers for which it has no kernel.
   return jax.lax.optimization_barrier(total)

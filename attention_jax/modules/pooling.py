@@ -67,7 +67,8 @@ class AttentionPooling(Pooling):
   """u_s = tanh(W h_s + b), weights = align(score(c, u_s)), Σ_s weights_s h_s, concatenated over learned vectors c.
 
   With score 'dot' and softmax: Yang et al. 2016, equations 5 to 7 (and 8 to 10 for sentences); with several hops and no
-  bias, Lin et al. 2017, equations 5 and 6, where c are the rows of W_s2. Every score and alignment is supported.
+  bias, Lin et al. 2017, equations 5 and 6, where c are the rows of W_s2. Every score is supported, and every alignment
+  that trains by backpropagation alone.
 
   Attributes:
     attention: the score, the alignment, and the width of u as its `features`.

@@ -28,9 +28,9 @@ class Positions(nn.Module):
   """No positions: attention is independent of the order of the tokens.
 
   Attributes:
-    heads, features: N and F of the attention.
+    heads, features: number N of heads, and features F of each.
     bidirectional: whether queries may attend to later positions.
-    requires_product: whether the score must be a product q . k of the projected query and key.
+    requires_product: whether a common rotation of the projected query and key must leave the score unchanged.
     in_attention: whether attention applies the positions; otherwise they are added to embeddings.
     needs_weights: whether `shift` needs the weights.
     shared_across_layers: whether all layers share the parameters.
@@ -189,7 +189,8 @@ class Rotary(Positions):
 class Alibi(Positions):
   """e_ts - m_n |t - s|, m_n = 2^(-8 n / N) of head n = 1 ... N. Press, Smith & Lewis 2022, section 3.
 
-  The paper has causal attention only; without it, later positions are penalised by their distance, like earlier ones.
+  The paper has causal attention only; in bidirectional attention, later positions are penalised by their distance, like
+  earlier ones.
   """
 
   in_attention = True
@@ -226,7 +227,8 @@ def parse_position(spec: str) -> tuple[type[Positions], dict[str, Any]]:
 def alibi_slopes(heads: int) -> list[float]:
   """Returns the slopes of N heads.
 
-  If N is not a power of 2, they are the slopes of P heads, P the next lower power, and every other slope of 2 P heads.
+  If N is not a power of 2, they are the slopes of P heads, P the next lower power, and the first N - P of every other
+  slope of 2 P heads.
   """
 
   def geometric(n: int) -> list[float]:

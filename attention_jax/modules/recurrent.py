@@ -55,7 +55,7 @@ def _gru(x: jax.Array, state: State, kernel: jax.Array, bias: jax.Array) -> Stat
 def _gru_reset_first(x: jax.Array, state: State, kernel: jax.Array, bias: jax.Array) -> State:
   """Gated recurrent unit with the reset gate before the product. Bahdanau, Cho & Bengio 2015, appendix A.1.1.
 
-  s' = tanh(x + (r * s) U), s = (1 - z) * s + z * s'; `_gru` has 1 - z in the place of z.
+  s' = tanh(x + (r * s) U + b), s = (1 - z) * s + z * s'; `_gru` has 1 - z in the place of z.
   """
   (h,) = state
   size = h.shape[-1]

@@ -14,11 +14,11 @@ from attention_jax.specs import Size
 class SpatialTransformer(nn.Module):
   """Localisation network, grid generator and bilinear sampler. Jaderberg et al. 2015, section 3.
 
-  The localisation network has two 5 x 5 convolutions, each with ReLU and max pooling by 2, a ReLU layer, and the linear
-  layer of the parameters, which is the identity at first.
+  The localisation network has two 5 x 5 convolutions, each with ReLU and max pooling by 2, a ReLU layer, and a linear
+  layer that initially returns the parameters of the identity.
 
   Attributes:
-    size: height and width of what is read, in pixels.
+    size: height and width of the result, in pixels.
     transform: a row of TRANSFORMS.
     filters: features of each convolution.
     hidden: width of the ReLU layer.

@@ -1,7 +1,8 @@
 """Weights of layers of torch and of models of Joey NMT under the names of this package.
 
-A layout is a table of entries: the name here, the names there, and the function between both. LAYOUTS has a function
-for each kind of model that makes its table from the arrays; docs/interop.md lists which model each of them fits.
+A layout is a table of entries: the name of an array here (in this package), the names of its sources there (in the
+other library), and the conversion. Each function of LAYOUTS makes the table of one kind of model from its arrays;
+docs/interop.md lists the models.
 """
 
 import re
@@ -24,7 +25,7 @@ class Entry(NamedTuple):
   Attributes:
     name: its name here.
     sources: names there.
-    convert: makes it from the arrays there.
+    convert: makes the array from its sources.
   """
 
   name: str
@@ -38,7 +39,7 @@ def convert_weights(layout: str, arrays: Arrays, heads: int = 1) -> dict[str, np
   Args:
     layout: a name of LAYOUTS.
     arrays: the state dict.
-    heads: number of heads of a Transformer, which no array shows.
+    heads: number of heads of multi-head attention, which no array shows; other layouts ignore it.
 
   Raises:
     UserError: for an unknown layout, for arrays that are missing, unknown or cannot be represented, and for a number of
@@ -149,10 +150,10 @@ def _recurrent(name: str, source: str, suffix: str, columns: Order = ALL, gates:
 
 
 def bahdanau(arrays: Arrays, heads: int) -> list[Entry]:
-  """The attention decoder of the tutorial of torch: params of aj.attend, a RecurrentCell, and two linear layers.
+  """The attention decoder of torch's tutorial: params of aj.attend, a RecurrentCell, an embedding and a linear layer.
 
-  Both projections have biases there. Their sum is one bias inside of the tanh, attention.score.bias; docs/interop.md
-  has the row of such a score. The bias of the scores changes no weight and is dropped.
+  Both projections have biases there. Their sum is one bias inside of the tanh, attention.score.bias. SCORES has
+  no such row, so that the caller defines one. The bias of the scores changes no weight and is dropped.
   """
   attention = 'attention'
   return [
@@ -190,10 +191,10 @@ def _joeynmt_vocabularies(order: Order = ALL) -> list[Entry]:
 
 
 def joeynmt_recurrent(arrays: Arrays, heads: int) -> Iterable[Entry]:
-  """Joey NMT with recurrent encoder and decoder, input feeding, as birnn and luong(readout_bias=True).
+  """Joey NMT with a recurrent encoder and decoder and input feeding, as birnn and luong(readout_bias=True).
 
   Raises:
-    UserError: for an LSTM whose first cell state is a bridge, which has a tanh there but not here.
+    UserError: for an LSTM with a bridge, whose first cell state has a tanh there but not here.
   """
   width, gates = _recurrent_sizes(arrays, 'decoder')
   _, encoder_gates = _recurrent_sizes(arrays, 'encoder')
@@ -245,7 +246,7 @@ def _joeynmt_scores(arrays: Arrays, name: str) -> list[Entry]:
 
 
 def _joeynmt_bridge(name: str, encoder_layers: int, encoder_gates: int) -> list[Entry]:
-  """The bridge, which reads the outputs of the last layer of the encoder alone; here it reads all of its states."""
+  """The bridge. There it reads the outputs of the last encoder layer alone; here it reads all states of the encoder."""
 
   def kernel(w):
     directions = np.split(w.T, 2)
@@ -305,8 +306,8 @@ class Layout(NamedTuple):
   """A row of LAYOUTS.
 
   Attributes:
-    entries: (arrays, heads) -> its table.
-    ignored: ends of names that are not weights.
+    entries: (arrays, heads) -> the table of entries.
+    ignored: ends of the names of arrays that are not weights.
   """
 
   entries: Callable[[Arrays, int], Iterable[Entry]]

@@ -20,7 +20,7 @@ from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.linear import Dense
 from attention_jax.specs import Fraction
 
-EPSILON = 1e-5  # default of what is added to the variance in normalisation
+EPSILON = 1e-5  # default number added to the variance in normalisation
 
 
 class Norm(NamedTuple):

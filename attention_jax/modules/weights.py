@@ -34,7 +34,7 @@ def unflatten_names(weights: Mapping[str, Any], like: Any, source: str = 'weight
     source: name of the file, for errors.
 
   Raises:
-    UserError: for names that are missing or unknown, and for other shapes than those of `like`; it names them.
+    UserError: for names that are missing or unknown, and for other shapes than those of `like`.
   """
   expected = flatten_names(like)
   if missing := sorted(expected.keys() - weights.keys()):

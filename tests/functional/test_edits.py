@@ -114,7 +114,7 @@ def test_an_edit_that_needs_no_step_is_computed_in_parallel():
 
 def test_an_edit_of_one_head_needs_a_module_with_heads():
   problem = make_problem('scaled_dot', 'softmax', queries=3, size=4)
-  with pytest.raises(aj.UserError, match='only heads of the module Attention have numbers'):
+  with pytest.raises(aj.UserError, match='only heads of the module Attention have indices'):
     attend('scaled_dot', with_edit('softmax', 'uniform(head=0)'), problem)
 
 

@@ -78,7 +78,7 @@ def test_a_carry_or_bias_of_another_size_raises(name, carry_size, bias_size):
   memory = aj.remember(jnp.ones((5, 2)), jnp.ones((5, 3)))
   bias = bias_size and jnp.zeros(bias_size)
   carry = aj.init_carry('dot', 'softmax', carry_size)
-  with pytest.raises(aj.UserError, match=f'attend_step: {name} must be that of 5 positions of the memory, got shape'):
+  with pytest.raises(aj.UserError, match=f'attend_step: {name} must be for the 5 positions of the memory, got shape'):
     aj.attend_step('dot', 'softmax', {}, carry, jnp.ones(2), memory, bias=bias)
 
 
