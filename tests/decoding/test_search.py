@@ -87,7 +87,7 @@ def test_diversity_separates_the_groups(diversity, expected):
     ({'max_length': 0}, 'search: max_length must be at least 1, got 0'),
     ({'groups': 0}, 'search: groups must be at least 1 and divide beams=3, got groups=0'),
     ({'groups': 2}, 'search: groups must be at least 1 and divide beams=3, got groups=2'),
-    ({'groups': 3, 'diversity': -1.0}, 'search: diversity must be at least 0, got -1.0'),
+    ({'groups': 3, 'diversity': -1.0}, 'search: diversity must be finite and at least 0, got -1.0'),
   ],
 )
 def test_options_out_of_range_raise(options, message):
