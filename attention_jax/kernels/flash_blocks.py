@@ -119,9 +119,7 @@ class Blocks(NamedTuple):
 
   @property
   def kinds(self) -> list[tuple[int, bool]]:
-    """Kinds of blocks that run one after the other: how many blocks of keys, and whether these may contain masked
-    positions.
-    """
+    """Kinds of blocks that run one after the other: number of blocks of keys, and whether positions may be masked."""
     return [*((span, False) for span in SPANS if span <= self.num_key_blocks), (1, True)]
 
   def schedule(self, live: jax.Array, full: jax.Array) -> Schedule:

@@ -13,7 +13,7 @@ from attention_jax.functional.masking import min_finite
 
 
 class Tile(NamedTuple):
-  """Sizes of the blocks of a program. A GPU requires powers of 2, and at least 16 rows in products.
+  """Sizes of the blocks of a program, all powers of 2, as a GPU requires; its products need at least 16 rows.
 
   Attributes:
     queries: queries of a program.
