@@ -97,7 +97,7 @@ def beam(
     max_length: T, EOS included.
     ranking: the ranking of the finished hypotheses.
     source_mask: [B, S] bool, True = real; by default every position is. Rows without any real position are filler
-      rows, which are finished from the start.
+      rows, which never prolong the search; their results have no meaning.
     groups: G, the number of groups.
     diversity: λ, the cost of a repeated token.
 
