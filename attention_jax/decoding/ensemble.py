@@ -26,9 +26,11 @@ class Ensemble:
 
   def __init__(self, models: Sequence[EncoderDecoder]):
     self.models = tuple(models)
-    copying = sum(bool(model.copies) for model in self.models)
-    if copying not in (0, len(self.models)):
-      raise UserError(f'ensemble: all models must copy or none, got {copying} of {len(self.models)} models that copy')
+    num_copying = sum(bool(model.copies) for model in self.models)
+    if num_copying not in (0, len(self.models)):
+      raise UserError(
+        f'ensemble: all models must copy or none, got {num_copying} of {len(self.models)} models that copy'
+      )
     self.copies = self.models[0].copies
     traits = [model.traits for model in self.models]
     self.traits = Traits(

@@ -24,7 +24,7 @@ class Hypotheses(NamedTuple):
 
   Attributes:
     tokens: [B, K, T] ids, EOS at the end and PAD after it.
-    scores: [B, K] ranking scores, see Ranking; IMPOSSIBLE_SCORE where a source has fewer than K hypotheses.
+    scores: [B, K] ranking scores, see Ranking; IMPOSSIBLE_SCORE where a beam search finds fewer than K hypotheses.
     log_probs: [B, K] natural log of the probability, EOS included.
     lengths: [B, K] tokens, EOS included; 0 where there is no hypothesis.
     weights: [B, K, T, S] attention weights, zero after the end of the hypothesis.

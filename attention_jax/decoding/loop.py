@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
-MIN_SOURCES = 32  # smallest batch; a smaller one takes almost as long
+MIN_SOURCES = 32  # smallest size to which a batch shrinks; a smaller batch takes almost as long
 
 
 def select_sources(tree: Any, rows: jax.Array) -> Any:
@@ -36,7 +36,7 @@ def shrinking_while_loop(
     select_result: state -> the part of it that is returned.
     steps: T, the number of the last level plus one.
     state: the values that change from step to step, leaves [B, ...] unless `select_state` is set.
-    history: leaves [T, B, ...]; a step writes its own level.
+    history: one record per level, leaves [T, B, ...], which `body` writes.
     inputs: the values that do not change, leaves [B, ...].
     level: the first level.
     select_state: (state, rows) -> the state of these sources.
@@ -45,21 +45,21 @@ def shrinking_while_loop(
     The selected part of the last state, and the history, of all sources.
   """
   size = jax.tree.leaves(history)[0].shape[1]
-  # An exported search of any number of sources has one size.
-  smaller = 0 if is_symbolic_dim(size) or size < 2 * MIN_SOURCES else size // 2
+  # An exported search for a symbolic number of sources does not shrink.
+  smaller_size = 0 if is_symbolic_dim(size) or size < 2 * MIN_SOURCES else size // 2
 
   def condition(loop):
     level, state, _ = loop
-    return (level < steps) & (jnp.sum(is_active(state, inputs)) > smaller)
+    return (level < steps) & (jnp.sum(is_active(state, inputs)) > smaller_size)
 
   def step(loop):
     level, state, history = loop
     return level + 1, *body(level, state, history, inputs)
 
   level, state, history = jax.lax.while_loop(condition, step, (jnp.asarray(level), state, history))
-  if not smaller:
+  if not smaller_size:
     return select_result(state), history
-  active = jnp.argsort(~is_active(state, inputs))[:smaller]  # a stable sort: active sources come first
+  active = jnp.argsort(~is_active(state, inputs))[:smaller_size]  # a stable sort: active sources come first
   active_state = select_state(state, active)
   active_inputs = select_sources(inputs, active)
   active_history = jax.tree.map(lambda x: x[:, active], history)

@@ -14,7 +14,7 @@ from attention_jax.tokens import PAD
 def force_prefix(step: Callable, carry: Any, memory: Any, prefix: jax.Array) -> tuple[Callable, Any, Any]:
   """Wraps a model so that its outputs begin with a prefix.
 
-  The tokens of a prefix have probability 1, so that scores are those of the tokens after it.
+  The tokens of a prefix have probability 1, so that log-probabilities are those of the tokens after it.
 
   Args:
     step: the step of the model, see generate.py.

@@ -15,7 +15,7 @@ from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking
 from attention_jax.decoding.top_k import masked_top_k
 from attention_jax.specs import Count, Probability, Range, Repeats, check_fields
 
-BISECTIONS = 40  # of an interval of logits: to 1e-10 of its length
+BISECTIONS = 40  # halvings of an interval of logits: to 1e-12 of its length
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Sampling:
 
 
 def nucleus_threshold(logits: jax.Array, p: float) -> jax.Array:
-  """Returns the lowest logit [..., 1] of the nucleus: of the tokens such that the likelier ones do not reach p.
+  """Returns the lowest logit [..., 1] of the nucleus: the tokens for which the likelier ones have less than p in total.
 
   Found by bisection: sorting a large vocabulary takes longer on a CPU than the step of a model.
 
@@ -106,7 +106,7 @@ def sample(
   ranking: Ranking = DEFAULT_RANKING,
   source_mask: jax.Array | None = None,
 ) -> Hypotheses:
-  """Samples hypotheses; they are returned in the order of their samples, and their last token is always EOS.
+  """Samples hypotheses, returned in the order of sampling; the last token of each is EOS.
 
   Args:
     step: the step of the model, see generate.py.

@@ -2,7 +2,7 @@
 
 Beams are a vmapped axis, and all beams of a source share its memory. The carry and the logits have the beams first, as
 vmap computes them; with the sources first, every step would copy them into the other order. Reordering beams copies
-nothing but the carry, with one tree.map: each step records its tokens, weights and parents, and after the last step the
+only the carry and the coverage: each step records its tokens, weights and parents, and after the last step the
 hypotheses are reconstructed by following the parents backwards.
 """
 
@@ -33,7 +33,7 @@ class BeamHistory(NamedTuple):
 
   Attributes:
     tokens: [T, B, K] last token of each beam.
-    parents: [T, B, K] the beam of level t - 1 that it continues.
+    parents: [T, B, K] the beam of level t - 1 that each beam continues.
     weights: [T, B, K, S] weights of step t.
   """
 
@@ -82,8 +82,8 @@ def beam(
   """Beam search with the length normalisation and the coverage penalty of Wu et al. 2016.
 
   A hypothesis ends where EOS is among the K best continuations of its source; an EOS outside them is dropped like any
-  other token. A source is finished as soon as none of its live beams can still beat its K finished hypotheses. The last
-  of `max_length` steps allows EOS alone, so that every hypothesis ends with one.
+  other token. A source is finished as soon as none of its live beams can still beat the worst of its K finished
+  hypotheses. The last of `max_length` steps allows EOS alone, so that every hypothesis ends with EOS.
 
   With several groups this is the diverse beam search of Vijayakumar et al. 2018: at every step the groups of K / G
   beams are continued one after the other, and a token costs `diversity` for each time that an earlier group has chosen
@@ -97,7 +97,7 @@ def beam(
     max_length: T, EOS included.
     ranking: the ranking of the finished hypotheses.
     source_mask: [B, S] bool, True = real; by default every position is. Rows without any real position are filler
-      rows, which are finished from the start.
+      rows, which never prolong the search; their results have no meaning.
     groups: G, the number of groups.
     diversity: λ, the cost of a repeated token.
 
@@ -132,16 +132,17 @@ def beam(
     log_normalizer = log_sum_exp(logits).T
     coverage = state.coverage + weights
     eos_log_probs = logits[..., EOS].T - log_normalizer
-    ended = state.log_probs + eos_log_probs
+    ended_log_probs = state.log_probs + eos_log_probs
     log_probs, parents, tokens = _continue_groups(
       state.log_probs - log_normalizer, logits, continues, groups, diversity
     )
     log_probs = jnp.maximum(log_probs, IMPOSSIBLE_SCORE)
-    threshold = _group_threshold(log_probs, ended, groups)
-    ended = jnp.where((ended >= threshold) | (level == max_length - 1), ended, IMPOSSIBLE_SCORE)
-    scores = ranking_scores(ended, eos_log_probs, level + 1, coverage, source_mask, ranking)
-    finished = _update_finished(state.finished, ended, scores, level, groups)
-    carry = _take_beams_first(carry, parents)
+    threshold = _group_threshold(log_probs, ended_log_probs, groups)
+    is_ending = (ended_log_probs >= threshold) | (level == max_length - 1)
+    ended_log_probs = jnp.where(is_ending, ended_log_probs, IMPOSSIBLE_SCORE)
+    scores = ranking_scores(ended_log_probs, eos_log_probs, level + 1, coverage, source_mask, ranking)
+    finished = _update_finished(state.finished, ended_log_probs, scores, level, groups)
+    carry = _take_carry_beams(carry, parents)
     coverage = _take_beams(coverage, parents)
     history = BeamHistory(
       history.tokens.at[level + 1].set(tokens, mode='drop'),
@@ -274,9 +275,9 @@ def _continue_beams(
   return best, index // sums.shape[-1], tokens.astype(jnp.int32)
 
 
-def _group_threshold(log_probs: jax.Array, ended: jax.Array, groups: int) -> jax.Array:
+def _group_threshold(log_probs: jax.Array, ended_log_probs: jax.Array, groups: int) -> jax.Array:
   """The (K / G)-th best log-probability of a group's live and ended beams, repeated for each of its beams: [B, K]."""
-  candidates = jnp.concatenate([_by_group(log_probs, groups), _by_group(ended, groups)], axis=-1)
+  candidates = jnp.concatenate([_by_group(log_probs, groups), _by_group(ended_log_probs, groups)], axis=-1)
   size = log_probs.shape[1] // groups
   return jnp.repeat(jax.lax.top_k(candidates, size)[0][..., -1], size, axis=-1)
 
@@ -299,7 +300,7 @@ def _take_beams(x: jax.Array, index: jax.Array) -> jax.Array:
   return jax.vmap(lambda x, index: x[index])(x, index)
 
 
-def _take_beams_first(carry: Any, index: jax.Array) -> Any:
+def _take_carry_beams(carry: Any, index: jax.Array) -> Any:
   """The leaves [K, B, ...] of a carry at the beams `index` [B, K]."""
   sources = jnp.arange(index.shape[0])[None]
   return jax.tree.map(lambda x: x[index.T, sources], carry)

@@ -56,7 +56,7 @@ class StreamPosition(NamedTuple):
   Attributes:
     position: the last source position read so far.
     window: the memory of the positions that end there; masked as a whole past the end of the source.
-    is_past_end: whether the source has ended.
+    is_past_end: whether the decoder has moved past the last position of the source.
   """
 
   position: int
@@ -147,7 +147,11 @@ def _read(model: EncoderDecoder, states: Any, window: Memory, ids: jax.Array):
 
 
 def _step(model: EncoderDecoder, carry: Any, token: jax.Array, window: Memory, is_last: jax.Array):
-  """Computes one decoder step at the end of the window; returns the carry, the next token [1], and weights [1, S]."""
+  """Computes one decoder step at the end of the window.
+
+  Returns:
+    The carry, the next token [1], and weights [1, lookback + 1].
+  """
   carry, outputs = model.step(model.decoder.cell.move_to_end(carry, window), token, SourceMemory(window))
   return carry, search.greedy_token(outputs.logits, is_last), outputs.weights
 
@@ -179,7 +183,7 @@ def _row_name(module: Any, table: Mapping[str, type]) -> str:
 
 REQUIREMENTS = (
   Requirement(
-    'a decoder that attends and starts without the end of its source',
+    'a decoder that attends and can start before its source is complete',
     'model.decoder',
     lambda model: model.traits.starts_without_source,
     lambda model: _row_name(getattr(model.decoder, 'cell', model.decoder), DECODERS),
@@ -190,7 +194,7 @@ REQUIREMENTS = (
     ],
   ),
   Requirement(
-    'an alignment that decides on each position without those after it',
+    'an alignment that selects positions independently of later ones',
     'model.attention.alignment',
     lambda model: model.decoder.attention.resolved_alignment.lookback is not None,
     lambda model: model.decoder.attention.alignment,
@@ -211,7 +215,7 @@ REQUIREMENTS = (
     lambda: ['1'],
   ),
   Requirement(
-    'an encoder that reads its source once, from the start',
+    'an encoder that can encode its source in parts',
     'model.encoder',
     lambda model: isinstance(model.encoder, ReadsInParts) and model.encoder.incremental,
     lambda model: _row_name(model.encoder, ENCODERS),

@@ -37,7 +37,7 @@ def masked_top_k(logits: jax.Array, allowed: np.ndarray, count: int) -> tuple[ja
   none of them, so one more block is searched for each block with ids that are not allowed.
 
   Args:
-    logits: [..., V].
+    logits: [..., V], or padded by `pad_to_blocks`.
     allowed: [V] bool.
     count: number of results; V if V is smaller.
 

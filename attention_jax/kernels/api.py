@@ -1,4 +1,4 @@
-"""`attend` and the table of its implementations: 'xla' is the reference, and the others compute the same function."""
+"""`attend` and the table of its implementations: 'xla' is the definition, and the others compute the same function."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -38,8 +38,8 @@ class Implementation(NamedTuple):
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
   'auto': Implementation(
-    'the fastest implementation for these sizes on this machine, as measured; without a measurement `xla`, or '
-    '`chunked` where `xla` needs too much memory',
+    'the fastest of the others for these sizes, by measurements on CPUs and by estimates on accelerators; `chunked` '
+    'where `xla` needs too much memory',
     auto.attend,
     auto.attend_step,
     auto.unsupported_reason,
@@ -122,8 +122,8 @@ def attend(
 ) -> Attended:
   """weights = alignment(score(query, key) + bias, mask); context = weights @ value.
 
-  Queries are scanned in order if the score or the alignment takes `previous`, `coverage`, `step` or `state`, and
-  are processed all at once otherwise. Batch axes are vmapped.
+  Queries are scanned in order if the score or the alignment takes `previous`, `coverage`, `step` or `state`, except by
+  'window', and are processed all at once otherwise. Batch axes are vmapped.
 
   Args:
     query: [..., T, Dq]; the leading axes of query, key and value broadcast to each other.
@@ -138,7 +138,7 @@ def attend(
     rng: a PRNG key, consumed; required by variants that sample.
     deterministic: whether to use the test-time behaviour of variants that have one.
     implementation: a key of IMPLEMENTATIONS; every implementation computes exactly this function or raises.
-    return_weights: whether to return the weights; they never change the context.
+    return_weights: whether to return the weights; does not affect the context.
 
   Returns:
     Attended(context [..., T, V], weights [..., T, S] float32 or None).

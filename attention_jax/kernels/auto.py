@@ -1,12 +1,12 @@
-"""Implementation 'auto': the fastest implementation for these sizes on this platform. It alone may choose.
+"""Implementation 'auto': selects an implementation by sizes and platform. The others never select another one.
 
-MIN_SCORES holds the sizes from which a candidate is used. On CPUs it is faster than the definition from there on,
-forward and backward, as `python -m experiments.benchmark --suites=crossing` measures. On accelerators they are
+MIN_SCORES holds the sizes from which a candidate is used. On CPUs a candidate is faster than the definition from there
+on, forward and backward, as `python -m experiments.benchmark --suites=crossing` measures. On accelerators the sizes are
 estimates.
 
-It uses 'chunked' where the definition would store a large array [T, S, F] for the gradient, from LARGE scores on:
-slower, because it recomputes scores, but it fits in memory. Recurrent scores write and read [S, F] for every query;
-for these it uses 'chunked' from MIN_RECOMPUTE on.
+Without a candidate, 'auto' uses 'chunked' where the definition would store a large array [T, S, F] for the gradient,
+from LARGE scores on: 'chunked' is slower, because it recomputes scores, but fits in memory. Recurrent scores write and
+read [S, F] for every query; for these it uses 'chunked' from MIN_RECOMPUTE on, or from LARGE on without an entry.
 """
 
 from collections.abc import Callable, Mapping

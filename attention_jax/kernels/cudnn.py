@@ -1,12 +1,12 @@
 """Implementation 'cudnn': products q · k with softmax by NVIDIA's cuDNN kernel, called through jax.nn.
 
-The kernel computes in bfloat16 or float16 with float32 sums. It differs from our contract in four ways:
+The kernel computes in bfloat16 or float16 with float32 sums. It differs from the definition in four ways:
 
 - Queries, keys and values must have one width, and even lengths: they are padded with zeros, which are masked.
 - A query whose positions are all masked gets uniform weights: its context is set to zeros.
-- Its bias has the type of the operands, and jax.nn gives masked positions a bias of -0.7 of the largest number of that
+- The bias has the type of the operands, and jax.nn gives masked positions a bias of -0.7 of the largest number of that
   type: a bias is clipped to half of the largest number.
-- It returns no weights, and the gradient of a bias for one sequence only: both are computed by the formula, in
+- The kernel returns no weights, and the gradient of a bias for one sequence only: both are computed by the formula, in
   float32. XLA removes this computation where neither is used.
 
 The kernel is called once for a whole batch: under vmap the mapped axes become sequences where each has its own mask,
@@ -51,10 +51,9 @@ def unsupported_inputs(score: Row, params, query: jax.Array, memory: Memory) -> 
     score: a table row of the form Product.
     params, query, memory: as for `attend`.
   """
-  dtype = memory.value.dtype
-  for x in (query, memory.key, memory.value):
-    if x.dtype != dtype or x.dtype.name not in TYPES:
-      return f'query, key and value must all be {" or ".join(TYPES)}, got {x.dtype}'
+  types = [x.dtype.name for x in (query, memory.key, memory.value)]
+  if len(set(types)) > 1 or types[0] not in TYPES:
+    return f'query, key and value must all be {" or all ".join(TYPES)}, got {", ".join(types)}'
   _, k = jax.eval_shape(functools.partial(score_terms, score.form.fn), params, query, memory)
   width = max(k.shape[-1], memory.value.shape[-1])  # a score may project keys to another width
   if width > MAX_WIDTH:
@@ -78,7 +77,8 @@ def attend(
   """Attends with the cuDNN kernel. Same arguments as `functional.attend.attend`.
 
   Raises:
-    UserError: if queries, keys and values do not have one of TYPES in common, or have more than MAX_WIDTH features.
+    UserError: if queries, keys and values do not have one of TYPES in common, or have more than MAX_WIDTH features,
+      and for symbolic sizes.
   """
   require_fixed_sizes('cudnn', query, memory)
   if reason := unsupported_inputs(score, params, query, memory):
@@ -188,7 +188,7 @@ def _bias_gradient(q, k, v, mask, bias, g) -> jax.Array:
 
 
 def _call_kernel(q, k, v, mask, bias) -> jax.Array:
-  """Pads the operands to sizes that the kernel accepts. Same shapes as `_forward`."""
+  """Calls the kernel, with operands padded to sizes that it accepts. Same shapes as `_forward`."""
   width = -(-max(q.shape[-1], v.shape[-1]) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
 
   def pad_lengths(x):

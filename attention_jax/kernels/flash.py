@@ -3,14 +3,14 @@
 Neither the weights nor their gradients are stored: each block of them is computed from its queries and keys, used and
 discarded. The backward pass computes it again, from the largest score of each query and the sum of its exponentials.
 These two are stored separately, because a log-sum-exp would lose the log of the sum to rounding if the score is large.
-Blocks that are masked for all their queries are skipped: up to half of all blocks under a causal mask. The mask is read
-for partly masked blocks only.
+Blocks that are masked for all their queries are skipped: up to half of all blocks under a causal mask. After the
+blocks are classified, the mask is read for partly masked ones only.
 
 Blocks have shape [keys, queries]. Maxima and sums then run along the first axis, which compilers vectorise, and every
-product has its operands in the order that CPUs multiply fastest. The sequences of a batch and heads run one after the
+product has its operands in the order that CPUs multiply fastest. The sequences and heads of a batch run one after the
 other: the working set is that of one sequence and head, and each of its products is large enough for all cores.
 
-If weights are requested, the array [T, S] is computed separately. Dropout multiplies them by factors [T, S],
+If weights are requested, the array [T, S] is computed separately. Dropout multiplies weights by factors [T, S],
 sampled beforehand and equal to those of the definition: with dropout, memory grows with T S. Second derivatives are not
 supported.
 """

@@ -1,4 +1,4 @@
-"""Blocks of queries and keys for implementation 'flash': their sizes, which are masked, and in which order they run."""
+"""Blocks of queries and keys for implementation 'flash': sizes, classification by the mask, and order."""
 
 import functools
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from jax.custom_batching import sequential_vmap
 from attention_jax.functional.masking import vary_like
 from attention_jax.kernels.sharding import shard_over_rows
 
-BLOCK = 512  # queries, and keys, of a block
+BLOCK = 512  # maximum number of queries, and of keys, in a block
 # Numbers of unmasked blocks of keys that one product covers. With 64 features on two cores, products of 1024 keys ran
 # at 1.2 times the rate of products of 512, and the scores of 2048 keys exceed the second level of the cache.
 SPANS = (2, 1)
@@ -119,7 +119,7 @@ class Blocks(NamedTuple):
 
   @property
   def kinds(self) -> list[tuple[int, bool]]:
-    """Kinds of blocks that run one after the other: how many blocks of keys, and whether they may be masked."""
+    """Kinds of blocks that run one after the other: number of blocks of keys, and whether positions may be masked."""
     return [*((span, False) for span in SPANS if span <= self.num_key_blocks), (1, True)]
 
   def schedule(self, live: jax.Array, full: jax.Array) -> Schedule:
@@ -150,7 +150,7 @@ class Blocks(NamedTuple):
     for (span, has_masked), (order, count) in zip(self.kinds, schedule, strict=True):
       run = functools.partial(step, span, has_masked)
       if span == self.num_key_blocks:
-        # Not a loop: nothing in its body would depend on the index, and XLA would run it before the loop in any case.
+        # Not a loop: its body would not depend on the index, and XLA would hoist and run it even if `count` is 0.
         carry = jax.lax.cond(count > 0, functools.partial(run, 0), lambda carry: carry, carry)
       else:
         carry = jax.lax.fori_loop(0, count, lambda n, carry, run=run, order=order: run(order[n], carry), carry)

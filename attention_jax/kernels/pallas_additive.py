@@ -98,7 +98,7 @@ def attend(
   """Attends with the Pallas kernels. Same arguments as `functional.attend.attend`.
 
   Raises:
-    UserError: for float64, which the kernels would round.
+    UserError: for float64, which the kernels would round, and for symbolic sizes.
   """
   require_fixed_sizes('pallas_additive', query, memory)
   if reason := unsupported_inputs(score, params, query, memory):
@@ -199,7 +199,7 @@ class Plan(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attended(plan: Plan, q, k, v, masked_bias, factors, value) -> tuple[jax.Array, jax.Array | None]:
-  """weights = factors · softmax over s of (v · tanh(q + k) + masked_bias); context = weights @ value. All float32.
+  """weights = factors · softmax_s(v · tanh(q + k) + masked_bias); context = weights @ value. All float32.
 
   Args:
     plan: fixed properties of the programs.

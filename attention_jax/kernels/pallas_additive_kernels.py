@@ -13,7 +13,7 @@ from attention_jax.functional.masking import min_finite
 
 
 class Tile(NamedTuple):
-  """Sizes of the blocks of a program, all powers of 2: a GPU requires it, and products on a GPU at least 16 rows.
+  """Sizes of the blocks of a program, all powers of 2, as a GPU requires; its products need at least 16 rows.
 
   Attributes:
     queries: queries of a program.
@@ -30,7 +30,7 @@ class Tile(NamedTuple):
   values: int
 
   def split_keys(self, size: int) -> tuple[int, int]:
-    """Splits `size` keys into spans of nearly equal size; returns their number and the keys of each, whole steps."""
+    """Splits `size` keys into equal spans, padded to whole steps; returns their number and the keys of each."""
     spans = -(-size // self.span)
     return spans, round_up(-(-size // spans), self.keys)
 
@@ -39,11 +39,12 @@ def context_kernel(has_dropout: bool, tile: Tile, q, k, v, masked_bias, value, *
   """Computes the sums of a softmax online, over a span of keys, for a block of queries.
 
   Args:
-    has_dropout: whether `refs` begin with the factors of dropout [rows, keys].
+    has_dropout: whether `refs` begin with the factors of dropout [rows, span].
     tile: sizes of the blocks.
     q, k, v, masked_bias, value: inputs, see `pallas_additive.attended`.
-    *refs: outputs: the sum of values weighted by exponentials [rows, V], the largest score [rows, 1], the sum of
-      exponentials relative to it [rows, 1] and, if weights are requested, the scores [rows, keys].
+    *refs: outputs, after any factors: the sum of values weighted by exponentials [rows, V], the largest score
+      [rows, 1], the sum of exponentials relative to it [rows, 1] and, if weights are requested, the scores
+      [rows, span].
   """
   factors = refs[0] if has_dropout else None
   value_sums, max_scores, exp_sums, *scores_refs = refs[1:] if has_dropout else refs

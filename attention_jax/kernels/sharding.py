@@ -13,8 +13,8 @@ def shard_over_rows(fn: Callable) -> Callable:
   """Wraps `fn` so that under a mesh every device runs it for its own part of the mapped axes.
 
   XLA cannot partition a Pallas program, nor a loop over rows: without this wrapper it gathers all rows on every device,
-  or fails. Under a mesh (jax.set_mesh) the wrapped function is a jax.shard_map. A jax.vmap around it
-  partitions its rows if it has an spmd_axis_name, see `batch_mesh_axis`.
+  or fails. Under a mesh (jax.set_mesh) the wrapped function runs in a jax.shard_map. A jax.vmap of the wrapped
+  function partitions the rows if the vmap has an spmd_axis_name, see `batch_mesh_axis`.
 
   Args:
     fn: a function of arrays or trees of arrays.

@@ -6,7 +6,8 @@ from jax.export import is_symbolic_dim
 from attention_jax.errors import UserError
 from attention_jax.functional.attend import Memory
 
-ANY_SIZE = ('xla', 'chunked', 'auto')  # support symbolic sizes for every pair; 'factored' does for its own
+# These support symbolic sizes for every pair; 'factored' supports them for additive scores.
+ANY_SIZE = ('xla', 'chunked', 'auto')
 
 
 def has_symbolic_sizes(query: jax.Array, memory: Memory) -> bool:

@@ -1,4 +1,4 @@
-"""What kernels are traced for: this machine, another platform, or a count of the products of matrices."""
+"""The target for which kernels are traced: this machine, another platform, or a count of matrix products."""
 
 import contextlib
 import functools
@@ -39,7 +39,10 @@ def count_products() -> Iterator[None]:
 
 
 def countable(attend: Callable) -> Callable:
-  """Wraps the `attend` of a kernel, whose traced program does not show how many products of matrices it computes."""
+  """Wraps the `attend` of a kernel so that `count_products` traces the definition in its place.
+
+  The traced program of such a kernel does not show how many products of matrices it computes.
+  """
 
   @functools.wraps(attend)
   def attend_or_count(*args, **options):

@@ -26,7 +26,7 @@ from attention_jax.kernels.symbolic import require_fixed_sizes
 def unsupported_reason(score: Row, alignment: Row) -> str:
   """Returns the reason why this pair is not supported, or ''."""
   if not isinstance(alignment.form, LocalWindow) or alignment.at_test:
-    return 'the alignment is not local_m or local_p'
+    return 'the alignment is not local_m or local_p without dropout'
   if not score.is_pointwise:
     return 'the score of a position depends on more than the query and the key of that position'
   return ''

@@ -3,7 +3,7 @@
 Every cell has the same methods:
 
 - remember(encoded) -> memory, computed once per source; start(encoded, memory) -> carry;
-- share(memory, hypotheses, max_length) -> memory: the same for several hypotheses of each source, with products that
+- share(memory, hypotheses, max_length) -> memory: the memory for several hypotheses of each source, with products that
   their steps can share;
 - project_inputs(embeddings [B, T, E]) -> inputs [B, T, ...]: the computation before the recurrence, for all steps at
   once;
@@ -47,7 +47,7 @@ class Cell(nn.Module):
     attention: attention over the memory.
     rnn: a row of RECURRENCES.
     features, layers, residual, dropout, dtype: fields of the recurrent stack.
-    bridge: whether the initial states are a learned function of the encoder's final states. Otherwise they are zeros,
+    bridge: whether the initial states depend on the encoder's final states, see `initial`. Otherwise they are zeros,
       and decoding may start before the source is complete.
     initial: how the initial states depend on the encoder, a row of initial_states.INITIAL_STATES.
   """
@@ -160,7 +160,7 @@ def max_of_pairs(units: jax.Array) -> jax.Array:
 
 
 def average_heads(weights: jax.Array, heads: int) -> jax.Array:
-  """Averages the weights [B, N, ..., S] of several heads to [B, ..., S]."""
+  """Averages the weights [B, N, ..., S] of several heads to [B, ..., S]; those of a single head have no axis N."""
   return weights if heads == 1 else weights.mean(1)
 
 

@@ -46,7 +46,7 @@ class Classifier(nn.Module):
 
   Attributes:
     embedding: module from ids to vectors.
-    encoder: spec of ENCODERS, for words (of each sentence, if there are two levels) and for sentences.
+    encoder: spec of ENCODERS, for words and, if there are two levels, for sentences.
     pooling: spec of POOLINGS.
     attention: configuration of the attention of the pooling.
     labels: number of labels, L.
@@ -325,7 +325,8 @@ def build_classifier(model: Mapping[str, Any], words: int, labels: int) -> Class
     A Classifier without parameters.
 
   Raises:
-    UserError: if a field, a spec or an option is unknown or out of range, or if the alignment needs a sequence loss.
+    UserError: if a field, a spec or an option is unknown or out of range, or if the alignment is not
+      trained by backpropagation alone.
   """
   options = ClassifierConfig(**{field.name: model[field.name] for field in dataclasses.fields(ClassifierConfig)})
   check_fields(options, 'config.model')

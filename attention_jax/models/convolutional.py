@@ -5,6 +5,7 @@ The equations are those of the paper's text. Differences from it:
 - Dropout is applied to embeddings before positions are added.
 - Embeddings have the initialiser of all models of this package, not a standard deviation of 0.1.
 - The output layer is not weight-normalised.
+- Contexts are projected to the width of the layer, as in the authors' code.
 
 The authors' code differs from the text, and from this module, in two ways: it multiplies three more sums by √0.5 (query
 and embedding; memory and embedding, which are the values; layer output and context), and it divides the gradient of the
@@ -229,8 +230,8 @@ class ConvDecoderLayer(nn.Module):
     query = Normed(embedded.shape[-1], dtype=self.dtype, name='query')(h) + embedded
     attention_carry, context, weights = attend(query)
     # The mean of m independent vectors has 1 / m of their variance; m √(1 / m) restores it (section 3.4).
-    real = memory.mask.sum(-1).reshape((x.shape[0],) + (1,) * (context.ndim - 1))
-    context = context * jnp.sqrt(real).astype(context.dtype)
+    num_unmasked = memory.mask.sum(-1).reshape((x.shape[0],) + (1,) * (context.ndim - 1))
+    context = context * jnp.sqrt(num_unmasked).astype(context.dtype)
     h = h + Normed(self.features, dtype=self.dtype, name='back')(context)
     return attention_carry, average_residual(h, x), with_head_axis(weights, self.attention.heads)
 

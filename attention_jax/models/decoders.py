@@ -71,7 +71,7 @@ class Decoder(nn.Module):
 
   @property
   def attentions(self) -> tuple[Attention, ...]:
-    """Attention of each layer over the memory, of which there is one."""
+    """The attention over the memory, as a tuple of length 1."""
     return (self.attention,)
 
   def with_attentions(self, attentions: Sequence[Attention]) -> 'Decoder':

@@ -1,4 +1,4 @@
-"""Several objects in one picture by glimpses: a deep recurrent attention model. Ba, Mnih & Kavukcuoglu 2015."""
+"""Deep recurrent attention model of several objects in one picture. Ba, Mnih & Kavukcuoglu 2015."""
 
 import flax.linen as nn
 import jax
@@ -16,7 +16,7 @@ class DeepGlimpseNetwork(nn.Module):
   Ba, Mnih & Kavukcuoglu 2015, section 3: g = G_image(x) * G_loc(l), r¹ = LSTM(g), r² = LSTM(r¹), l ~ N(tanh(U r²),
   deviation²), and after every `glimpses` glimpses a label from r¹. The context, a coarse picture of `size` x `size`
   pixels, is the first state of r² alone, so that labels depend on what was read in glimpses. The first location is an
-  input, as in GlimpseNetwork, and G_image is one layer.
+  input, as in GlimpseNetwork, and G_image has one hidden layer.
 
   Attributes:
     labels: number of labels, L.

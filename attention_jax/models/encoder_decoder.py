@@ -96,7 +96,7 @@ class EncoderDecoder(nn.Module):
 
   Attributes:
     encoder: a module of ENCODERS or IMAGE_ENCODERS.
-    decoder: a decoder of DECODERS.
+    decoder: a decoder, as `decoder_of` returns it.
     embedding: embedding of the target.
     output: an output layer of OUTPUTS.
   """
@@ -179,7 +179,7 @@ class EncoderDecoder(nn.Module):
       carry: carry of the previous step.
       token: ids of the previous tokens, [B].
       memory: memory, as `start` returns it.
-      shortlist: the only tokens of the search, as `select` returns them; tokens are then numbers of its entries.
+      shortlist: the only tokens of the search, as `select` returns them; tokens are then positions in the list.
 
     Returns:
       The next carry, and outputs for the next token: logits [B, V], or [B, V'] of a shortlist, and weights [B, S].
@@ -270,7 +270,7 @@ class EncoderDecoder(nn.Module):
 
 
 def _token_ids(token: jax.Array, shortlist: Shortlist | None) -> jax.Array:
-  """Ids of tokens, which are numbers of entries if there is a shortlist."""
+  """Ids of tokens, which are positions in the shortlist if there is one."""
   return shortlist.ids[token] if shortlist else token
 
 
@@ -285,7 +285,8 @@ class ModelConfig:
     embedding: features of the source and target embeddings.
     share_embeddings: whether source and target share the embeddings, which requires a shared vocabulary.
     dropout: dropout rate of embeddings; in recurrent models also of the memory, between layers and before the output
-      layer; in Transformers also of the results of sublayers.
+      layer; in Transformers also of the results of sublayers; in convolutional models also of the inputs of layers and
+      before the output layer.
     dtype: dtype of the computation, 'float32' or 'bfloat16'; parameters are float32.
   """
 

@@ -28,8 +28,8 @@ class LayerOutput(NamedTuple):
   Attributes:
     outputs: [B, S, F].
     state: state after the last step.
-    weights: weights over the own past, as in Encoded.
-    ponder: numbers of updates, as in Encoded.
+    weights: weights of each position over those read before it, as in Encoded.
+    ponder: numbers of updates and their cost, as in Encoded.
   """
 
   outputs: jax.Array

@@ -28,7 +28,7 @@ def copied(stack: RecurrentStack, encoded: Encoded) -> tuple[State, ...]:
   """The last states of the encoder, layer by layer. Sutskever et al. 2014; Luong et al. 2015, section 2.
 
   Raises:
-    UserError: unless the encoder has one direction and the layers of the decoder.
+    UserError: unless the encoder has one direction, and the recurrence, layers and features of the decoder.
   """
   states = encoded.states or FinalStates()
   layers = states.forward or states.backward

@@ -45,7 +45,7 @@ class StepTrace(NamedTuple):
   """Result of one step of the recurrence, an input of `compute_outputs`.
 
   Attributes:
-    state: state of the highest layer, [..., H].
+    state: state of the highest layer, [..., H]; of Bahdanau with `previous`, the state before the step.
     context, weights, alignment: context, weights and private state of the attention; () if it is not in the recurrence.
   """
 

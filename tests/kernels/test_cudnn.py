@@ -166,8 +166,9 @@ def test_unsupported_platform_and_alignment_raise():
 
 def test_unsupported_types_and_widths_raise(xla_kernel):
   mixed = (*make_inputs(jnp.float32)[:2], make_inputs()[2])
-  for inputs in (make_inputs(jnp.float32), mixed):
-    with pytest.raises(aj.UserError, match="must all be bfloat16 or float16, got float32; use 'flash'"):
+  for inputs, value_type in ((make_inputs(jnp.float32), 'float32'), (mixed, 'bfloat16')):
+    message = f"must all be bfloat16 or all float16, got float32, float32, {value_type}; use 'flash'"
+    with pytest.raises(aj.UserError, match=message):
       attend('cudnn', inputs)
   with pytest.raises(aj.UserError, match='features must be at most 128, got 130'):
     attend('cudnn', make_inputs(features=130))
