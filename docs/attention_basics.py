@@ -178,7 +178,7 @@ np.testing.assert_allclose(attended.weights[0], [0, 1, 0, 0], atol=1e-6)
 np.testing.assert_allclose(attended.context[0], [5, 0, 1], atol=1e-6)
 
 # %% [markdown]
-# The same by hand for two sums that are often shown in lectures: the softmax of `[12, -1, 0.4, 5, 2]`, and the query
+# Two more examples that are often shown in lectures: the softmax of `[12, -1, 0.4, 5, 2]`, and the query
 # `[5, 1, 20]` with four annotations, whose scores are so large that e to their power overflows. Softmax is the same
 # when a constant is subtracted from all scores, so programs subtract the largest one.
 
@@ -197,7 +197,8 @@ print('weights', weights, 'context', weights @ annotations)
 
 # %% [markdown]
 # Weights of exactly 0 and 1 have a price: their **gradient** is 0 as well, and the model does not learn where to
-# attend. A temperature τ divides the scores before softmax. That is why scores are scaled (section 4).
+# attend. A temperature τ, which divides the scores before softmax, keeps the gradient. This is why scores are scaled
+# (section 4).
 
 # %%
 example_scores = jnp.array([15.0, 60.0, 15.0, 35.0])
@@ -285,8 +286,8 @@ np.testing.assert_allclose(deviations['scaled_dot'], 1, rtol=0.15)
 #
 # **A stack is not a sum.** Articles write additive attention as `w · tanh([W_a h_dec; W_b h_enc])`, where the
 # brackets stack both projections. tanh acts on each entry alone, so this is `w₁ · tanh(W_a h_dec) + w₂ · tanh(W_b
-# h_enc)`. The first term is the same for every position, and softmax does not see it: **the weights do not depend on
-# the query**.
+# h_enc)`. The first term is the same for every position, so that softmax does not change with it: **the weights do
+# not depend on the query**.
 
 # %%
 W_dec = 0.5 * jax.random.normal(jax.random.key(7), (5, D))
@@ -317,9 +318,9 @@ for axis, score in zip(axes, (stacked, summed), strict=True):
     assert abs(weights[0] - weights[1]).max() > 0.005
 
 # %% [markdown]
-# Meant is the **sum** inside of tanh. Bahdanau et al. 2015 write v · tanh(W s + U h) with two matrices. Luong et al.
-# 2015 write v · tanh(W [h_t; h_s]): there the states are stacked **before** the product, and W = [W₁ W₂] is two
-# matrices side by side, so this is the same sum.
+# The intended formula has the **sum** inside of tanh. Bahdanau et al. 2015 write v · tanh(W s + U h) with two
+# matrices. Luong et al. 2015 write v · tanh(W [h_t; h_s]): there the states are stacked **before** the product, and
+# W = [W₁ W₂] is two matrices side by side, so this is the same sum.
 #
 # **One matrix over a sum ties both projections.** `v · tanh(W (h_dec + h_enc))` is a third formula. It has one matrix
 # for two roles: exchanging query and key changes nothing.
@@ -432,18 +433,18 @@ def luong_step(state, word):
 
 
 other_word = -word
-same = bahdanau_step(state, word)[1] - bahdanau_step(state, other_word)[1]
-different = luong_step(state, word)[2] - luong_step(state, other_word)[2]
-print('change of the weights by the input word: Bahdanau', abs(same).max(), 'Luong', abs(different).max())
-assert abs(same).max() == 0  # the query is older than the input of the step
-assert abs(different).max() > 0.001
+bahdanau_change = bahdanau_step(state, word)[1] - bahdanau_step(state, other_word)[1]
+luong_change = luong_step(state, word)[2] - luong_step(state, other_word)[2]
+print('change of the weights by the input word: Bahdanau', abs(bahdanau_change).max(), 'Luong', abs(luong_change).max())
+assert abs(bahdanau_change).max() == 0  # the query is older than the input of the step
+assert abs(luong_change).max() > 0.001
 
 # %% [markdown]
 # ## 9. Self-attention and the Transformer
 #
 # In self-attention the queries are the positions of the sequence itself: each position reads all others in one step,
-# where a recurrent network needs as many steps as they are apart. Multi-head attention (Vaswani et al. 2017) does so
-# several times with projections to a few features, so that one position can read several things.
+# where a recurrent network needs as many steps as the positions are apart. Multi-head attention (Vaswani et al. 2017)
+# does so several times with projections to a few features, so that one position can read several things.
 
 # %%
 x = jax.random.normal(jax.random.key(19), (1, 6, 8))  # [B, S, D]
