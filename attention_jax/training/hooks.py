@@ -41,8 +41,8 @@ class FiniteGuard:
 
   It fetches the values of all updates since its last check whenever one of the other hooks is due. For an update that
   is not finite, it stores the batch and raises UserError. If the training step has skipped the update, it logs a line
-  instead of the error: for at most MAX_SKIPPED updates in a row, of which it stores the first MAX_STORED batches. Spikes
-  of the loss are logged with their rows.
+  instead of the error: for at most MAX_SKIPPED updates in a row, of which it stores the first MAX_STORED batches.
+  Spikes of the loss are logged with their rows.
 
   Args:
     intervals: the intervals of the other hooks, see `is_due`.
