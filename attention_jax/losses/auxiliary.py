@@ -1,8 +1,8 @@
-"""Auxiliary losses, added to the cross entropy: `training.auxiliary='guided(weight=0.5) + coverage'`.
+"""Auxiliary losses, added to the objective: `training.auxiliary='guided(weight=0.5) + coverage'`.
 
 An auxiliary loss is `f(outputs, batch, running, *, options) -> [] float32`, a sum over the real target or source tokens
-of the batch; losses of classifiers are sums over the real documents or their words. `running` holds the running means
-that its row names. Masked positions affect neither the value nor the gradient.
+of the batch; losses of classifiers are sums over the real documents, or over their words and sentences. `running` holds
+the running means that its row names. Masked positions affect neither the value nor the gradient.
 """
 
 import functools
@@ -39,7 +39,8 @@ class AuxiliaryLoss(NamedTuple):
     running: names of the RUNNING_METRICS whose running means it uses.
     weight: its factor in the total; an option of every row.
     after: number of updates before it joins the total; an option of every row.
-    metrics: what else is logged, by name: f(outputs, batch) -> a sum over the real target tokens.
+    metrics: further metrics to log, by name: f(outputs, batch) -> a sum over the real target tokens, or of a classifier
+      over the real documents.
   """
 
   fn: Callable[..., jax.Array]
@@ -52,7 +53,7 @@ class AuxiliaryLoss(NamedTuple):
   metrics: Mapping[str, Callable[..., jax.Array]] = types.MappingProxyType({})
 
   def contribution(self, value: jax.Array, update: int | jax.Array) -> jax.Array:
-    """Returns the term that this update minimises.
+    """Returns the term that the loss adds to the total at an update: 0 in the first `after` updates.
 
     Args:
       value: value of the loss.
@@ -72,7 +73,7 @@ def coverage(outputs, batch, running: RunningMeans) -> jax.Array:
 
 
 def doubly_stochastic(outputs, batch, running: RunningMeans) -> jax.Array:
-  """Σ_s (1 − Σ_t w_ts)²: the total attention to every position is about 1. Xu et al. 2015, equation 14.
+  """Σ_s (1 − Σ_t w_ts)²: pulls the total attention to every position towards 1. Xu et al. 2015, equation 14.
 
   Arguments: see AuxiliaryLoss.
   """
@@ -113,25 +114,25 @@ def reinforce(
 ) -> jax.Array:
   """REINFORCE for sampled alignments: the reward of a sample is log p(y) of its token and the tokens after it.
 
-  The baseline is the running mean of the log-likelihood per token, times the number of remaining tokens. Xu et al.
-  2015, section 4.1, with discount=1. The entropy bonus is λ Σ_t H_t of the alignment `hard_once`, whose state has the
-  entropies; of `hard` it is the estimate of that by the log-probabilities of the samples.
+  The baseline is this reward with the running mean of the log-likelihood per token in place of each log p(y). Xu et al.
+  2015, section 4.1, with discount=1. The entropy bonus is λ Σ_t H_t, where λ is the option `entropy`. The state of the
+  alignment `hard_once` contains the entropies H_t; for `hard`, the log-probabilities of the samples estimate them.
 
   Args:
     outputs: ModelOutput, whose state is the sum of the log-probabilities of the samples so far, [B, T, N], or
       sampling.Samples of such arrays.
     batch: the batch.
     running: the running mean 'log_likelihood'.
-    entropy: weight of the entropy bonus.
+    entropy: λ, the weight of the entropy bonus.
     discount: factor of the rewards per token of distance. At 0 a sample is rewarded for the token of its step only, and
       not for later tokens that depend on it.
 
   Raises:
     UserError: if the state of the alignment holds no log-probabilities of samples.
   """
-  is_once = isinstance(outputs.state, Samples)
-  log_probs = outputs.state.log_prob if is_once else outputs.state
-  if getattr(log_probs, 'ndim', 0) != 3:
+  has_entropies = isinstance(outputs.state, Samples)
+  log_prob_sums = outputs.state.log_prob if has_entropies else outputs.state
+  if getattr(log_prob_sums, 'ndim', 0) != 3:
     expected = ', '.join(name for name, row in ALIGNMENTS.items() if row.required_loss == 'reinforce')
     raise UserError(
       f'auxiliary loss reinforce needs a sampled alignment that is trained by it; expected one of: {expected}'
@@ -141,16 +142,16 @@ def reinforce(
   def of_each_step(sums):
     return jnp.where(mask, jnp.diff(sums.astype(jnp.float32), axis=1, prepend=0).sum(axis=-1), 0.0)
 
-  draws = of_each_step(log_probs)
-  bonus = entropy * jnp.sum(of_each_step(outputs.state.entropy)) if is_once else 0.0
+  log_probs = of_each_step(log_prob_sums)
+  bonus = entropy * jnp.sum(of_each_step(outputs.state.entropy)) if has_entropies else 0.0
   baseline = jax.vmap(lambda means: latent.rewards_to_go(means, discount))(running['log_likelihood'] * mask)
-  sampled_entropy = 0.0 if is_once else entropy
-  surrogate = jax.vmap(functools.partial(latent.reinforce, entropy=sampled_entropy, discount=discount))
-  return -jnp.sum(surrogate(draws, log_likelihoods(outputs, batch), baseline)) - bonus
+  estimated_entropy_weight = 0.0 if has_entropies else entropy
+  surrogate = jax.vmap(functools.partial(latent.reinforce, entropy=estimated_entropy_weight, discount=discount))
+  return -jnp.sum(surrogate(log_probs, log_likelihoods(outputs, batch), baseline)) - bonus
 
 
 def ponder(outputs, batch, running: RunningMeans) -> jax.Array:
-  """Σ_t N_t + R_t over the real source positions of all layers with adaptive computation time. Graves 2016, section 2.
+  """Σ_t (N_t + R_t) over real source positions and all layers with adaptive computation time. Graves 2016, section 2.
 
   The weight is τ of the paper.
 
@@ -163,7 +164,7 @@ def ponder(outputs, batch, running: RunningMeans) -> jax.Array:
 
 
 def ponder_of_documents(outputs, batch, running: RunningMeans) -> jax.Array:
-  """Σ_t N_t + R_t over all steps of layers with adaptive computation time, words and sentences. Graves 2016.
+  """Σ_t (N_t + R_t) over all steps (words and sentences) of layers with adaptive computation time. Graves 2016.
 
   Arguments: see AuxiliaryLoss.
 
@@ -174,7 +175,7 @@ def ponder_of_documents(outputs, batch, running: RunningMeans) -> jax.Array:
 
 
 def _ponder_cost(outputs, is_real: jax.Array) -> jax.Array:
-  """The ponder cost of real rows [B]; it is 0 at masked positions."""
+  """The ponder cost of the rows for which `is_real` [B] is True; masked positions have cost 0."""
   return sum(jnp.sum(layer.cost * is_real[:, None]) for layer in _ponder_of(outputs))
 
 
@@ -254,7 +255,7 @@ def auxiliary_losses(
     table: rows by name; by default LOSSES.
 
   Raises:
-    UserError: for an unknown name or option.
+    UserError: for specs that cannot be parsed, an unknown name or option, and a value outside its range.
   """
   table = LOSSES if table is None else table
   options_by_name = ({needed: {}} if needed else {}) | parse_sum(specs, 'auxiliary losses')

@@ -1,4 +1,4 @@
-"""The interface of an objective, and the likelihood, of which the other objectives are modifications."""
+"""The interface of objectives, helpers for them, and the objective `likelihood`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -16,8 +16,8 @@ class ObjectiveInputs(NamedTuple):
     model: the EncoderDecoder.
     params: its parameters.
     batch: a data Batch.
-    rngs: the rngs of the model.
-    rng: the rng of the objective itself.
+    rngs: the rngs of the model; None for a deterministic pass.
+    rng: the rng of the objective itself, or None.
     running: running means of the objective's own sums, see Objective.running.
     update: number of the update, from 1.
     compute_loss: ModelOutput for the batch's targets -> the sums 'loss', 'accuracy' and 'tokens' of cross entropy.
@@ -26,7 +26,7 @@ class ObjectiveInputs(NamedTuple):
   model: Any
   params: Any
   batch: Any
-  rngs: Mapping[str, jax.Array]
+  rngs: Mapping[str, jax.Array] | None
   rng: jax.Array | None
   running: Sums
   update: int | jax.Array
@@ -52,8 +52,7 @@ class ObjectiveOutput(NamedTuple):
   """Result of an objective.
 
   Attributes:
-    sums: sums as a loss returns them; 'loss' contains the cross entropy of each pass once, and 'cross_entropy' is added
-      where it differs from 'loss'.
+    sums: sums as a loss returns them. 'cross_entropy', the mean over the passes, is added where it differs from 'loss'.
     passes: the ModelOutput of each pass; auxiliary losses are added for each of them.
   """
 

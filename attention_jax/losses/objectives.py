@@ -50,7 +50,7 @@ def r_drop(*, alpha: NonNegative = 5.0) -> ObjectiveFn:
   the rows, which holds the logits of both passes in memory.
 
   Raises:
-    UserError: for a model without dropout, when the objective is called.
+    UserError: when the objective is called, for a model whose passes are deterministic.
   """
 
   def objective(inputs: ObjectiveInputs) -> ObjectiveOutput:
@@ -143,7 +143,7 @@ def scheduled_sampling(*, schedule: str = 'linear', temperature: NonNegative = 1
     temperature: temperature of the sampling; 0 selects the most probable token.
 
   Raises:
-    UserError: for an unknown schedule or option.
+    UserError: for an unknown schedule or option, and for a value outside its range.
   """
   reference_probability = build_from_spec(schedule, SAMPLING_SCHEDULES, 'schedule of scheduled_sampling')
 
@@ -195,7 +195,7 @@ def make_objective(spec: str) -> tuple[ObjectiveFn, tuple[str, ...]]:
 
 
 def build_from_spec(spec: str, table: Mapping[str, Callable], kind: str) -> Callable:
-  """Calls the function of `table` that a spec string selects with the options of the string.
+  """Calls the function of `table` that a spec string selects, with the options of the string.
 
   Args:
     spec: `'name'` or `'name(option=literal, ...)'`.

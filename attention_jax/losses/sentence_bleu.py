@@ -48,7 +48,7 @@ def _clipped_matches(equal: jax.Array, matching: jax.Array) -> jax.Array:
 
   Args:
     equal: [T, T], whether the n-grams of the hypothesis at i and j are equal.
-    matching: [T, R], whether that of the hypothesis at i equals that of the reference at j.
+    matching: [T, R], whether the n-gram of the hypothesis at i equals that of the reference at j.
   """
   earlier = jnp.sum(jnp.tril(equal, -1), axis=1)
   return jnp.sum(jnp.diagonal(equal) & (earlier < jnp.sum(matching, axis=1)))

@@ -1,4 +1,4 @@
-"""Losses as sums over real tokens: the step divides once, by the tokens of the whole global batch.
+"""Losses as sums over real tokens: the update divides once, by the tokens of the whole global batch.
 
 A loss returns `{'loss': [], 'tokens': [], ...}`, float32 sums over the batch. The quotient of 'loss' and 'tokens' is
 minimised; those of the other entries ('accuracy', auxiliary losses) are logged.
@@ -50,9 +50,9 @@ def cross_entropy(
 
 
 def replace_unreachable_targets(model, batch):
-  """Replaces the target words that the model cannot emit, because they occur in the source alone and it does not copy.
+  """Returns the batch with UNK in place of target ids from `model.output_size` on, which the model cannot emit.
 
-  Returns the batch with UNK in place of target ids from `model.output_size` on.
+  They are the out-of-vocabulary words of the source, if the model does not copy.
   """
   return batch._replace(target=oov_to_unk(batch.target, model.output_size(batch.source.shape[-1])))
 
@@ -60,15 +60,15 @@ def replace_unreachable_targets(model, batch):
 def output_loss(outputs, target: jax.Array, mask: jax.Array, smoothing: float = 0.0, copies: bool = False) -> Sums:
   """Returns the sums of `cross_entropy` for a model's outputs, without the logits of the whole batch if possible.
 
-  `linear_cross_entropy` computes them if the logits are those of a linear layer.
+  `linear_cross_entropy` computes the sums if the logits are those of a linear layer.
 
   Args:
     outputs: ModelOutput of all steps.
     target: [B, T] ids.
     mask: [B, T], True = real.
     smoothing: as in `cross_entropy`.
-    copies: whether the model copies. The mass is then spread over the tokens that can be emitted, because the number of
-      the others depends on the padding.
+    copies: whether the model copies. The smoothing is then a mean over the tokens that can be emitted, because the
+      number of the other tokens depends on the padding.
   """
   if not outputs.linear:
     smoothing_mask = emittable(outputs.logits) if copies and smoothing else None
@@ -87,7 +87,7 @@ def sequence_loss(model, smoothing: float = 0.0, auxiliary: str = '', objective:
     objective: a spec of objectives.OBJECTIVES. Without rngs the loss is the likelihood, whatever the objective.
 
   Raises:
-    UserError: for an unknown name or option.
+    UserError: for an unknown name or option, and for a value outside its range.
   """
   auxiliary_rows = auxiliary_losses(auxiliary, model.traits.required_loss)
   running_metrics = tuple(sorted({name for row in auxiliary_rows.values() for name in row.running}))

@@ -35,13 +35,13 @@ def minimum_risk(
   Args:
     samples: samples per source; duplicates count once.
     sharpness: as in the paper. It is also a factor of the gradient, which becomes some thousand times smaller than that
-      of the likelihood. After a change from one to the other, Adam hardly moves until its second moments have decayed
-      (measured on dates). A greater sharpness, or a `likelihood` term, avoids this.
+      of the likelihood. After the change from the likelihood to the risk, the updates of Adam are tiny until its second
+      moments have decayed (measured on dates). A greater sharpness, or a `likelihood` term, avoids this.
     gold: whether the data's target joins the samples, as in the paper.
     likelihood: factor of −log p of the data's target, added to the risk.
-    after: number of updates with the likelihood alone that come first. They draw no samples, but reserve memory for the
-      gradient of the samples: they take 1.7 times as long as plain ones, and later ones 10 times (8 samples, dates,
-      CPU).
+    after: number of updates at the start that train with the likelihood alone. They draw no samples, but reserve memory
+      for the gradient of the samples: they take 1.7 times as long as updates of the objective `likelihood`, and later
+      updates 10 times as long (8 samples, dates, CPU).
   """
 
   def risk(inputs: ObjectiveInputs) -> tuple[jax.Array, jax.Array]:
@@ -74,7 +74,7 @@ def leave_one_out(inputs: ObjectiveInputs, rewards: jax.Array) -> jax.Array:
 
 
 def running_mean(inputs: ObjectiveInputs, rewards: jax.Array) -> jax.Array:
-  """Running mean over updates, each sentence weighted by the length of its target."""
+  """Running mean of BLEU over updates, each sentence weighted by the length of its target."""
   return jnp.full_like(rewards, inputs.running['bleu'])
 
 
@@ -93,7 +93,7 @@ BASELINES: Mapping[str, Baseline] = {
 def reinforce(
   *, samples: Repeats = 4, baseline: str = 'others', likelihood: NonNegative = 0.017, after: Count = 0
 ) -> ObjectiveFn:
-  """−E[BLEU(y)], y ~ p(y | x), by REINFORCE: −Σ (BLEU(y) − b) log p(y | x) of samples. Ranzato et al. 2016.
+  """−E[BLEU(y)], y ~ p(y | x), by REINFORCE: −(BLEU(y) − b) log p(y | x), mean of samples. Ranzato et al. 2016.
 
   The gradient is unbiased: samples and gradient come from the same policy, that of the model at test time (no dropout,
   no PAD or BOS, EOS at the last step of the bucket). It is combined with the likelihood as in Wu et al. 2016.
@@ -122,9 +122,9 @@ def reinforce(
 
 
 def _with_likelihood(sample_loss: SampleLoss, weight: float, after: int, inputs: ObjectiveInputs) -> ObjectiveOutput:
-  """Adds the loss of samples to `weight` times the likelihood; until update `after` the likelihood alone counts.
+  """Adds the loss of samples to `weight` times the likelihood; until update `after`, returns the likelihood alone.
 
-  The sum 'bleu' is weighted by the length of the targets, so that it becomes a mean per token.
+  The sum 'bleu' is weighted by the lengths of the targets, because it is divided by the number of target tokens.
   """
   forced_sums, passes = teacher_forcing(inputs)
   target_mask = inputs.batch.target_mask

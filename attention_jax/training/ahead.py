@@ -47,10 +47,10 @@ class CompileAhead(contextlib.AbstractContextManager):
     self._compile_evaluation = compile_evaluation
     self._make_state = make_state
     self._state = concurrent.futures.Future()
-    self._evaluation = threading.Lock()  # held while evaluation programs are compiled here
+    self._evaluation_lock = threading.Lock()  # held while the thread compiles evaluation programs
     self._is_released = threading.Event()  # set when the training thread evaluates
-    self._ready: dict[Hashable, threading.Event] = {}  # of the shapes that a thread has begun or compiled
-    self._known = 0
+    self._ready: dict[Hashable, threading.Event] = {}  # by shape; added when its compilation begins, set when it ends
+    self._num_shapes = 0  # 0 until `batches` has been read
     self._lock = threading.Lock()
     self._closed = threading.Event()
     self._lowered = threading.Event()  # set when the first shape has been lowered
@@ -70,7 +70,7 @@ class CompileAhead(contextlib.AbstractContextManager):
       self._thread.join()
 
   def first_state(self) -> Any:
-    """Returns the state before the first update, when that state and the first shape are ready."""
+    """Returns the state before the first update; if there is a thread, after compiling the first shape."""
     if not self._thread:
       self._compute_state()
     elif self._first is not None:
@@ -94,7 +94,7 @@ class CompileAhead(contextlib.AbstractContextManager):
 
     def evaluate_alone(state: Any) -> Any:
       self._is_released.set()
-      with self._evaluation:
+      with self._evaluation_lock:
         return evaluate(state)
 
     return evaluate_alone
@@ -102,12 +102,12 @@ class CompileAhead(contextlib.AbstractContextManager):
   def describe(self) -> str:
     """Returns what is being compiled, such as 'compiling shape 3 of 7'; '' if nothing is."""
     states = [ready.is_set() for ready in self._ready.copy().values()]
-    if self._evaluation.locked() and not self._is_released.is_set():
+    if self._evaluation_lock.locked() and not self._is_released.is_set():
       return 'compiling the evaluation'
-    if all(states) and (not self._is_running() or len(states) >= self._known > 0):
+    if all(states) and (not self._is_running() or len(states) >= self._num_shapes > 0):
       return ''
-    known = max(self._known, len(states))
-    return f'compiling shape {min(sum(states) + 1, known)} of {known}' if known else 'compiling'
+    total = max(self._num_shapes, len(states))
+    return f'compiling shape {min(sum(states) + 1, total)} of {total}' if total else 'compiling'
 
   def _is_running(self) -> bool:
     return self._thread is not None and self._thread.is_alive()
@@ -132,7 +132,7 @@ class CompileAhead(contextlib.AbstractContextManager):
     self._compile_updates()
     if not self._compile_evaluation:
       return
-    with self._evaluation, contextlib.suppress(Exception):  # the evaluation in the training thread raises it again
+    with self._evaluation_lock, contextlib.suppress(Exception):  # the evaluation in the training thread raises it again
       if not self._is_stopped():
         self._compile_evaluation(self._is_stopped)
 
@@ -148,7 +148,7 @@ class CompileAhead(contextlib.AbstractContextManager):
         batches.append(batch)
     except Exception:  # the stream of batches raises the same error in the training thread
       return
-    self._known = 1 + len(batches)
+    self._num_shapes = 1 + len(batches)
     self._lowered.wait()
     for batch in batches:
       if self._closed.is_set():

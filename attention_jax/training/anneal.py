@@ -36,7 +36,7 @@ def make_anneal(spec: str, params: Any, steps: int) -> dict[str, Schedule]:
     The schedules by the names of their parameters.
 
   Raises:
-    UserError: for a spec that cannot be parsed, and for a name that is no scalar parameter of the model.
+    UserError: for a spec that cannot be parsed, an invalid schedule, and a name that is no scalar parameter.
   """
   scalars = {path[-1].key for path, x in jax.tree.leaves_with_path(params) if _is_scalar(path, x)}
   if spec.strip() and not scalars:

@@ -62,7 +62,7 @@ def batch_progress(subject: str, log: Callable[[str], None]) -> Iterator[None]:
 
 
 def with_progress(batches: Iterable[Batch]) -> Iterator[Batch]:
-  """Yields batches. Inside of `batch_progress`, logs how many are done, and the time left if the number is known."""
+  """Yields batches. Inside of `batch_progress`, logs how many are done, and the time left if their total is known."""
   total = operator.length_hint(batches, 0)
   start = time.monotonic()
   for done, batch in enumerate(batches):

@@ -1,8 +1,8 @@
 """Checkpoints of a run: `checkpoints/` holds the latest states, `best/` the best one so far.
 
 Each is a folder named by its step, which orbax renames into place, so that it appears whole or not at all. Files are
-written in threads while training continues. Checksums of all values are stored with them and verified whenever they are
-read: of what it reads, tensorstore verifies the indices alone. A checkpoint that cannot be read is never deleted.
+written in threads while training continues. A checkpoint contains checksums of all its arrays, which are verified
+whenever it is read: tensorstore verifies its indices only. A checkpoint that cannot be read is never deleted.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ class _Write(NamedTuple):
   Attributes:
     kind: LATEST or BEST.
     step: its step.
-    messages: hides the messages of the threads that write; to be closed after them.
+    messages: hides the messages of the threads that write; to be closed when these have ended.
   """
 
   kind: str
@@ -64,8 +64,8 @@ class _Write(NamedTuple):
 class Checkpoints:
   """The checkpoints of one run.
 
-  At most one checkpoint is being written at a time, and everything that reads them waits for it. Errors of the threads
-  that write are raised by the next call that waits.
+  At most one checkpoint is being written at a time, and every method that reads checkpoints waits for it. Errors of the
+  threads that write are raised by the next call that waits.
 
   Args:
     folder: the run folder.
@@ -104,11 +104,12 @@ class Checkpoints:
   def save(self, state: TrainState, host: Mapping[str, Any], kind: str = LATEST) -> None:
     """Starts to write `state` and `host` under the state's step; see `wait`.
 
-    It waits for the checkpoint before, so that a best state is on disk before a latest state that names it, and returns
-    when the arrays of `state` may be donated.
+    Waits for the previous checkpoint, so that a best state is on disk before a latest state that names it. Returns when
+    the arrays of `state` may be donated.
 
-    A LATEST state of this step or a later one is not overwritten: the same run wrote it before an interruption. BEST
-    states of this step or a later one are deleted first: their updates have been run again, perhaps on other data.
+    If there is a LATEST state of this step or a later one, none is written: the same run wrote it before an
+    interruption. BEST states of this step or a later one are deleted first: their updates have been run again, perhaps
+    on other data.
 
     Args:
       state: the state of one run, or of several side by side, which are all at the same step.
@@ -116,8 +117,8 @@ class Checkpoints:
       kind: LATEST or BEST.
 
     Raises:
-      UserError: if the state is not finite; such a state is never written. Also if it cannot be written, or if the
-        checkpoint before could not.
+      UserError: if the state is not finite, and is therefore not written, or if this or the previous checkpoint cannot
+        be written.
     """
     self.wait()
     step = int(np.max(fetch(state.step)))
@@ -173,13 +174,13 @@ class Checkpoints:
       The state and its host values; None if the run has not saved any.
 
     Raises:
-      UserError: if checkpoints that were saved are missing, if none can be read, or if they hold another model. A best
-        state may be missing whose updates are run again.
+      UserError: if checkpoints that were saved are missing, if none can be read, or if they hold another model. A
+        missing best state is no error if its updates are run again.
     """
     self.require(LATEST)
     lost_best = self._saved().get(BEST, 0)
     if lost_best > (self.latest() or 0) and not self.steps(BEST):
-      # Killed while `save` replaced it: its updates are run again, and it is saved again if it is still the best.
+      # The run was killed while `save` replaced this state. It is saved again if it is still the best.
       log(f'{self.folder / BEST / str(lost_best)} is missing; its updates are run again')
       self._record({BEST: 0})
     else:
@@ -236,7 +237,7 @@ class Checkpoints:
 
     Args:
       field: a field of TrainState, such as 'params'.
-      like: its arrays, as those of a state for `restore`.
+      like: the field of a `like` of `restore`.
       kind: LATEST or BEST.
       step: the step to read; None means the last one.
 
@@ -322,7 +323,8 @@ class Checkpoints:
     if self._read_only and other_steps:
       remedy = f'select another one by its step: {", ".join(map(str, other_steps))}'
     else:
-      remedy = f'choose another folder, or delete {self.folder / kind} and {self.folder / SAVED_FILE} to go without it'
+      paths = f'{self.folder / kind} and {self.folder / SAVED_FILE}'
+      remedy = f'choose another folder, or delete {paths} to continue without it'
     return DamagedCheckpointError(f'checkpoint {path} cannot be read: {reason}', remedy)
 
   def _set_aside(self, step: int) -> Path:

@@ -1,4 +1,4 @@
-"""Managers of orbax that read and write the checkpoints of one kind, and which of them are kept."""
+"""Managers of orbax that read and write the checkpoints of one kind, and their retention policy."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from attention_jax.training.orbax_messages import without_orbax_messages
 
 
 class CheckpointRetention(NamedTuple):
-  """Retention policy of the latest states: the last `keep` regular ones, and the very last state.
+  """Retention policy: keeps the last `keep` regular states, and the very last state.
 
   A state is regular if its step is a multiple of `every`. States that interruptions saved in between are deleted by the
   next regular one, so that an interrupted run ends with the same checkpoints as an uninterrupted one.
@@ -37,12 +37,12 @@ def make_writer(folder: Path, retention: CheckpointRetention, shared: bool) -> o
   Args:
     folder: the folder of the checkpoints; created if it does not exist.
     retention: which checkpoints are kept.
-    shared: whether all processes write each checkpoint together; otherwise this one writes it alone.
+    shared: whether all processes write each checkpoint together; otherwise this process writes it alone.
   """
-  # Folders that are created in a thread, and cannot be, would make the other threads wait for five minutes.
+  # A thread that fails to create a folder would make the other threads wait for five minutes.
   threads = ocp.options.AsyncOptions(create_directories_asynchronously=False)
   if not shared:
-    folder.mkdir(parents=True, exist_ok=True)  # which orbax does for all processes only
+    folder.mkdir(parents=True, exist_ok=True)  # orbax creates it for all processes only
   options = ocp.CheckpointManagerOptions(
     create=shared,
     preservation_policy=retention,
@@ -55,7 +55,7 @@ def make_writer(folder: Path, retention: CheckpointRetention, shared: bool) -> o
 
 
 def make_reader(folder: Path) -> ocp.CheckpointManager | None:
-  """Returns a manager with which this process reads checkpoints, whatever the others do; None without a folder."""
+  """Returns a manager with which this process reads checkpoints on its own; None if there is no folder."""
   if not folder.is_dir():
     return None
   options = ocp.CheckpointManagerOptions(
@@ -70,7 +70,7 @@ def make_reader(folder: Path) -> ocp.CheckpointManager | None:
 
 
 def _processes(folder: Path, shared: bool) -> ocp.options.MultiprocessingOptions:
-  """The processes that call a manager at the same points, with names of their barriers that no other manager has."""
+  """The processes that call a manager at the same points, and a prefix that makes the names of its barriers unique."""
   prefix = f'{folder.parent.name}.{folder.name}'  # the checkpoints of several seeds are written at once
   if shared or jax.process_count() == 1:
     return ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=prefix)

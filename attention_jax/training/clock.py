@@ -1,4 +1,4 @@
-"""Where the wall clock of a run goes: updates, waiting for data, compiling, evaluating, saving."""
+"""Wall-clock time of a run by activity: updates, waiting for data, compiling, evaluating, saving."""
 
 import contextlib
 import time
@@ -34,7 +34,7 @@ class TrainingClock:
     self._lap_start += time.monotonic() - pause_start
 
   def timed_stream(self, stream: Callable[[int, int], Iterable]) -> Callable[[int, int], Iterator]:
-    """Returns `stream`, (start, stop) -> batches, and counts the time until each batch is available as DATA."""
+    """Wraps `stream`, (start, stop) -> batches: the time until each batch is available counts as DATA."""
 
     def timed(start: int, stop: int) -> Iterator:
       batches = iter(stream(start, stop))

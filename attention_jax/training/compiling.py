@@ -10,21 +10,21 @@ from jax.sharding import Mesh
 from attention_jax.training.partition import jit_on_mesh
 from attention_jax.training.state import count_parameters
 
-# Runs of a function, of all its shapes together, up to which QUICK_OPTIONS save about as much as they cost or more:
-# a shape of a small model saves as much as 4 to 47 runs of an update or a greedy search cost. A run of a larger model
-# costs more, about in proportion to its parameters, so that runs times parameters are limited too. See "Short runs" in
-# docs/benchmarks.md.
+# Limits up to which QUICK_OPTIONS save at least about as much time as they cost: of the runs of a function, over all
+# its shapes, and of runs times parameters. Compiling one shape of a small model saves the time that 4 to 47 runs of an
+# update or a greedy search lose. A run of a larger model loses more, about in proportion to its parameters. See "Short
+# runs" in docs/benchmarks.md.
 FEW_RUNS = 50
 FEW_PARAMETER_RUNS = 50_000_000
 
-# Values from which an initialiser is compiled with all optimisations. For 12 million values these take 0.4 s of
-# compiling and save 0.4 s of each run.
+# Number of values above which an initialiser is compiled with all optimisations. For 12 million values they cost 0.4 s
+# of compiling and save 0.4 s of each run.
 MANY_VALUES = 5_000_000
 
 # platform -> options with which a program compiles in a sixth to a half of the time, and runs in 1.3 to 3 times the
 # time. Sums are rounded differently, as a product and the sum that follows it are two instructions.
 QUICK_OPTIONS: dict[str, dict[str, Any]] = {'cpu': {'xla_backend_optimization_level': 0}}
-if jax.__version_info__ < (0, 11):  # later versions have no other emitters, and refuse the option
+if jax.__version_info__ < (0, 11):  # later versions have no other emitters, and reject the option
   QUICK_OPTIONS['cpu']['xla_cpu_use_fusion_emitters'] = False
 
 
@@ -39,7 +39,8 @@ def compiler_options(runs: float, parameters: int = 0, platform: str | None = No
     platform: the platform of its devices; by default that of jax.
 
   Returns:
-    QUICK_OPTIONS for at most FEW_RUNS runs and FEW_PARAMETER_RUNS, otherwise None, the defaults of the compiler.
+    The QUICK_OPTIONS of the platform for at most FEW_RUNS runs and FEW_PARAMETER_RUNS. Otherwise, and for a platform
+    without them, None: the defaults of the compiler.
   """
   is_short = runs <= FEW_RUNS and runs * parameters <= FEW_PARAMETER_RUNS
   return QUICK_OPTIONS.get(platform or jax.default_backend()) if is_short else None
@@ -53,7 +54,7 @@ def jit_once(fn: Callable) -> Callable:
 
   Returns:
     The compiled function. Under another transformation, such as jax.eval_shape, it has no compiler options, which jax
-    accepts in the outermost program only. All of these share one trace.
+    accepts in the outermost program only. All calls share one trace of `fn`.
   """
   traced = jax.jit(fn, inline=True)
   compiled = None

@@ -35,7 +35,7 @@ def check_file_digests(folder: str | Path, derived: Collection[str] = ()) -> Non
       changes.append(f'{name} cannot be read ({getattr(error, "strerror", None) or error})')
   if changes:
     raise UserError(
-      f'{folder} is not as the run stored it: {", ".join(changes)}; restore what it was, or delete '
+      f'{folder} is not as the run stored it: {", ".join(changes)}; restore the files, or delete '
       f'{folder / FILE_DIGESTS} to use the files as they are'
     )
 
@@ -50,7 +50,7 @@ def drop_file_digests(folder: str | Path, names: Iterable[str] = ()) -> None:
 
   Args:
     folder: the run folder.
-    names: names of the files; by default all.
+    names: names of the files; if empty, all.
   """
   digests = _read(Path(folder))
   dropped = set(names) or set(digests)

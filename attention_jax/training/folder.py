@@ -20,9 +20,10 @@ CONFIG = 'config.json'
 LOCK = '.lock'  # an empty file, locked by the process that trains
 Complete = Callable[[dict[str, Any]], dict[str, Any]]
 
-# Fields that may differ when a run is resumed. They change how long it runs, what it writes and its devices, not its
-# updates.
-# (A schedule that ends with the run, such as 'cosine', does depend on training.steps, unless its spec sets its own.)
+# Fields that may differ when a run is resumed. They change how long it runs, what it writes, its devices, and whether
+# it stops at an update that is not finite; they do not change its other updates.
+# (Exceptions: training.steps changes a schedule that ends with the run, such as 'cosine', unless its spec sets `steps`,
+# and the rounding of short runs on CPUs, see loop.Training.)
 MUTABLE_FIELDS = frozenset(
   {
     'training.steps',
@@ -48,8 +49,8 @@ def prepare_folder(folder: str | Path, config: Mapping[str, Any], complete: Comp
     The absolute path of the folder.
 
   Raises:
-    UserError: if the folder holds another config (the message lists the fields that differ), or files but no config.
-      In that case nothing in it has been changed.
+    UserError: if the folder cannot be used, or if it holds another config (the message lists the fields that differ),
+      or files but no config. Its content is then unchanged.
   """
   folder = Path(folder).absolute()
   with fail_together():
@@ -79,7 +80,7 @@ def lock_folder(folder: Path, log: Callable[[str], None]) -> Iterator[None]:
 
   Args:
     folder: the run folder; created if it does not exist.
-    log: called with a line if the file system has no locks.
+    log: called with a line if the folder cannot be locked, for example because the file system has no locks.
 
   Raises:
     UserError: if another process holds the lock.

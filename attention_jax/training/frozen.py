@@ -44,10 +44,10 @@ def check_frozen(spec: str, params: Any) -> None:
 
 
 def freeze_optimizer(optimizer: optax.GradientTransformation, spec: str) -> optax.GradientTransformation:
-  """Returns the optimiser without updates, and without a state, of frozen parameters.
+  """Returns an optimiser that neither updates frozen parameters nor keeps a state for them.
 
   Args:
-    optimizer: an optimiser; what it computes over all gradients, such as their norm, it computes over the others.
+    optimizer: an optimiser. What it computes over all gradients, such as a norm, then excludes the frozen parameters.
     spec: names, as for `check_frozen`.
   """
   if not parse_frozen(spec):
@@ -56,7 +56,7 @@ def freeze_optimizer(optimizer: optax.GradientTransformation, spec: str) -> opta
 
 
 def freeze_loss(loss: Loss, spec: str) -> Loss:
-  """Returns the loss, whose gradients with respect to frozen parameters are zero and cost nothing.
+  """Returns the loss with zero gradients with respect to frozen parameters, which cost no computation.
 
   Args:
     loss: a loss.

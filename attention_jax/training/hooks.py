@@ -19,7 +19,7 @@ from attention_jax.training.interrupts import StopSignals
 from attention_jax.training.state import TrainState
 
 MAX_SKIPPED = 100  # updates in a row that are skipped before training stops: the parameters no longer change
-MAX_STORED = 5  # batches of updates in a row that are stored
+MAX_STORED = 5  # updates in a row whose batches are stored if they are not finite
 
 Hook = Callable[[int, TrainState, Mapping[str, jax.Array], bool], str | None]
 Writer = Callable[[int, Mapping[str, Any]], None]
@@ -39,16 +39,18 @@ def is_due(step: int, every: int, last: bool = False) -> bool:
 class FiniteGuard:
   """Hook that finds updates whose loss or gradient is not finite, and losses far above those before.
 
-  It fetches the values of all updates since its last check whenever one of the other hooks is due. The batch of the
-  first update that is not finite is stored, and UserError is raised; updates that have been skipped are logged instead.
+  It fetches the values of all updates since its last check whenever one of the other hooks is due. For an update that
+  is not finite, it stores the batch and raises UserError. If the training step has skipped the update, it logs a line
+  instead of the error: for at most MAX_SKIPPED updates in a row, of which it stores the first MAX_STORED batches.
   Spikes of the loss are logged with their rows.
 
   Args:
     intervals: the intervals of the other hooks, see `is_due`.
-    checkpoints: of the run; the error names the last one.
-    seeds: the seeds of runs side by side, whose losses are arrays [seeds]; empty for one run. Any of them stops all.
+    checkpoints: the checkpoints of the run; the error names the last one.
+    seeds: the seeds of runs side by side, whose losses are arrays [seeds]; empty for one run. An error of one run stops
+      all runs.
     recorder: stores batches and names their rows; None for neither.
-    skips: whether the training step skips such updates, see step.compile_update.
+    skips: whether the training step skips updates that are not finite, see step.compile_update.
     log: called with a line for each incident that does not stop the run.
   """
 
@@ -120,7 +122,8 @@ class FiniteGuard:
 class MetricsLogger:
   """Hook that passes the metrics of an update to the writers, with rates over the interval and the compilation count.
 
-  The metrics of runs side by side are lists with one number per run; the rates are those of all runs together.
+  The metrics of runs side by side are lists with one number per run. Their tokens per second are summed; one step
+  updates every run.
 
   Args:
     every: updates between two records, see `is_due`.
@@ -155,9 +158,9 @@ class BestEvaluation(NamedTuple):
   """The best evaluation so far. Stored with each checkpoint, so that early stopping resumes where it was.
 
   Attributes:
-    value: the best value of the selected metric, or None before the first one.
+    value: the best value of the selected metric; None before the first one that is not NaN.
     step: the step of that evaluation.
-    stale: number of evaluations since.
+    stale: number of evaluations since; of all evaluations if `step` is None.
   """
 
   value: float | None = None
@@ -194,14 +197,14 @@ class Evaluator:
 
   Args:
     every: updates between two evaluations, see `is_due`.
-    evaluate: state -> metrics by name. Numbers; strings are written but cannot be selected by.
+    evaluate: state -> metrics by name: numbers, or strings, which are written but cannot be selected by.
     select: the metric that decides which state is best.
     direction: 'min' or 'max', the better end of that metric.
     patience: evaluations without improvement after which training stops; 0 never stops.
     checkpoints: where the best state is saved.
     writers: called with the metrics of each evaluation.
     clock: paused during evaluations.
-    best: the best evaluation before this start, of a resumed run.
+    best: the best evaluation of a resumed run so far; BestEvaluation() for a new run.
 
   Attributes:
     best: the best evaluation so far.
@@ -269,9 +272,9 @@ class InterruptHandler(StopSignals):
 
 
 class CheckpointSaver:
-  """Hook that saves the latest state and the host values of the run, always after the last update too.
+  """Hook that saves the latest state and the host values of the run, periodically and after the last update.
 
-  Files are written while training continues; a checkpoint that cannot be written stops it after the current update.
+  Files are written while training continues. If a checkpoint cannot be written, the hook raises UserError.
 
   Args:
     every: updates between two checkpoints, see `is_due`.

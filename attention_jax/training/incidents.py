@@ -20,7 +20,7 @@ SPIKE_WINDOW = 50  # number of earlier losses with which a loss is compared
 SPIKE_DEVIATIONS = 8.0  # a spike exceeds their mean by more than this number of standard deviations,
 SPIKE_RATIO = 1.5  # and this multiple of their mean
 MAX_SPIKES = 5  # in a row; the loss has a new level after them
-MAX_ROWS = 20  # number of rows that a line lists
+MAX_ROWS = 20  # maximum number of rows that a line lists
 Stream = Callable[[int, int], Iterable]  # (start, stop) -> the batches of steps `start` to `stop` - 1
 
 
@@ -63,7 +63,7 @@ class BatchRecorder:
     return path
 
   def describe_rows(self, update: int, run: tuple[int, ...] = ()) -> str:
-    """Returns the numbers, in the training split, of the rows of a batch; '' if its batches have no `index`.
+    """Returns the numbers, in the training split, of the rows of a batch; '' if the batch has no `index`.
 
     Of several processes, it lists the rows of this one's share.
 
@@ -93,7 +93,7 @@ class SpikeDetector:
     self._spikes_in_a_row = 0
 
   def __call__(self, loss: float) -> float | None:
-    """Returns the mean of those losses if `loss` is a spike, else None; always None for the first SPIKE_WINDOW."""
+    """Returns the mean of the last SPIKE_WINDOW losses if `loss` is a spike; None otherwise, or if there are fewer."""
     losses = self._losses
     if len(losses) == SPIKE_WINDOW:
       mean = statistics.fmean(losses)

@@ -43,8 +43,8 @@ class StopRequest:
 class StopSignals:
   """Context manager that handles the signals of one process or of several that work together.
 
-  Of several, jax itself receives SIGTERM: a signal to any of them is a request to all. Ctrl-C keeps its default meaning
-  there.
+  With several processes, jax itself handles SIGTERM: a signal to one process is a request to all, and Ctrl-C keeps its
+  default meaning.
   """
 
   def __init__(self):

@@ -48,8 +48,8 @@ class Training:
 
   Attributes:
     steps: total number of updates. May be raised when a run is resumed. On a CPU, the updates of a run of at most 50
-      steps are compiled with few optimisations (compiling.FEW_RUNS) and are therefore rounded differently: raising
-      `steps` past 50 changes the numbers.
+      steps, or fewer for a model of more than a million parameters, are compiled with few optimisations
+      (compiling.FEW_RUNS) and are therefore rounded differently: raising `steps` past this limit changes the numbers.
     seed: seed of all randomness: initial parameters, order of batches, dropout.
     optimizer: spec of a row of optim.OPTIMIZERS.
     schedule: spec of a row of optim.SCHEDULES: the learning rate by the number of the update.
@@ -58,8 +58,8 @@ class Training:
     accumulate: number of parts in which a batch is processed, for less memory. The update is the same, except for the
       random numbers of dropout.
     average: decay of the moving average of the parameters, which evaluation and prediction then use; 0 disables it.
-    objective: spec of a row of objectives.OBJECTIVES, what is minimised: 'r_drop(alpha=5.0)'.
-    auxiliary: specs of rows of auxiliary.LOSSES, added to the cross entropy: 'guided(weight=0.5) + coverage'. The loss
+    objective: spec of a row of objectives.OBJECTIVES, which is minimised: 'r_drop(alpha=5.0)'.
+    auxiliary: specs of rows of auxiliary.LOSSES, added to the objective: 'guided(weight=0.5) + coverage'. The loss
       that an alignment requires is added automatically.
     anneal: schedules of scalar parameters: 'temperature: linear(peak=2.0, end=0.5); beta: cosine'.
     log_every: updates between two records of metrics; 0 means only after the last update.
@@ -208,13 +208,13 @@ def fit(
     UserError: if the loss or the gradient is not finite, or if the checkpoint cannot be used.
   """
   mesh = mesh or make_mesh()
-  train_step, initial_state = prepare_training(training, loss, params, mesh, training.seed)
+  train_step, initializer = prepare_training(training, loss, params, mesh, training.seed)
   with contextlib.ExitStack() as stack:
     checkpoints = Checkpoints(folder, training.keep, training.checkpoint_every, shared=shared)
     stack.enter_context(contextlib.closing(checkpoints))
     best = BestEvaluation()
     start = 0
-    if restored := checkpoints.resume(lambda: initial_state.shapes):
+    if restored := checkpoints.resume(lambda: initializer.shapes):
       state, host = restored
       best = BestEvaluation(**host['best'])
       start = int(state.step)
@@ -224,12 +224,12 @@ def fit(
       if reason:
         return FitResult(state, reason, best, 0)
 
-    described = initial_state.shapes
+    state_shapes = initializer.shapes
     ahead = CompileAhead(
-      functools.partial(train_step.compile_for, described),
+      functools.partial(train_step.compile_for, state_shapes),
       shapes(start, training.steps),
-      functools.partial(compile_evaluation, described) if compile_evaluation else None,
-      None if restored else initial_state,
+      functools.partial(compile_evaluation, state_shapes) if compile_evaluation else None,
+      None if restored else initializer,
     )
     stack.enter_context(ahead)
     writers = _open_writers(Path(folder), start, training.steps, ahead.describe, stack)
@@ -274,7 +274,7 @@ def fit(
 
 
 class StateInitializer:
-  """Builds the state before the first update when called: of one run, or of several side by side.
+  """Callable that builds the state before the first update: of one run, or of several side by side.
 
   The state is created with its final sharding, so that no device holds it twice, and the initial parameters are not
   kept anywhere else.
@@ -330,7 +330,7 @@ class StateInitializer:
 def prepare_training(
   training: Training, loss: Loss, params: Callable[[int], Any], mesh: Mesh, seed: int | Sequence[int]
 ) -> tuple[TrainStep, StateInitializer]:
-  """Builds the training step and the initial state.
+  """Builds the training step and the initialiser of the state.
 
   Args:
     training: options of training.
@@ -340,7 +340,7 @@ def prepare_training(
     seed: the seed of one run, or the seeds of several side by side, see step.make_train_step.
 
   Returns:
-    The training step, and the initial state, which is computed when called.
+    The training step, and the initialiser of the state.
   """
   schedule = make_schedule(training.schedule, training.steps)
   optimizer = make_optimizer(training.optimizer, schedule, training.clip, training.frozen)

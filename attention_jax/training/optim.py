@@ -1,7 +1,7 @@
 """Optimisers and learning-rate schedules, chosen by spec strings: 'adam(b2=0.98)', 'rsqrt(peak=1e-3, warmup=4000)'.
 
 A schedule maps the update number n = 1, 2, ... to a rate. A row of SCHEDULES is `f(*, options) -> schedule`, and its
-keyword defaults are the options that a spec may set. `steps` has no default: it is the length of the run, unless the
+keyword arguments are the options that a spec may set. `steps` has no default: it is the length of the run, unless the
 spec sets another.
 """
 

@@ -1,4 +1,4 @@
-"""The messages of orbax and of its threads, about what checkpoint.py reports itself."""
+"""Hides messages of orbax and of its threads, most of them about errors that checkpoint.py reports itself."""
 
 import contextlib
 import gc
@@ -14,7 +14,7 @@ ABORTED = ('Event loop is closed', 'reading array index', 'was never awaited')
 
 
 class _Hiding:
-  """What is hidden, by how many blocks, and how to show it again. Blocks may end in any order."""
+  """Counts the blocks that hide messages, and restores the settings after the last; blocks may end in any order."""
 
   def __init__(self):
     self._blocks = 0

@@ -4,7 +4,7 @@ Rows of batches are sharded over the axes 'data' and 'fsdp'. Parameters, their m
 optimiser are sharded over 'fsdp' and 'tensor', by the names of their axes: PARAMETER_AXES names the axes of an array
 after the end of its path, and LOGICAL_AXES lays names out on the mesh. Models contain no sharding code: the compiler
 derives the placement of every other array. An update gathers parameters over 'fsdp' once, before the loss, so that a
-recurrence does not gather them in every step; over 'tensor' they stay divided.
+recurrence does not gather them in every step; over 'tensor' they stay sharded.
 """
 
 import dataclasses
@@ -43,8 +43,8 @@ PARAMETER_AXES = (
   (r'feed/Dense_1/kernel', ('features', 'model')),
   (r'kernel', ('model', 'features')),
 )
-# Axes of the mesh that may divide a named axis, in this order. An axis of the mesh divides one axis of an array, the
-# first that it divides evenly: the features of an attention with a single head, for example.
+# Axes of the mesh over which a named axis may be sharded, in this order. An axis of the mesh shards one axis of an
+# array, the first that divides evenly: with a single head, for example, the features instead of the heads.
 LOGICAL_AXES = {
   'heads': ('tensor',),
   'vocabulary': ('tensor',),
@@ -58,9 +58,9 @@ class MeshConfig:
   """Sizes of the device mesh; the fields of `config.mesh`. One of them may be -1, which takes the rest of the devices.
 
   Attributes:
-    data: devices that divide the rows of a batch and hold the same parameters.
-    fsdp: devices that divide the rows of a batch and also the parameters and the state of the optimiser.
-    tensor: devices that divide the heads, features and vocabularies of the same rows.
+    data: number of devices over which the rows of a batch are sharded, with the same parameters on each.
+    fsdp: number of devices over which the rows of a batch, the parameters and the state of the optimiser are sharded.
+    tensor: number of devices over which heads, features and vocabularies are sharded, for the same rows.
   """
 
   data: int = ALL_REMAINING
@@ -106,8 +106,8 @@ def make_mesh(devices: Sequence[jax.Device] | None = None, seeds: int = 1, sizes
 
   Args:
     devices: the devices of the mesh, in this order; by default all. Neighbours in this order share the axis 'tensor'.
-    seeds: number of runs side by side. The axis 'seed' has gcd(seeds, devices) devices, as far as the other axes leave
-      them.
+    seeds: number of runs side by side. The axis 'seed' has gcd(seeds, n) devices, where n is the number of devices
+      divided by the sizes of the other axes that are not -1.
     sizes: sizes of the other axes; by default all devices are on the axis 'data'.
 
   Raises:
@@ -145,7 +145,7 @@ def state_shardings(tree: Any, mesh: Mesh, *, stacked: bool = False, gathered: b
     if stacked and mesh.shape['seed'] > 1:
       axes[0] = 'seed'
     name = jax.tree_util.keystr(path, simple=True, separator='/')
-    for axis, mesh_axis in _divided_axes(name, x.shape[stacked:], mesh.shape).items():
+    for axis, mesh_axis in _sharded_axes(name, x.shape[stacked:], mesh.shape).items():
       if not (gathered and mesh_axis == 'fsdp'):
         axes[axis + stacked] = mesh_axis
     while axes and axes[-1] is None:
@@ -155,17 +155,17 @@ def state_shardings(tree: Any, mesh: Mesh, *, stacked: bool = False, gathered: b
   return jax.tree.map_with_path(place, tree)
 
 
-def _divided_axes(name: str, shape: Sequence[int], sizes: Mapping[str, int]) -> dict[int, str]:
-  """Returns the axes of a parameter that are divided, and the axis of the mesh that divides each."""
+def _sharded_axes(name: str, shape: Sequence[int], sizes: Mapping[str, int]) -> dict[int, str]:
+  """Returns the axes of a parameter that are sharded, and the axis of the mesh of each."""
   names = next((axes for end, axes in PARAMETER_AXES if re.search(f'(?:^|/)(?:{end})$', name)), ())
   names = names[max(len(names) - len(shape), 0) :]
-  divided = {}
+  mesh_axes = {}
   for axis, logical in zip(range(len(shape) - len(names), len(shape)), names, strict=True):
     for mesh_axis in LOGICAL_AXES[logical]:
       size = sizes[mesh_axis]
-      if size > 1 and shape[axis] % size == 0 and mesh_axis not in divided.values():
-        divided[axis] = mesh_axis
-  return divided
+      if size > 1 and shape[axis] % size == 0 and mesh_axis not in mesh_axes.values():
+        mesh_axes[axis] = mesh_axis
+  return mesh_axes
 
 
 def constrain(tree: Any, shardings: Any) -> Any:
@@ -174,14 +174,14 @@ def constrain(tree: Any, shardings: Any) -> Any:
 
 
 def describe_placement(params: Any, mesh: Mesh) -> str:
-  """Describes how parameters are divided over a mesh; '' if every device holds all of them.
+  """Describes how parameters are sharded over a mesh; '' if every device holds all of them.
 
   Args:
     params: the parameters, or their shapes.
     mesh: the mesh of the devices.
 
   Raises:
-    UserError: if an axis of the mesh cannot divide the largest parameter, so that it would save little.
+    UserError: if the largest parameter cannot be sharded over an axis of the mesh, which would therefore save little.
   """
   axes = [axis for axis in ('fsdp', 'tensor') if mesh.shape[axis] > 1]
   if not axes:
@@ -190,9 +190,9 @@ def describe_placement(params: Any, mesh: Mesh) -> str:
   arrays = jax.tree.leaves_with_path(params)
   path, largest = max(arrays, key=lambda pair: math.prod(pair[1].shape))
   name = jax.tree_util.keystr(path, simple=True, separator='/')
-  divided = _divided_axes(name, largest.shape, mesh.shape).values()
+  used_axes = _sharded_axes(name, largest.shape, mesh.shape).values()
   for axis in axes:
-    if axis not in divided:
+    if axis not in used_axes:
       raise UserError(
         f'config.mesh.{axis}={mesh.shape[axis]} divides no axis of the largest parameter, {name} '
         f'{list(largest.shape)}; expected a size that divides one'
@@ -202,11 +202,11 @@ def describe_placement(params: Any, mesh: Mesh) -> str:
     x.dtype.itemsize * math.prod(place.shard_shape(x.shape)) for (_, x), place in zip(arrays, shardings, strict=True)
   )
   sizes = ', '.join(f'{axis}={mesh.shape[axis]}' for axis in axes)
-  return f'parameters divided by {sizes}: {local / 2**20:.1f} of {total / 2**20:.1f} MiB on each device'
+  return f'parameters sharded over {sizes}: {local / 2**20:.1f} of {total / 2**20:.1f} MiB on each device'
 
 
 def row_devices(mesh: Mesh) -> int:
-  """Returns the number of parts into which the rows of a batch are divided."""
+  """Returns the number of parts into which the rows of a batch are sharded."""
   return math.prod(mesh.shape[axis] for axis in ROW_AXES)
 
 
@@ -284,7 +284,7 @@ def shard_batch(batch: Any, mesh: Mesh, parts: int = 1, rule: str = 'batch') -> 
 
 
 def fetch(tree: Any) -> Any:
-  """Copies arrays of any sharding to the host, whole in every process, which all must call it together."""
+  """Copies whole arrays of any sharding to the host of every process; all processes must call it together."""
 
   def fetch_array(x):
     if not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated:

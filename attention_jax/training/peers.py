@@ -1,4 +1,4 @@
-"""Agreement of processes that train together: they see the same inputs, an error of one stops all, they share work.
+"""Processes that train together: checks that their inputs agree, raises an error of one in all, and shares work.
 
 Each function is trivial in a program of one process. Otherwise every process must call it at the same point.
 """
@@ -71,24 +71,25 @@ def map_batches(fn: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterato
   memory does not grow with their number. A batch is computed as a whole by one process, with the same numbers as in a
   program of one process.
 
+  Inside of `each_shape_once`, one batch of each shape is computed, and every batch of that shape gets its results.
+
   Args:
     fn: returns a tree of arrays, whose structure, dtypes and ranks are the same for every batch.
     batches: the same in every process.
 
-  Inside of `each_shape_once`, one batch of each shape is computed, and its results are yielded with all of that shape.
-
   Raises:
-    Interrupted: after a signal, in a block that may be stopped; see interrupts.stoppable.
+    Interrupted: after a signal, inside of interrupts.stoppable.
+    StoppedError: see `each_shape_once`.
   """
   if is_stopped := _each_shape_once.get():
     yield from _map_shapes(fn, batches, is_stopped)
     return
   batches = with_progress(batches)
-  while turn := list(itertools.islice(batches, jax.process_count())):
+  while group := list(itertools.islice(batches, jax.process_count())):
     check_stop()
     # A process without a batch of its own repeats the last one.
-    own_batch = turn[min(jax.process_index(), len(turn) - 1)]
-    yield from zip(turn, gather(jax.device_get(fn(own_batch)))[: len(turn)], strict=True)
+    own_batch = group[min(jax.process_index(), len(group) - 1)]
+    yield from zip(group, gather(jax.device_get(fn(own_batch)))[: len(group)], strict=True)
 
 
 class StoppedError(Exception):
@@ -97,10 +98,10 @@ class StoppedError(Exception):
 
 @contextlib.contextmanager
 def each_shape_once(is_stopped: Callable[[], bool]) -> Iterator[None]:
-  """Context manager in which `map_batches` makes the programs of an evaluation compile, but not its results.
+  """Context manager in which `map_batches` compiles the programs of an evaluation, but does not return its results.
 
   Args:
-    is_stopped: returns whether it should raise StoppedError before the next batch.
+    is_stopped: returns whether `map_batches` should raise StoppedError before the next batch.
   """
   token = _each_shape_once.set(is_stopped)
   try:

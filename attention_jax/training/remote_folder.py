@@ -40,13 +40,13 @@ class RemoteFolder:
     local: the folder of the working copy, which need not exist.
 
   Raises:
-    UserError: if the file system is unknown, or if its package is not installed.
+    UserError: if the URL names no folder, if the file system is unknown, or if its package is not installed.
   """
 
   def __init__(self, url: str, local: Path):
     self.files = RemoteFiles(url)
     self.local = local
-    self._digests: dict[tuple, str] = {}  # of files as they were: (inode, size, time)
+    self._digests: dict[tuple, str] = {}  # digests of files by (inode, size, time of the last change)
 
   @property
   def url(self) -> str:
@@ -56,7 +56,8 @@ class RemoteFolder:
   def pull(self, log: Callable[[str], None], read_only: bool = False) -> bool:
     """Updates the working copy to the last uploaded state, unless it is current.
 
-    Files of the working copy that were never uploaded are moved aside if another machine has continued the run.
+    If another machine has continued the run and the working copy has changes that were not uploaded, the copy is moved
+    aside first.
 
     Args:
       log: called with a line if files are downloaded or moved aside.
@@ -70,13 +71,13 @@ class RemoteFolder:
     """
     for attempt in range(ATTEMPTS):
       manifest = self._manifest()
-      synced = self._state()
+      synced = self._local_manifest()
       if not manifest:
         (self.local / STATE).unlink(missing_ok=True)
         return False
       if synced.get('id') == manifest['id']:
         return True
-      if self._state(NEXT_STATE).get('id') == manifest['id']:  # an upload of this machine, which was killed
+      if self._local_manifest(NEXT_STATE).get('id') == manifest['id']:  # this machine uploaded it, but was killed
         if not read_only:
           self._finish_push(synced.get('files', {}), manifest['files'])
         return True
@@ -95,9 +96,9 @@ class RemoteFolder:
       folder: the working copy, or a snapshot of it.
 
     Raises:
-      UserError: if a file cannot be written. The remote state is then unchanged.
+      UserError: if a file cannot be written or removed. The remote state is then the old or the new one, as a whole.
     """
-    before: Files = self._state().get('files', {})
+    before: Files = self._local_manifest().get('files', {})
     files = self._digests_of(folder)
     if files == before:
       return
@@ -115,7 +116,7 @@ class RemoteFolder:
         self._copy_by_name(folder, name, name in files)
 
   def push_outputs(self, before: Files) -> list[str]:
-    """Uploads files that a program added to a copy that is only read, such as pictures.
+    """Uploads files that a program wrote into a copy that is only read, such as pictures.
 
     Args:
       before: `digests()` before the program ran.
@@ -123,7 +124,7 @@ class RemoteFolder:
     Returns:
       The names of the files.
     """
-    synced = self._state().get('files', {})
+    synced = self._local_manifest().get('files', {})
     names = [name for name, digest in self.digests().items() if name not in synced and before.get(name) != digest]
     for name in names:
       self.files.upload(self.local / name, name)
@@ -134,7 +135,7 @@ class RemoteFolder:
     return self._digests_of(self.local)
 
   def snapshot(self, folder: Path) -> None:
-    """Copies the working copy as it is now; files of checkpoints are hard links."""
+    """Copies the working copy as it is now to `folder`; files of checkpoints are hard links."""
     for name in _names_in(self.local):
       (folder / name).parent.mkdir(parents=True, exist_ok=True)
       copy = os.link if _is_checkpoint_file(name) else shutil.copyfile
@@ -159,7 +160,7 @@ class RemoteFolder:
     current = self.digests()
     if not read_only and current != synced.get('files', {}):
       path = self._move_aside()
-      log(f'{self.url} was continued on another machine; local files that were not uploaded are moved to {path}')
+      log(f'{self.url} was continued on another machine; the working copy, with its changes, is moved to {path}')
       current = {}
     (self.local / STATE).unlink(missing_ok=True)  # until the copy is complete
     changed = [name for name, digest in manifest['files'].items() if current.get(name) != digest]
@@ -192,7 +193,7 @@ class RemoteFolder:
       raise UserError(f'{self.url}/{MANIFEST} is not the list of files of a run')
     return manifest
 
-  def _state(self, name: str = STATE) -> dict[str, Any]:
+  def _local_manifest(self, name: str = STATE) -> dict[str, Any]:
     """The manifest of the last synchronisation, or that of the file NEXT_STATE; {} if there is none."""
     path = self.local / name
     try:
@@ -230,7 +231,7 @@ class Uploader:
     self._check = check
     self._log = log
     self._thread: threading.Thread | None = None
-    self._has_failed = False  # the last upload, whose error is raised already
+    self._has_failed = False  # whether `finish` has raised an error
 
   def __enter__(self) -> 'Uploader':
     return self
@@ -261,7 +262,7 @@ class Uploader:
     except UserError as error:
       self._has_failed = True
       raise UserError(
-        f'{error}; {self._folder.local} has the complete run; rerun the same command to upload it'
+        f'{error}; {self._folder.local} has all files of the run; rerun the same command to upload them'
       ) from error
 
   def __exit__(self, kind, error, traceback) -> None:
@@ -287,7 +288,7 @@ class Uploader:
 
 
 def _names_in(folder: Path) -> list[str]:
-  """The names of the files of a run below its folder, without locks and unfinished files."""
+  """The names of the files of a run below its folder, without locks, local manifests and unfinished files."""
   names = []
   for path in sorted(folder.rglob('*')):
     name = path.relative_to(folder).as_posix()

@@ -61,17 +61,17 @@ class RemoteLock:
         self._files.remove(LOCK)
 
   def check(self) -> None:
-    """Raises UserError if another process owns the lock now: this one was not heard of for the length of the lease."""
+    """Raises UserError if this process does not own the lock, for example because the lease has expired."""
     record = self._files.read_json(LOCK)
     if not self._is_mine(record):
-      raise UserError(f'{self._files.url} {_describe(record)} trains in it; this process has lost its lock')
+      raise UserError(f'{self._files.url}: {_describe(record)} trains in it; this process has lost its lock')
 
   def _wait_for_expiry(self) -> None:
     """Returns when no process owns the lock; raises UserError if its owner renews it in the meantime."""
     record = self._files.read_json(LOCK)
     if record is None or _is_abandoned(record):
       return
-    self._log(f'{self._files.url} {_describe(record)} has locked it; waiting {self._lease:.0f} s for a sign of it')
+    self._log(f'{self._files.url}: {_describe(record)} has locked it; waiting {self._lease:.0f} s for a renewal')
     deadline = time.monotonic() + self._lease
     while time.monotonic() < deadline:
       time.sleep(self._renewal / 4)
@@ -79,7 +79,7 @@ class RemoteLock:
       if now is None:
         return
       if now != record:
-        raise UserError(f'{self._files.url} {_describe(now)} trains in it; choose another folder')
+        raise UserError(f'{self._files.url}: {_describe(now)} trains in it; choose another folder')
 
   def _write(self) -> None:
     self._files.write_json(LOCK, self._record | {'time': time.time()})
@@ -98,8 +98,8 @@ class RemoteLock:
 
 
 def _describe(record: dict[str, Any] | None) -> str:
-  """': process 12 of host a', the last part of an error message."""
-  return f': process {record.get("pid")} of {record.get("host")}' if record else ': another process'
+  """'process 12 of a', where a is a host name."""
+  return f'process {record.get("pid")} of {record.get("host")}' if record else 'another process'
 
 
 def process_table() -> str:
@@ -115,7 +115,7 @@ def process_table() -> str:
 
 
 def _is_abandoned(record: dict[str, Any]) -> bool:
-  """Whether the owner of a lock cannot exist any more."""
+  """Whether the owner of a lock has ended, or has not renewed it for ABANDONED seconds."""
   if time.time() - record.get('time', 0) > ABANDONED:
     return True
   if record.get('process_table') != process_table():

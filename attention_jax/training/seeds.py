@@ -1,4 +1,4 @@
-"""Runs that differ only in their seeds, trained side by side: one step of every run after the other.
+"""Runs that differ only in their seeds, trained side by side: every step updates all of them.
 
 Each run has a folder with the same files as a run that is trained alone. The states of all runs are checkpointed
 together in the folder above, so that all of them are resumed from the same step.
@@ -149,7 +149,7 @@ class SeedRuns:
     return {'best': [best._asdict() for best in self.best], 'stopped': self.stopped}
 
   def _progress_writer(self, seed: int) -> Writer:
-    """Writes evaluations of one run to the progress line."""
+    """Returns a writer of the evaluations of one run to the progress line."""
     return lambda step, record: self._progress(step, {'seed': seed, **record})
 
 
@@ -264,7 +264,7 @@ def fit_seeds(
 
 
 def _discard(step: int, record: Mapping[str, Any]) -> None:
-  """The progress of all processes but the first."""
+  """The progress writer of all processes but the first, which writes nothing."""
 
 
 def _map_lists(fn: Callable[[list], Any], record: Mapping[str, Any]) -> dict[str, Any]:

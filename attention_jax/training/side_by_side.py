@@ -71,7 +71,7 @@ class Stacked(SideBySide):
   def __init__(self, train_step: TrainStep, initializer: StateInitializer):
     self._train_step = train_step
     self._initializer = initializer
-    # The state of one run is replicated over all devices, as if it were trained alone.
+    # `select` replicates the state of one run over all devices.
     self._layout = sharding(train_step.mesh, 'state')
     self._select = jax.jit(lambda states, i: jax.tree.map(lambda x: x[i], states), out_shardings=self._layout)
 

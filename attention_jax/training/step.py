@@ -93,9 +93,9 @@ class TrainStep:
       when_lowered: called before the compilers start, which need no lock of the interpreter.
     """
     batch = shard_batch(batch, self.mesh, self.accumulate, self.rule)
-    gradients = self.update.compute_gradients.lower(self.root, state.step, state.params, state.running, batch)
+    lowered_gradients = self.update.compute_gradients.lower(self.root, state.step, state.params, state.running, batch)
     several = self.rule == 'batches'
-    sums, grads = gradients.out_info
+    sums, grads = lowered_gradients.out_info
     sums_layout = jax.tree.map(lambda x: self.root.sharding, sums)
     grads_layout = state_shardings(grads, self.mesh, stacked=several)
     sums, grads = jax.tree.map(
@@ -104,11 +104,11 @@ class TrainStep:
       (sums_layout, grads_layout),
     )
     live = (jax.ShapeDtypeStruct((len(self.root),), np.bool_, sharding=self.root.sharding),) if several else ()
-    optimizer = self.update.apply_gradients.lower(state, sums, grads, *live)
+    lowered_optimizer = self.update.apply_gradients.lower(state, sums, grads, *live)
     when_lowered()
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
-      compiled = threads.submit(optimizer.compile)
-      gradients.compile()
+      compiled = threads.submit(lowered_optimizer.compile)
+      lowered_gradients.compile()
       compiled.result()
 
   def with_seed(self, seed: int) -> 'TrainStep':
@@ -263,7 +263,7 @@ def compile_update(
     state, metrics = apply_gradients(*args)
     return constrain(state, state_shardings(state, mesh, stacked=several)), metrics
 
-  # Parameters, gradients and states have the shardings of their arrays. Metrics are whole in every process.
+  # None keeps the sharding of an argument, or of a result that `constrain` has placed. Metrics are replicated.
   layouts = (scalars, scalars, None, scalars, batch_layout)
   gradient_layouts = {'in_shardings': layouts, 'out_shardings': (scalars, None)}
   return Update(

@@ -1,7 +1,7 @@
 """Writers of a run's metrics: the progress line, metrics.jsonl and TensorBoard event files.
 
 A writer is called with (step, record), where the record maps names such as 'train/loss' and 'validation/bleu' to
-numbers, and is closed once.
+numbers or strings, and is closed once.
 """
 
 import json
@@ -86,7 +86,7 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
     evaluation.
 
   Raises:
-    UserError: if the file cannot be read.
+    UserError: if the file cannot be read or parsed.
   """
   path = Path(folder) / METRICS_FILE
   steps: dict[int, dict[str, Any]] = {}
@@ -199,7 +199,7 @@ class Progress:
     self._progress.stop()
 
   def _report_waiting(self) -> None:
-    """Prints the time until the first record, most of which is compilation, at intervals that double."""
+    """Prints the time without a first record, most of which is compilation, at intervals that double."""
     start = time.monotonic()
     interval = FIRST_REPORT
     while not self._first_record.wait(interval):
@@ -209,12 +209,12 @@ class Progress:
       interval *= 2
 
   def _show_waiting(self) -> None:
-    """Shows on a terminal what is compiled until the first record."""
+    """Shows on a terminal, until the first record, what is being compiled."""
     while not self._first_record.wait(1.0):
       self._progress.update(self._task, description=self._activity() or 'compiling')
 
   def _time_left(self) -> str:
-    """'0:01:05', or '-:--:--' after the first record."""
+    """'0:01:05', or '-:--:--' at the first record."""
     return rich.progress.TimeRemainingColumn().render(self._progress.tasks[self._task]).plain
 
 

@@ -122,7 +122,7 @@ def test_a_run_without_its_vocabulary(copy):
 def test_a_changed_file(copy, name):
   content = (copy / name).read_bytes()
   (copy / name).write_bytes(content.replace(b'"', b' "', 1))
-  with pytest.raises(UserError, match=rf'not as the run stored it: {name} has changed; restore what it was, or delete'):
+  with pytest.raises(UserError, match=rf'not as the run stored it: {name} has changed; restore the files, or delete'):
     open_run(copy)
 
 

@@ -111,7 +111,7 @@ def test_parameters_are_placed_by_the_names_of_their_axes():
 def test_the_largest_parameter_must_be_divided():
   shapes = {'a/kernel': jax.ShapeDtypeStruct((6, 8), np.float32), 'a/bias': jax.ShapeDtypeStruct((8,), np.float32)}
   mesh = make_mesh(jax.devices()[:2], sizes=MeshConfig(fsdp=2))
-  assert describe_placement(shapes, mesh) == 'parameters divided by fsdp=2: 0.0 of 0.0 MiB on each device'
+  assert describe_placement(shapes, mesh) == 'parameters sharded over fsdp=2: 0.0 of 0.0 MiB on each device'
   assert describe_placement(shapes, make_mesh(jax.devices()[:2])) == ''
   with pytest.raises(UserError, match=r'^config.mesh.fsdp=4 divides no axis of the largest parameter, a/kernel'):
     describe_placement(shapes, make_mesh(jax.devices()[:4], sizes=MeshConfig(fsdp=4)))

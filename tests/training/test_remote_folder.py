@@ -110,7 +110,7 @@ def test_what_was_never_uploaded_is_moved_aside(url, tmp_path):
   lines = []
   first.pull(lines.append)
   aside = tmp_path / 'first-aside-1'
-  assert lines[0].endswith(f'was continued on another machine; local files that were not uploaded are moved to {aside}')
+  assert lines[0].endswith(f'was continued on another machine; the working copy, with its changes, is moved to {aside}')
   assert read_files(aside)['metrics.jsonl'] == 'lost?\n' and read_files(first.local) == FIRST | SECOND
 
   aside.rename(tmp_path / 'first-aside-2')  # the user keeps one of several
@@ -176,7 +176,7 @@ def test_uploads_are_snapshots_and_failures_are_repeated(url, tmp_path, monkeypa
     upload.finish()
   assert system.cat_file(f'{root}/metrics.jsonl') == b'later\n' and os.listdir(tmp_path) == ['first']
   lines.append('fails')
-  message = r'no network; .*first has the complete run; rerun the same command'
+  message = r'no network; .*first has all files of the run; rerun the same command'
   with pytest.raises(UserError, match=message), Uploader(folder, lambda: None, lines.append) as upload:
     upload.finish()
   assert lines == ['fails']  # the error is raised, not logged too

@@ -17,7 +17,7 @@ def test_a_lock_is_exclusive_and_renewed(url):
     lines = []
     with pytest.raises(UserError, match=rf'process {os.getpid()} of {socket.gethostname()} trains in it; choose'):
       RemoteLock(files, lines.append, renewal=0.05, lease=2).__enter__()
-    assert lines[0].endswith('has locked it; waiting 2 s for a sign of it')
+    assert lines[0].endswith('has locked it; waiting 2 s for a renewal')
     lock.check()
     files.write_json(LOCK, {'owner': 'another', 'host': 'b', 'pid': 7, 'time': time.time()})
     with pytest.raises(UserError, match=r'process 7 of b trains in it; this process has lost its lock'):
