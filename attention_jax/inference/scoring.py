@@ -109,7 +109,7 @@ def score_pairs(
 
 
 def _check_layered(model: EncoderDecoder) -> None:
-  """Raises UserError for a model that does not attend in each of its layers."""
+  """Raises UserError for an ensemble, and for a decoder that does not attend in each of its layers."""
   if isinstance(model, Ensemble):
     raise UserError(
       f'weights of layers need a single model, got an ensemble of {len(model.models)}, which averages weights'
