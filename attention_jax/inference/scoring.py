@@ -1,4 +1,4 @@
-"""Scoring of gold targets, token by token."""
+"""Scoring of targets by teacher forcing, token by token."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
