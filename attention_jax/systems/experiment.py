@@ -218,7 +218,7 @@ def _prepare_run_folder(folder: Path, config: Config, system: System, arrays: Ar
   return folder
 
 
-def _make_completion(folder: Path) -> Callable[[Config], Config]:
+def _make_completion(folder: str | Path) -> Callable[[Config], Config]:
   """Returns stored config of `folder` -> the same config with every field."""
   return lambda stored: fill_defaults(stored, f'{folder}/{CONFIG}')
 
