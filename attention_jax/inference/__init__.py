@@ -1,1 +1,1 @@
-"""Inference: prediction, scoring, reranking, evaluation and metrics."""
+"""Inference: prediction, exporting, scoring, word alignment, reranking, evaluation, metrics and analyses."""

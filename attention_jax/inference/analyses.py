@@ -30,13 +30,13 @@ from attention_jax.specs import Positive, Size, bind, schema_of
 
 
 class Subject(NamedTuple):
-  """What is analysed.
+  """Input of an analysis: a model with one source and one target.
 
   Attributes:
     pair: model, parameters, source and target.
     source_tokens: S tokens, EOS included.
     target_tokens: T tokens, EOS included.
-    weights: [T, S].
+    weights: attention weights [T, S] of the target by teacher forcing.
   """
 
   pair: Pair
@@ -117,7 +117,7 @@ def _flow(subject: Subject) -> Measurement:
 
 
 def _compiled(fn: Callable[[Pair], Any], pair: Pair) -> Any:
-  """fn(pair), compiled; a model is no array, and stays outside."""
+  """Returns fn(pair), compiled; the model is not an array, and therefore no argument of the compiled function."""
   return jax.jit(lambda params, source, target: fn(Pair(pair.model, params, source, target)))(*pair[1:])
 
 
@@ -149,7 +149,7 @@ def _leave_one_out(subject: Subject) -> Measurement:
 def _kendall(subject: Subject, *, other: str = 'gradient_times_input') -> Measurement:
   measured = analyse(other, subject)
   if measured.axes != (subject.target_tokens, subject.source_tokens):
-    raise UserError(f'kendall: other={other!r} must measure each target token and source token, such as leave_one_out')
+    raise UserError(f'kendall: other={other!r} must measure pairs of target and source tokens, such as leave_one_out')
   return _by_target(subject, agreement.kendall(subject.weights, np.abs(measured.values)))
 
 
@@ -214,7 +214,7 @@ ANALYSES: Mapping[str, Analysis] = {
   'distance': Analysis(_distance, 'mean distance of the weights from the diagonal, in positions (Vig & Belinkov 2019)'),
   'monotonicity': Analysis(_monotonicity, 'share of steps whose largest weight does not move backwards'),
   'norms': Analysis(_norms, 'length of each weighted value vector (Kobayashi et al. 2020)'),
-  'self_attention': Analysis(_self_attention, 'weights of a layer of the encoder over its own positions'),
+  'self_attention': Analysis(_self_attention, 'self-attention weights of a layer of the encoder, the mean over heads'),
   'updates': Analysis(_updates, 'number of updates of each source token by an encoder with adaptive computation time'),
   'rollout': Analysis(_rollout, "the encoder's self-attention through all layers (Abnar & Zuidema 2020)"),
   'flow': Analysis(_flow, "maximum flow through the encoder's self-attention (Abnar & Zuidema 2020)"),
@@ -245,7 +245,7 @@ def analyse(spec: str, subject: Subject) -> Measurement:
 
   Args:
     spec: a spec string of ANALYSES, such as 'what_if(edit="fixed(at=2, position=5)")'.
-    subject: what is analysed.
+    subject: the model, source and target.
 
   Raises:
     UserError: for an unknown analysis or option, and for a model to which it does not apply.
@@ -255,5 +255,5 @@ def analyse(spec: str, subject: Subject) -> Measurement:
 
 
 def parse_analysis(spec: str) -> tuple[str, Analysis, dict[str, Any]]:
-  """Returns name, row and options of a spec string of ANALYSES. Raises UserError if there is no such analysis."""
+  """Returns name, row and options of a spec string of ANALYSES. Raises UserError for an unknown analysis or option."""
   return bind(spec, ANALYSES, 'analysis', lambda row: schema_of(row.fn))

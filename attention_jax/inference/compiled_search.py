@@ -1,4 +1,4 @@
-"""Compiled searches: greedy search, beam search or sampling with a model, once for each shape of its sources."""
+"""Searches with a model, compiled once for each shape of the sources: greedy search, beam search and sampling."""
 
 import dataclasses
 import functools

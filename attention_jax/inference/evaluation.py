@@ -29,7 +29,7 @@ from attention_jax.training.compiling import CompiledForRuns
 from attention_jax.training.partition import fetch, make_mesh, replicate, shard_batch
 from attention_jax.training.peers import map_batches
 
-# Metrics of gold targets, which every config has, and whether higher is better. Those of alignments need gold links.
+# Metrics by teacher forcing of gold targets, and whether higher is better. Those of alignments need gold links.
 ALIGNMENT_METRICS = {'alignment_error_rate': False, 'precision': True, 'recall': True}
 TEACHER_FORCED_METRICS = {'loss': False, 'accuracy': True} | ALIGNMENT_METRICS
 
@@ -109,7 +109,7 @@ def alignment_metrics(
   target_vocab: Vocabulary,
   unlinked_targets: bool = False,
 ) -> dict[str, MetricValue]:
-  """Computes metrics of the weights of gold targets; with links in the corpus, also their agreement with these.
+  """Computes metrics of the weights of gold targets, and of their agreement with the links of the corpus, if any.
 
   Rows without weights are left out. A row whose weights are all zero counts as missing all its links.
 
@@ -256,7 +256,7 @@ def text_metrics(corpus: Corpus, hypotheses: Sequence[str], options: Mapping[str
 
 
 class ScoredTexts(NamedTuple):
-  """Hypotheses with the sources and references that they are compared with.
+  """Hypotheses with their sources, and the references that they are compared with.
 
   Attributes:
     sources: one per row.

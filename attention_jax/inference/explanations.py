@@ -36,7 +36,7 @@ class Example(NamedTuple):
 
 
 class ExampleReader(NamedTuple):
-  """How a kind of model reads an example.
+  """Functions that apply one kind of model to an example.
 
   Attributes:
     read: (model, params, example, vectors, rows) -> the distributions of the outputs [T, V], and weights [T, S].
@@ -155,8 +155,8 @@ def _explain_one(reader: ExampleReader, model: Any, params: Any, example: Exampl
     outputs, _ = read(example, vectors=vectors, rows=weights)
     return jnp.take_along_axis(outputs, example.target[:, None], axis=1)[:, 0]
 
-  def without(kept):
-    return total_variation(read(example._replace(mask=example.mask & kept))[0], outputs)
+  def change_with_mask(mask):
+    return total_variation(read(example._replace(mask=example.mask & mask))[0], outputs)
 
   def at_step(step, rng):
     def change(row):
@@ -170,7 +170,7 @@ def _explain_one(reader: ExampleReader, model: Any, params: Any, example: Exampl
 
   outputs, weights = read(example)
   gradients = jnp.abs(gradient_times_input(target_probabilities, reader.embed(model, params, example.source)))
-  left_out = jax.vmap(without)(~jnp.eye(example.mask.size, dtype=bool)).T
+  left_out = jax.vmap(change_with_mask)(~jnp.eye(example.mask.size, dtype=bool)).T
   steps = jnp.arange(len(weights))
   return Explanations(weights, gradients, left_out, *jax.vmap(at_step)(steps, jax.random.split(rng, len(weights))))
 
@@ -192,7 +192,7 @@ def read_weights(reader: ExampleReader, model: Any, params: Any, examples: Examp
 def summarize_examples(examples: Example, explanations: Explanations) -> dict[str, np.ndarray]:
   """Returns one number for each measure and example, [N]: the mean over its outputs, NaN if all are undefined.
 
-  Kendall's tau is undefined where one of both measures is constant.
+  Kendall's tau is undefined where either measure is constant.
   """
   pairs = {
     'weights and gradients': (explanations.weights, explanations.gradients),

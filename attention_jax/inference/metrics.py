@@ -2,7 +2,7 @@
 
 A metric takes hypotheses (one string per row) and references (one or more strings per row, whose number may differ
 between rows), and returns a MetricValue. Distances and n-grams come from sacrebleu, rouge-score and rapidfuzz.
-Rates may exceed 100 if a hypothesis is much longer than its reference.
+Rates of edits may exceed 100 if a hypothesis is much longer than its reference.
 """
 
 import functools
@@ -85,7 +85,7 @@ class RowCounts(NamedTuple):
 
   Attributes:
     counted: errors, matches, or F-measure of each row, [R].
-    total: tokens of each row, or 1, [R].
+    total: tokens or characters of the reference of each row, or 1, [R].
   """
 
   counted: np.ndarray
@@ -170,7 +170,7 @@ def _parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
 
 
 def _schema(metric: Metric) -> Schema:
-  """The options of a metric. What its row sets already, such as the order of `bleu_1`, is none."""
+  """The options of a metric, without those that its row sets, such as the order of `bleu_1`."""
   return schema_of(metric.fn, getattr(metric.fn, 'keywords', ()))
 
 

@@ -12,8 +12,8 @@ def expected_utility(texts: Sequence[str], metric: str, log_probs: Sequence[floa
 
   For samples of a model this estimates the utility under the model (Eikema & Aziz 2020). Results of a search are
   weighted by their probabilities instead (Kumar & Byrne 2004, equation 7, over these texts alone). The metric is
-  computed once for every pair of distinct texts. An empty reference counts as a word: it equals an empty text, and
-  differs from any other.
+  computed once for each text and reference, even if a text occurs several times. An empty reference counts as a word:
+  it equals an empty text, and differs from any other.
 
   Args:
     texts: the hypotheses of one source.

@@ -26,8 +26,8 @@ from attention_jax.training.partition import fetch, make_mesh, replicate, shard_
 from attention_jax.training.peers import map_batches
 from attention_jax.training.state import count_parameters
 
-# Tokens of a source, unless a bucket is longer: memory is proportional to the length, or to its square. A multiple of
-# 32, to which longer sources are padded.
+# Maximum number of tokens of a source, unless a bucket is longer: memory is proportional to the length, or to its
+# square. A multiple of 32, because sources longer than all buckets are padded to one.
 MAX_SOURCE_LENGTH = 10_240
 
 
@@ -71,8 +71,8 @@ class Predictor:
     params: its parameters.
     source_vocab: source vocabulary of the run.
     target_vocab: target vocabulary of the run.
-    buckets: buckets of training; a longer source gets its own bucket, rounded up to a multiple of 32, up to
-      MAX_SOURCE_LENGTH tokens.
+    buckets: buckets of training; longer sources, of up to MAX_SOURCE_LENGTH tokens, share one more, whose length is
+      that of the longest of them, rounded up to a multiple of 32 if the model accepts it.
     max_length: maximum length of hypotheses, EOS included; 0 for the longest target of the buckets.
     batch_size: sources per batch, rounded up to a multiple of the number of devices; few lines use a smaller batch.
     ranking: ranking of hypotheses unless a call sets another one.
@@ -191,7 +191,7 @@ class Predictor:
       yield from self._predictions(batch, hypotheses, corpus)
 
   def max_source_length(self, length: int) -> int:
-    """Returns the longest source that the model accepts, up to `length` tokens, EOS included."""
+    """Returns the length of the longest source that the model accepts, at most `length`, EOS included."""
     length = min(length, max(self._longest_bucket, MAX_SOURCE_LENGTH))
     is_accepted = length <= self._longest_bucket or self._accepts_length(length)
     if is_accepted or not self._accepts_length(1):
@@ -261,7 +261,7 @@ class Predictor:
     return np.pad(prefixes, ((0, 0), (0, -prefixes.shape[1] % 8)), constant_values=PAD)
 
   def _predictions(self, batch: Batch, hypotheses: Hypotheses, corpus: Corpus) -> Iterator[tuple[int, Prediction]]:
-    """(row of the corpus, prediction) of each row of a batch that is no filler."""
+    """(row of the corpus, prediction) of each row of a batch except fillers."""
     beams = range(hypotheses.lengths.shape[1])
     for i, row in enumerate(batch.index):
       if row >= 0:
@@ -328,5 +328,5 @@ def search_lengths(buckets: Sequence[Sequence[int]], longest: int) -> tuple[int,
 
 
 def max_output_length(buckets: Sequence[Sequence[int]], max_length: int) -> int:
-  """Returns the longest hypothesis, EOS included: max_length, or the longest target of the buckets if it is 0."""
+  """Returns the maximum length of hypotheses, EOS included: max_length, or for 0 the longest target of the buckets."""
   return max_length or max(target for _, target in buckets)

@@ -1,4 +1,4 @@
-"""Scoring of gold targets, token by token."""
+"""Scoring of targets by teacher forcing, token by token."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -109,7 +109,7 @@ def score_pairs(
 
 
 def _check_layered(model: EncoderDecoder) -> None:
-  """Raises UserError for a model that does not attend in each of its layers."""
+  """Raises UserError for an ensemble, and for a decoder that does not attend in each of its layers."""
   if isinstance(model, Ensemble):
     raise UserError(
       f'weights of layers need a single model, got an ensemble of {len(model.models)}, which averages weights'

@@ -40,7 +40,7 @@ class StreamingTranslator:
     """Yields the text that each target token adds to the translation, and the token; nothing for a blank line.
 
     Args:
-      line: strings of any length; no more of them is read than the next token needs.
+      line: the parts of the line, of any length; only the parts that the next token needs are read.
 
     Yields:
       (text, token); the text of EOS is ''.

@@ -31,7 +31,7 @@ from attention_jax.training.step import compile_update
 
 
 class DoesNotFitError(UserError):
-  """An update does not fit into the memory of a device, or a mesh cannot divide the parameters."""
+  """An update does not fit into the memory of a device, or a mesh cannot shard the largest parameter."""
 
 
 class CompiledUpdate(NamedTuple):
@@ -53,7 +53,7 @@ class CompiledUpdate(NamedTuple):
 
 
 class Inputs(NamedTuple):
-  """What an update is compiled from.
+  """The loss, and the shapes of parameters and batches, for which updates are compiled.
 
   Attributes:
     loss: the loss.
@@ -85,7 +85,7 @@ def compile_updates(
   Raises:
     UserError: for mistakes in the config or its data.
     DoesNotFitError: if an update does not fit into the memory of a device, and for a mesh that training rejects,
-      because it cannot divide the largest parameter.
+      because it cannot shard the largest parameter.
   """
   config = fill_defaults(config, 'the config')
   training = Training(**config['training'])
@@ -168,7 +168,7 @@ def _place(state: TrainState, mesh: Mesh, seeds: int) -> TrainState:
 
 
 def _inputs_from_data(config: Mapping[str, Any], share: Share) -> Inputs:
-  """Loads the data of a config."""
+  """Loads the data of a config, and returns the inputs of its updates."""
   system = SYSTEMS[config['system']].load(config, None)
   seed = config['training']['seed']
   initializer = system.initializer()

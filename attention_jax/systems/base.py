@@ -93,7 +93,7 @@ class System(abc.ABC):
 
     Args:
       config: the whole config of the run.
-      folder: a run folder whose stored vocabularies are used where they exist; None for a new run.
+      folder: a run folder whose stored vocabularies and labels are used where they exist; None for a new run.
     """
 
   @classmethod

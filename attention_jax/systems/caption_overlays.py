@@ -9,7 +9,7 @@ from attention_jax.analysis.image_overlays import CaptionOverlay
 from attention_jax.data.pictures import Pictures, read_image
 from attention_jax.inference.predictor import Hypothesis
 
-IMAGE_SIZE = 224  # pixels of a plotted image file
+IMAGE_SIZE = 224  # side of a plotted image file, in pixels
 CellCentres = tuple[np.ndarray, np.ndarray]  # of the rows and of the columns of cells, from 0 to 1
 
 

@@ -89,7 +89,7 @@ class CaptioningDataConfig:
 
 
 class CaptioningSystem(System):
-  """Any encoder of pictures with any decoder and any output layer that generates words.
+  """Any encoder of pictures with any decoder and any output layer that does not copy.
 
   Args:
     config: the whole config of the run.
@@ -301,8 +301,8 @@ class CaptioningSystem(System):
   def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
     """Writes a picture with one map per word, and the same as an animation (.gif).
 
-    Rows are pictures of the split, and `inputs` are image files. Images are drawn larger than the model reads them; in
-    place of features, the images that they were computed from are drawn.
+    Rows are pictures of the split, and `inputs` are image files. Image files are drawn at
+    caption_overlays.IMAGE_SIZE, also in place of the features that were computed from them.
 
     Arguments: see `System.plot`.
     """

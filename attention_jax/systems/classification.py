@@ -74,7 +74,7 @@ class ClassificationDataConfig:
     vocabulary: a spec of data.vocab.VOCABULARIES.
     joined: whether a document is read as one sentence, without its sentence boundaries.
     buckets: (sentences, words) of documents; each is one compilation. The largest bucket bounds what is read: longer
-      sentences are split, and the rest of a longer document is dropped.
+      sentences are split (joined documents and texts of a pair are cut), and further sentences are dropped.
     batch_size: documents of a batch.
   """
 
@@ -161,7 +161,7 @@ class ClassificationSystem(System):
     """Returns the ensemble of this system and others; its parameters are a tuple with those of each.
 
     Raises:
-      UserError: if their vocabularies, labels or kinds of texts differ.
+      UserError: if their vocabularies, labels or data.joined differ, or if only some of them take pairs of texts.
     """
     for other in others:
       if not vocab.same_entries(self.vocabulary, other.vocabulary) or self.labels != other.labels:

@@ -14,8 +14,8 @@ class ClassificationPrediction(NamedTuple):
   Attributes:
     label: the most probable label.
     probabilities: probability of every label.
-    words: weights [H, W] of the words of each sentence.
-    sentences: weights [H, N] of the sentences.
+    words: weights [H, W] of the words of each sentence, as in ClassifierOutput.
+    sentences: weights [H, N] of the sentences, as in ClassifierOutput.
   """
 
   label: str

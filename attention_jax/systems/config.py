@@ -149,7 +149,7 @@ def describe_fields(cls: type, exclude: Collection[str] = ()) -> dict[str, Field
 
 
 def _attribute_meanings(cls: type) -> dict[str, str]:
-  """Reads the section 'Attributes:' of a docstring: name -> meaning. An entry 'a, b: ...' gives both names one."""
+  """Reads the section 'Attributes:' of a docstring: name -> meaning. An entry 'a, b: ...' describes both names."""
   _, _, section = inspect.cleandoc(cls.__doc__ or '').partition('Attributes:\n')
   meanings = {}
   names = []

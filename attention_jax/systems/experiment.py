@@ -62,6 +62,8 @@ Summaries = dict[str, dict[str, MetricSummary]]
 def train(config: Config, folder: str | Path, log: Log = print) -> Results | Summaries | None:
   """Trains in `folder`, or resumes an interrupted run of the same config; then evaluates the test splits.
 
+  Without a test split, the validation split is evaluated.
+
   With config['seeds'] above 1, that many runs are trained side by side, each in a folder seed_N below `folder`. In a
   multi-process run, process 0 alone writes files and logs.
 
@@ -71,17 +73,18 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
     log: called with each line of progress.
 
   Returns:
-    split -> metric -> value with the best parameters by validation, also written to results.json; summaries over runs
-    for several seeds; None if a signal stopped training or the evaluation of the test splits.
+    split -> metric -> value with the best parameters by validation, or the last without validation, also written to
+    results.json; summaries over runs for several seeds; None if a signal stopped training or that evaluation.
 
   Raises:
-    UserError: for mistakes in the config, the data or the folder, before any file of the folder is overwritten.
+    UserError: for mistakes in the config, the data or the folder, before any file of the folder is overwritten; then as
+      `fit`.
   """
-  code_version()  # the commit of the code that is imported here: another one may be checked out while this one runs
+  code_version()  # cached now, because another commit may be checked out while this one runs
   peers.check_agreement(peers.package_versions())
   log = log if jax.process_index() == 0 else _discard
   with contextlib.ExitStack() as stack:
-    with peers.fail_together():  # also a wait for all, before process 0 stores a config
+    with peers.fail_together():  # also waits for all processes, before process 0 stores a config
       config = fill_defaults(config, 'the config')
       check_config(config)
       make_mesh(seeds=config['seeds'], sizes=MeshConfig(**config['mesh']))  # for its errors
@@ -93,7 +96,7 @@ def _train_in(opened: TrainingFolder, config: Config, log: Log) -> Results | Sum
   folder = opened.path
   with peers.fail_together():
     check_run_files(folder)
-    is_resumed = check_folder(folder, config, _complete_stored_config)
+    is_resumed = check_folder(folder, config, _make_completion(folder))
   peers.check_agreement(comparable_fields(config) | {'a run in the folder': 'present' if is_resumed else 'absent'})
   with peers.fail_together():
     initial = open_initial_run(config, folder)
@@ -200,11 +203,11 @@ def _fit(
 
 
 def _prepare_run_folder(folder: Path, config: Config, system: System, arrays: Arrays | None, log: Log) -> Path:
-  """Stores the files of a run, and their digests; also when resumed: it may have been killed before that."""
+  """Stores the files of a run, and their digests; a resumed run may have been killed before it had stored them."""
   with peers.fail_together():
     if jax.process_index() == 0:
       drop_file_digests(folder)
-  folder = prepare_folder(folder, config, _complete_stored_config)
+  folder = prepare_folder(folder, config, _make_completion(folder))
   with peers.fail_together():
     if jax.process_index() == 0:
       store_version(folder, log)
@@ -215,8 +218,9 @@ def _prepare_run_folder(folder: Path, config: Config, system: System, arrays: Ar
   return folder
 
 
-def _complete_stored_config(stored: Config) -> Config:
-  return fill_defaults(stored, 'the config of that folder')
+def _make_completion(folder: str | Path) -> Callable[[Config], Config]:
+  """Returns stored config of `folder` -> the same config with every field."""
+  return lambda stored: fill_defaults(stored, f'{folder}/{CONFIG}')
 
 
 def _prepare_runs(
@@ -300,7 +304,8 @@ def _make_validation(system: System) -> Callable[[TrainState], dict[str, float]]
 def _make_compilation(system: System) -> Callable[[TrainState, Callable[[], bool]], None] | None:
   """Returns (shapes of a state, is_stopped) -> None, which compiles the programs of the validation.
 
-  On a CPU only: the memory of an accelerator may be too small for an update and an evaluation at once.
+  Returns None without a validation split, and on an accelerator, whose memory may be too small for an update and an
+  evaluation at once.
   """
   if 'validation' not in system.splits or system.training_mesh.devices.flat[0].platform != 'cpu':
     return None

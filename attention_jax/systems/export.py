@@ -1,4 +1,4 @@
-"""Exports of trained runs: run folders with only what prediction reads."""
+"""Exports of trained runs: run folders without the state from which training resumes."""
 
 import json
 import shutil
@@ -66,8 +66,8 @@ def _write_run(run: Run, folder: Path) -> None:
     if (run.folder / name).exists():
       shutil.copyfile(run.folder / name, folder / name)
   drop_file_digests(folder, [INITIAL_FILE])
-  nothing = TrainState(step=np.int32(run.step), params=(), opt_state=(), average=(), running={})
-  state = nothing._replace(**{evaluation_field(run.config['training']['average']): run.params})
+  empty_state = TrainState(step=np.int32(run.step), params=(), opt_state=(), average=(), running={})
+  state = empty_state._replace(**{evaluation_field(run.config['training']['average']): run.params})
   checkpoints = Checkpoints(folder)
   try:
     checkpoints.save(state, host={}, kind=BEST)

@@ -1,4 +1,4 @@
-"""Glimpsing: the system of recurrent models of visual attention, from pictures to labels by a few glimpses."""
+"""Glimpsing: the system of networks that classify a picture by glimpses, or by a region of it."""
 
 import dataclasses
 import functools
@@ -86,7 +86,7 @@ class GlimpsePrediction(NamedTuple):
     probabilities: [K, L], the mean over the sampled paths.
     locations: [T, 2], the first sampled path.
     labels: [N, K], the labels predicted from each sampled path alone.
-    means: [N, K], the labels predicted with each sample's first location and the means of all later locations.
+    labels_at_means: [N, K], the labels predicted with each sample's first location and the means of all later ones.
     transforms: [T, 2, 3], see GlimpseNetworkOutput.
   """
 
@@ -94,12 +94,12 @@ class GlimpsePrediction(NamedTuple):
   probabilities: np.ndarray
   locations: np.ndarray
   labels: np.ndarray
-  means: np.ndarray
+  labels_at_means: np.ndarray
   transforms: Any = ()
 
 
 class GlimpsingSystem(System):
-  """Glimpses of digits, or of any labelled pictures of one size.
+  """Any network of models.picture_classifiers on digits, or on any labelled pictures of one size.
 
   Args:
     config: the whole config of the run.
@@ -218,7 +218,7 @@ class GlimpsingSystem(System):
       'loss': MetricValue(float(np.mean(losses)), 'nat/picture', ensemble),
       'error': MetricValue(100 * float(np.mean(wrong)), '%', ensemble),
       'error_of_one': single_error([p.labels for p in predictions]),
-      'error_of_means': single_error([p.means for p in predictions]),
+      'error_of_means': single_error([p.labels_at_means for p in predictions]),
     }
     return metrics, predictions
 
@@ -226,7 +226,7 @@ class GlimpsingSystem(System):
     return [_format_labels(prediction.label) for prediction in predictions]
 
   def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
-    """Writes pictures of a split with the sampled path of glimpses, and what the retina sees at each.
+    """Writes pictures of a split with the sampled path of glimpses, and what the network reads at each.
 
     Arguments: see `System.plot`.
 
@@ -360,8 +360,8 @@ def _apply(model: nn.Module, params: Any, batch: DigitBatch, rng: jax.Array, sam
 def _loss(model: nn.Module, config: Config, training: Training) -> Loss:
   """−log p(y) − Σ_t log π(l_t) (R_t − b_t) + Σ_t (R_t − b_t)². Mnih et al. 2014, section 3.2.
 
-  R_t is the number of right labels from glimpse t on, which is 0 or 1 with one object. The mean over `model.samples`
-  sampled paths of each picture.
+  R_t is the number of right labels from glimpse t on, which is 0 or 1 with one object. The loss is the mean over
+  `model.samples` sampled paths of each picture.
   """
   samples = GlimpseConfig(**config['model']).samples
 
@@ -374,8 +374,8 @@ def _loss(model: nn.Module, config: Config, training: Training) -> Loss:
     sums = cross_entropy(logits, labels, label_mask, training.label_smoothing)
     is_right = (logits.argmax(-1) == labels).astype(jnp.float32)
     # A reward after the last glimpse of every object.
-    every = outputs.log_policy.shape[1] // labels.shape[1]
-    rewards = jnp.zeros_like(outputs.log_policy).at[:, every - 1 :: every].set(is_right)
+    glimpses = outputs.log_policy.shape[1] // labels.shape[1]  # of each object
+    rewards = jnp.zeros_like(outputs.log_policy).at[:, glimpses - 1 :: glimpses].set(is_right)
     # The first location is not sampled by the policy.
     log_policy, rewards, baselines = (x[:, 1:] for x in (outputs.log_policy, rewards, outputs.baselines))
     reinforce = jax.vmap(latent.reinforce)(log_policy, rewards, baselines)

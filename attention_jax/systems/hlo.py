@@ -1,4 +1,4 @@
-"""Counts what a compiled program moves: bytes of device memory, and bytes between devices by kind of collective.
+"""Counts the traffic of a compiled program: bytes of device memory, and bytes between devices by kind of collective.
 
 XLA's own cost analysis counts the body of a loop once. These counts multiply it by the number of its steps, which the
 compiler notes in the program (known_trip_count); a loop whose length depends on values counts once. All branches of a
@@ -59,7 +59,7 @@ Block = Mapping[str, Instruction]  # the instructions of a computation by name
 
 
 class Traffic(NamedTuple):
-  """What one device moves in one run of a program.
+  """Traffic of one device in one run of a program.
 
   Attributes:
     memory: bytes that instructions read from device memory and write to it.

@@ -1,8 +1,8 @@
 """Training that starts from the parameters of another run: fine-tuning, or a second stage of training.
 
 The new run uses the vocabularies of the first one. Parameters of equal names are copied; the others have their random
-initial values. What was copied is stored in the new run folder, which therefore resumes without the first run, as it
-does without the word vectors of initial_vectors.py.
+initial values. The copied parameters are stored in the new run folder, so that the new run resumes without the first
+one. The word vectors of initial_vectors.py are stored in the same way.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,11 +29,11 @@ Initializer = Callable[[int], Any]
 
 
 class InitialRun(NamedTuple):
-  """Parameters to start from, and the system whose vocabularies they belong to; None once the run has stored both.
+  """Parameters to start from, and the system whose vocabularies they belong to.
 
   Attributes:
     arrays: parameters by name.
-    system: the system of config.initial_run, or None.
+    system: the system of config.initial_run; None once the new run has stored its vocabularies.
   """
 
   arrays: Mapping[str, np.ndarray]
@@ -110,7 +110,7 @@ def start_from(initializer: Initializer, arrays: Mapping[str, np.ndarray]) -> In
 
 
 def describe_start(arrays: Mapping[str, np.ndarray], params: Any, name: str, log: Log) -> None:
-  """Logs which parameters are copied, which are random, and which of those to copy are not used.
+  """Logs how many parameters are copied, which are random, and which of `arrays` are not used.
 
   Args:
     arrays: the parameters to start from by name.
@@ -135,7 +135,7 @@ def describe_start(arrays: Mapping[str, np.ndarray], params: Any, name: str, log
   if random := sorted(expected.keys() - arrays.keys()):
     log(f'random at the start: {abbreviate_names(random)}')
   if unused := sorted(arrays.keys() - expected.keys()):
-    log(f'not used of {name}: {abbreviate_names(unused)}')
+    log(f'not used from {name}: {abbreviate_names(unused)}')
 
 
 def save_initial(folder: Path, arrays: Mapping[str, np.ndarray]) -> str:

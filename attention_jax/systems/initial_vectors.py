@@ -24,7 +24,7 @@ def embedding_tables(system: System, params: Any) -> dict[str, EmbeddingTable]:
     params: the parameters of its model, or their shapes. A model that shares its embeddings has one table.
 
   Raises:
-    UserError: if the system embeds no words.
+    UserError: if the model has no such table.
   """
   tables = system.embedding_tables() if isinstance(system, SupportsWordVectors) else {}
   names = flatten_names(params)
@@ -35,7 +35,9 @@ def embedding_tables(system: System, params: Any) -> dict[str, EmbeddingTable]:
 
 
 def check_initial_vectors(config: Config, folder: Path) -> None:
-  """Raises UserError for a file of config.initial_vectors that cannot be read, unless the folder has stored them all.
+  """Raises UserError if config.initial_vectors names no file, or one that cannot be read.
+
+  The files are not checked if the run folder has stored the vectors already.
 
   Args:
     config: the whole config of the run.

@@ -11,7 +11,7 @@ from attention_jax.errors import UserError
 from attention_jax.systems.base import BatchSequence, Config
 from attention_jax.training.optim import make_optimizer, make_schedule
 
-BYTES_PER_TOKEN = 5  # an id, int32, and its mask, bool
+BYTES_PER_POSITION = 5  # an id, int32, and its mask, bool
 
 
 def check_state_memory(config: Config, params: Any) -> None:
@@ -41,7 +41,7 @@ def check_state_memory(config: Config, params: Any) -> None:
 
 
 def check_batch_memory(config: Config, batches: BatchSequence) -> None:
-  """Checks that the token ids of the largest batch fit into memory.
+  """Checks that the largest batch fits into memory, if each of its positions has an id and a mask.
 
   Args:
     config: the config.
@@ -53,7 +53,7 @@ def check_batch_memory(config: Config, batches: BatchSequence) -> None:
 
   def needed_bytes(shape):
     rows, *lengths = shape
-    return config['seeds'] * rows * max(batches.min_row_size(lengths), 1) * BYTES_PER_TOKEN
+    return config['seeds'] * rows * max(batches.min_row_size(lengths), 1) * BYTES_PER_POSITION
 
   shape = max(batches.shapes, key=needed_bytes)
   fields = [f'config.data.{name}' for name in ('batch_size', 'buckets', 'lengths') if name in config.get('data', {})]
@@ -83,7 +83,7 @@ def _bytes(array: Any) -> int:
 
 
 def _check(demand: str, needed: int, remedy: str) -> None:
-  """Raises UserError, `demand` at least `needed` bytes; `remedy`, if that exceeds the available memory."""
+  """Raises UserError if `needed` bytes exceed the memory; the message begins with `demand`, and ends with `remedy`."""
   available = available_bytes()
   if needed > available:
     raise UserError(

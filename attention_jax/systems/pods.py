@@ -43,7 +43,7 @@ CHIPS: Mapping[str, Chip] = {
 
 
 class UpdateCost(NamedTuple):
-  """What one device holds, computes and moves in one update of a batch shape.
+  """Memory, FLOP and traffic of one device for one update of a batch shape.
 
   Attributes:
     shape: (rows, ...) of the global batch of one run.
@@ -65,7 +65,7 @@ class UpdateCost(NamedTuple):
 
   @property
   def memory(self) -> float:
-    """Bytes of all arrays at once."""
+    """Bytes of the training state and the temporary arrays at once, without those of the batch."""
     return self.parameters + self.optimizer + self.activations
 
   @property
@@ -79,8 +79,8 @@ class Attempt(NamedTuple):
 
   Attributes:
     sizes: sizes of its axes.
-    cost: the cost of the largest batch, or None if it does not fit.
-    reason: why it does not fit, or ''.
+    cost: the cost of the batch of the longest sequences; None if `update_costs` raised DoesNotFitError.
+    reason: why the update does not fit, or ''.
   """
 
   sizes: MeshConfig
@@ -91,7 +91,7 @@ class Attempt(NamedTuple):
 def chip_of(devices: Sequence[Any]) -> Chip:
   """Returns the rates and the memory of one device.
 
-  Where the devices of a topology are cores, as for v4, these are those of the chip divided by its cores.
+  Where the devices of a topology are cores, as for v4, each has an equal part of the rates and memory of its chip.
 
   Raises:
     UserError: for a kind without a row in CHIPS.
@@ -136,7 +136,7 @@ def update_costs(
 def try_meshes(
   config: Mapping[str, Any], devices: Sequence[Any], chip: Chip, platform: str, *, entries: int | None = None
 ) -> Iterator[Attempt]:
-  """Tries meshes for the longest sequences, from the one that moves the least, and ends with the first that fits.
+  """Tries meshes for the longest sequences, in the order of `_candidates`, and ends with the first that fits.
 
   The arguments are those of `update_costs`.
 
@@ -159,7 +159,7 @@ def try_meshes(
 def _candidates(devices: int) -> list[MeshConfig]:
   """Returns meshes in the order in which they are tried.
 
-  Parameters are whole on every device, then divided over fsdp=8, over all devices, and also over tensor=4 and 8.
+  Parameters are replicated, then sharded over fsdp=8, over all devices, and also over tensor=4 and 8.
   """
   sizes = [(1, 1), (8, 1), (devices, 1), (devices // 4, 4), (devices // 8, 8)]
   valid = [(fsdp, tensor) for fsdp, tensor in sizes if fsdp >= 1 and devices % (fsdp * tensor) == 0]

@@ -1,7 +1,8 @@
-"""Presets. A preset is a paper: it sets the structure of a model, and leaves sizes and training to the task.
+"""Presets. A preset is a paper: it sets the structure of a model, and mostly leaves sizes and training to the task.
 
 The name of a paper, alone or with one of the paper's own variants (`luong2015_dot`), is the model of the paper. A model
-that changes its equations has a name that states the change:
+that changes the equations of the paper has a name that states the change (except `gnmt2016`, which maps the first
+states of the decoder; they are zero in `gnmt2016_zero_states` and in the paper):
 
   deep_tanh: the deep output uses tanh, the GRU applies its reset gate after the product, and the decoder starts from
     a learned map of the last states of both directions.
@@ -9,9 +10,10 @@ that changes its equations has a name that states the change:
   birnn: the encoder reads in both directions, and its last states are mapped.
   own_reward: each sampled position is rewarded for its own word alone.
 
-Training is always that of the task. Presets of papers that have another task, or define only a part of the model, have
-the encoder and decoder of another preset. docs/papers.md compares each preset with its paper, part by part; differences
-without a name, such as an omitted part, are there alone.
+Training is that of the task, except for auxiliary losses, and for the optimiser and label smoothing of Transformers.
+Presets of papers that have another task, or define only a part of the model, have the encoder and decoder of another
+preset. docs/papers.md compares each preset with its paper, part by part, and lists the differences without a name, such
+as an omitted part.
 """
 
 from collections.abc import Mapping
@@ -30,8 +32,8 @@ class Preset(NamedTuple):
     paper: the paper.
     settings: values of config fields by dotted path. They may contain the sizes that `apply_preset` fills in:
       {features}, size of every layer; {layers}, number of layers of deep recurrent models; {depth}, number of layers of
-      GNMT, convolutional models and Transformers; {positions}, length of the longest memory; {heads}, number of heads
-      with 64 features each; {hidden}, width of feed-forward networks, 4 {features}.
+      GNMT, convolutional models and Transformers; {positions}, length of the longest memory; {heads}, the largest
+      number of heads with at least 64 features each, or 1; {hidden}, width of feed-forward networks, 4 {features}.
   """
 
   paper: str
@@ -86,7 +88,7 @@ def _luong2015_birnn(variant: str = '', score: str = 'general', alignment: str =
 _SIZE = 'features={features}'
 _BIRNN = f'birnn(rnn="gru", {_SIZE})'
 _BILSTM = f'birnn(rnn="lstm", {_SIZE}, layers={{layers}})'
-_FORWARD_LSTM = f'rnn(rnn="lstm", {_SIZE}, layers={{layers}})'  # can be read while the source arrives
+_FORWARD_LSTM = f'rnn(rnn="lstm", {_SIZE}, layers={{layers}})'  # can encode the source while it arrives
 _BAHDANAU = f'bahdanau(rnn="gru", {_SIZE}, readout={{features}})'
 _LUONG = f'luong(rnn="lstm", {_SIZE}, layers={{layers}})'
 _STREAMING = f'bahdanau(rnn="lstm", {_SIZE}, readout={{features}}, bridge=False)'
@@ -237,7 +239,7 @@ CLASSIFICATION: Mapping[str, Preset] = {
   'parikh2016': _classifier('Parikh et al. 2016', 'decomposable(width={features})', 'embedded(scale=3.0)', 'sum'),
 }
 
-# Both presets learn the image encoder, on a smaller grid, and use tanh in the output layer.
+# All presets learn the image encoder, on a smaller grid, and use tanh in the output layer.
 _CAPTIONS = {
   'model.encoder': 'grid(features={features}, layers=1)',
   'model.decoder': 'bahdanau(rnn="lstm", features={features}, readout={features}, gate=True)',
@@ -249,7 +251,7 @@ CAPTIONING: Mapping[str, Preset] = {
     'Xu et al. 2015, soft and doubly stochastic',
     _CAPTIONS | {'model.attention.alignment': 'softmax', 'training.auxiliary': 'doubly_stochastic(weight=0.001)'},
   ),
-  # One choice between samples and expectation per picture, the reward of all later words, exact entropies.
+  # Chooses once per picture between samples and expectation, rewards all later words, and has exact entropies.
   'xu2015_hard': Preset(
     'Xu et al. 2015, hard, section 4.1',
     _CAPTIONS

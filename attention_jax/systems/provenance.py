@@ -22,7 +22,7 @@ def code_version(root: Path = ROOT) -> str:
 
   Returns:
     The first 12 digits of the commit, with '+changes' if tracked files differ from it, or if git cannot compare them;
-    'version X' without a repository.
+    'version X' without a repository; 'unknown' if neither can be found.
   """
   top_level = _git(root, 'rev-parse', '--show-toplevel')
   # A wheel may lie inside the repository of another project.

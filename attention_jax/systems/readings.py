@@ -31,7 +31,7 @@ END = SPECIAL_TOKENS[EOS]
 
 
 def check_request(request: ReadingRequest) -> None:
-  """Checks a request as far as that needs no run, so that mistakes are found before data are read.
+  """Checks the fields of a request that can be checked without a run, before data are read.
 
   Raises:
     UserError: for rows that are not numbers, unknown splits, analyses and edits, fewer than one hypothesis, and
@@ -68,7 +68,7 @@ class Reader:
   buckets: Sequence[Sequence[int]]
 
   def read_lines(self, predictor: Predictor, beams: int, request: ReadingRequest) -> list[Reading]:
-    """Returns the readings of the best hypotheses of each input, without those of layers and without analyses.
+    """Returns the readings of the best hypotheses of each input, without analyses and weights of layers.
 
     Args:
       predictor: translates the inputs.
@@ -94,7 +94,7 @@ class Reader:
     return readings
 
   def read_rows(self, corpus: Corpus, request: ReadingRequest) -> list[Reading]:
-    """Returns the readings of rows of a split, with their gold links, without those of layers and without analyses.
+    """Returns the readings of rows of a split, with their gold links, without analyses and weights of layers.
 
     Args:
       corpus: the split.
@@ -126,17 +126,16 @@ class Reader:
     return readings
 
   def complete(self, readings: Sequence[Reading], request: ReadingRequest) -> list[Reading]:
-    """Adds the requested parts beside the weights, computed by teacher forcing.
+    """Adds the requested weights of layers and analyses, by teacher forcing, and merges tokens to words if requested.
 
     Raises:
-      UserError: for an empty hypothesis, layers of a model with a single layer of attention, an unknown analysis, and
-        an analysis that does not apply to the model.
+      UserError: as `check_request`; for an empty target, and for layers or an analysis that the model does not support.
     """
     if not (request.layers or request.analyses or request.words):
       return list(readings)
     check_request(request)
     if empty := [reading.source for reading in readings if not reading.target]:
-      raise UserError(f'the best hypothesis for {empty[0]!r} is empty; expected a line with an output')
+      raise UserError(f'the target of {empty[0]!r} is empty; expected a source whose output has a token')
     corpus = Corpus([reading.source for reading in readings], [reading.target for reading in readings])
     vocabularies = (self.source_vocab, self.target_vocab)
     scored = score_pairs(self.model, self.params, corpus, *vocabularies, self.buckets, layers=request.layers)

@@ -17,7 +17,7 @@ PREFIX = '@'
 
 
 class ReadyMade(NamedTuple):
-  """How a ready-made model is trained.
+  """The training of a ready-made model.
 
   Attributes:
     config: FILE:PRESET of the config.
@@ -35,7 +35,7 @@ READY_MADE: Mapping[str, ReadyMade] = {
   'nettalk': ReadyMade(
     'configs/nettalk.py:bahdanau2015_deep_tanh', 'train.tsv and dev.tsv of NETtalk, see configs/nettalk.py'
   ),
-  # A quarter of the updates of the config, so that it is ready in minutes, and less than 2 MB.
+  # A quarter of the updates of the config, and a smaller model: it trains in minutes, and has less than 2 MB.
   'shapes': ReadyMade(
     'configs/shapes.py:xu2015_soft',
     fields=('training.steps=2000', 'model.embedding=32', 'model.attention.features=64'),
@@ -58,7 +58,8 @@ def opened_folder(folder: str | Path) -> Path:
   It is that of a ready-made model for '@NAME', a copy on this machine for a URL, otherwise the folder itself.
 
   Raises:
-    UserError: for an unknown model, one that has not been made yet, and a name that can be no folder.
+    UserError: for an unknown model, one that has not been made yet, a URL without a run, and a name that can be no
+      folder.
   """
   name = str(folder)
   if is_url(name):

@@ -1,4 +1,4 @@
-"""Recall: the system of memory networks, from a sequence of bit vectors to its answer."""
+"""Recall: the system of recurrent networks, with or without a memory, from a sequence of bit vectors to its answer."""
 
 import dataclasses
 import functools
@@ -181,8 +181,9 @@ class RecallSystem(System):
 
   def _best_cost(self, episodes: Sequence[Episode]) -> float:
     """Returns the bits per sequence that the best possible prediction of random answers costs."""
-    costs = [np.where(e.target > 0, p, 1 - p) for e, p in zip(episodes, map(self.task.estimate, episodes), strict=True)]
-    return -float(np.mean([np.log2(probabilities).sum() for probabilities in costs]))
+    estimates = map(self.task.estimate, episodes)
+    likelihoods = [np.where(e.target > 0, p, 1 - p) for e, p in zip(episodes, estimates, strict=True)]
+    return -float(np.mean([np.log2(probabilities).sum() for probabilities in likelihoods]))
 
   def format_predictions(self, predictions: Sequence[RecallPrediction]) -> list[str]:
     """Returns the predicted vectors of each episode, such as '011 100'."""

@@ -55,7 +55,7 @@ def training_folder(folder: str | Path, log: Log) -> Iterator[TrainingFolder]:
     log: called with lines about downloads and uploads.
 
   Raises:
-    UserError: in every process, for a folder that cannot be used, and one in which another run is trained.
+    UserError: in every process, for a folder that cannot be used, and for a URL in which another process trains.
   """
   if not is_url(str(folder)):
     with peers.fail_together():

@@ -125,9 +125,9 @@ def open_run(
   """Opens a trained run for prediction. Reads no data.
 
   Args:
-    folder: the run folder, or '@NAME' for a ready-made model (systems.ready_made).
-    checkpoint: 'best', 'latest', 'average' (the mean of the parameters of the last training.keep checkpoints), the step
-      of a checkpoint, or a file of weights that ends with .safetensors.
+    folder: the run folder, its URL, or '@NAME' for a ready-made model (systems.ready_made).
+    checkpoint: 'best' (the latest if there is none), 'latest', 'average' (the mean of the parameters of the last
+      training.keep checkpoints), the step of a checkpoint, or a file of weights that ends with .safetensors.
     evaluation: fields of config.evaluation to override.
     dtype: overrides config.model.dtype, unless empty.
 

@@ -88,7 +88,8 @@ class TranslationEvaluationConfig:
   Attributes:
     metrics: specs of inference.metrics.METRICS.
     group_references: whether rows with the same source are alternative references of one source.
-    beams: beam size after training and in evaluate.py; 1 is greedy. Validation during training is greedy.
+    beams: beam size of the evaluation after training, and by default of programs that search; 1 is greedy. Validation
+      during training is greedy.
     alpha, beta, gamma: weights of the length penalty ((5 + length) / 6)^alpha, the coverage penalty and the
       end-of-sentence normalisation in the ranking of hypotheses, see decoding.ranking.Ranking; 0 disables each.
     max_length: maximum length of hypotheses; 0 for the longest target of the buckets.

@@ -1,4 +1,4 @@
-"""The file of --variants: stored with a run, which cannot be opened with another one or without it."""
+"""The file of --variants, which is stored with a run. Opening the run requires the same file."""
 
 from pathlib import Path
 

@@ -116,7 +116,7 @@ def test_weights_are_compared_with_measures_of_the_same_axes():
     source_tokens=subject.source_tokens[:T],
     weights=subject.weights[:, :T],
   )
-  with pytest.raises(UserError, match='must measure each target token and source token'):
+  with pytest.raises(UserError, match='must measure pairs of target and source tokens'):
     analyse('kendall(other="self_attention")', square)
 
 
@@ -126,7 +126,7 @@ def test_weights_are_compared_with_measures_of_the_same_axes():
     ('entropie', build_tiny, "unknown analysis 'entropie'"),
     ('entropy(base=2)', build_tiny, "has no options, got 'base'"),
     ('integrated_gradients(steps=0)', build_tiny, 'steps must be at least 1'),
-    ('kendall(other="entropy")', build_tiny, 'must measure each target token and source token'),
+    ('kendall(other="entropy")', build_tiny, 'must measure pairs of target and source tokens'),
     ('head_importance', build_tiny, 'no attention with several heads'),
     ('flow', build_tiny, 'no self-attention'),
     ('updates', build_tiny, 'no adaptive computation time'),

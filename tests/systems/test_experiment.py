@@ -284,7 +284,7 @@ def test_results_of_several_seeds_are_summarized(tmp_path):
 def test_stored_configs_of_earlier_versions_get_the_defaults_of_new_fields():
   config = default_config().to_dict()
   del config['evaluation']['gamma']
-  assert experiment._complete_stored_config(config) == default_config().to_dict()
+  assert experiment._make_completion('runs/x')(config) == default_config().to_dict()
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_parameters_are_merged_by_name():
   assert lines == [
     "starts with 1 of 2 parameter arrays of config.initial_run='runs/x'",
     'random at the start: cell.bias',
-    "not used of config.initial_run='runs/x': old",
+    "not used from config.initial_run='runs/x': old",
   ]
   with pytest.raises(UserError, match=r"cell.kernel is \[3\] in config.initial_run='runs/x', and \[2, 3\] in this"):
     describe_start({'cell.kernel': np.ones(3)}, params, "config.initial_run='runs/x'", lines.append)

@@ -74,7 +74,7 @@ def test_layers_and_analyses_of_hypotheses(reader, predictor):
 def test_an_empty_hypothesis_raises(reader, predictor):
   request = ReadingRequest(inputs=['a b'], layers=True)
   (reading,) = reader.read_lines(predictor, 1, request)
-  with pytest.raises(UserError, match="the best hypothesis for 'a b' is empty"):
+  with pytest.raises(UserError, match="the target of 'a b' is empty"):
     reader.complete([reading._replace(target='')], request)
 
 
