@@ -19,6 +19,9 @@ os.environ['XLA_FLAGS'] += (
   # On a busy machine the threads of eight devices may take longer than the default of 40 s to reach a collective.
   ' --xla_cpu_collective_call_terminate_timeout_seconds=600'
 )
+# Number of threads of XLA. By default there is one for each of the eight devices: if all but one wait in a collective
+# while the last one is busy with another program, such as a transfer, training stands still.
+os.environ.setdefault('NPROC', '24')
 
 import hypothesis
 import jax
