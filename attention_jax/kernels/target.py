@@ -38,6 +38,11 @@ def count_products() -> Iterator[None]:
     yield
 
 
+def counts_products() -> bool:
+  """Returns whether the code runs in a block of `count_products`."""
+  return _counts_products.value
+
+
 def countable(attend: Callable) -> Callable:
   """Wraps the `attend` of a kernel so that `count_products` traces the definition in its place.
 
@@ -46,6 +51,6 @@ def countable(attend: Callable) -> Callable:
 
   @functools.wraps(attend)
   def attend_or_count(*args, **options):
-    return (definition.attend if _counts_products.value else attend)(*args, **options)
+    return (definition.attend if counts_products() else attend)(*args, **options)
 
   return attend_or_count

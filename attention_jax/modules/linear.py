@@ -4,11 +4,11 @@ A product over several leading axes is as fast itself, but its gradient with res
 first copies the whole input into another order.
 """
 
-import math
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+
+from attention_jax.kernels.target import counts_products, kernel_platform
 
 
 def product(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
@@ -75,9 +75,6 @@ _low_precision_product.defvjp(_low_precision_forward, _low_precision_backward)
 def sum_outer_products(left: jax.Array, right: jax.Array, dtype: jnp.dtype) -> jax.Array:
   """Σ_n left_nd right_nf, summed in float32 or a higher precision.
 
-  XLA for CPU merges a transposition into the product that follows it, and computes such a product of 16-bit numbers in
-  float32, at half the rate. Transposing the rows in groups prevents that.
-
   Args:
     left: [N, D].
     right: [N, F].
@@ -88,12 +85,24 @@ def sum_outer_products(left: jax.Array, right: jax.Array, dtype: jnp.dtype) -> j
   """
   if jnp.finfo(left.dtype).bits >= 32:
     return jnp.matmul(left.T, right, preferred_element_type=dtype)
-  rows, features = left.shape
-  groups = left.reshape(-1, math.gcd(rows, 8), features)
-  total = _matmul_with_float32_sums(groups.transpose(2, 0, 1).reshape(features, rows), right, dtype)
-  # Without the barrier, XLA for CPU merges a transposition of the result, such as that of a tied embedding, into a
-  # product of 16-bit numbers for which it has no kernel.
-  return jax.lax.optimization_barrier(total)
+  if kernel_platform() == 'cpu' and not counts_products():
+    return _sum_outer_products_on_cpu(left, right, dtype)
+  return _matmul_with_float32_sums(left.T, right, dtype)
+
+
+def _sum_outer_products_on_cpu(left: jax.Array, right: jax.Array, dtype: jnp.dtype) -> jax.Array:
+  """`sum_outer_products` of 16-bit numbers.
+
+  XLA for CPU merges a transposition of an operand into the product, and then computes it in float32, at a fifth to a
+  half of the rate. A transposition of its own moves one number at a time. The product with the identity is exact and
+  faster, even though it multiplies as many numbers as the sum if left and right are equally wide.
+  """
+  if left.shape[1] > right.shape[1]:
+    return _sum_outer_products_on_cpu(right, left, dtype).T
+  transposed = product_with_transpose(jnp.eye(left.shape[1], dtype=left.dtype), left)
+  # Without the barrier, XLA merges a transposition of the result, such as that of a tied embedding, into a product of
+  # 16-bit numbers for which it has no kernel.
+  return jax.lax.optimization_barrier(_matmul_with_float32_sums(transposed, right, dtype))
 
 
 def add_bias(y: jax.Array, bias: jax.Array, dtype: jnp.dtype) -> jax.Array:
