@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attention_jax.kernels.target import compile_for
 from attention_jax.modules.linear import ConcatDense, Dense, product, product_with_transpose, sum_outer_products
 from tests.modules.helpers import assert_same, draw, gradient_error_of_16_bits, variables
 
@@ -60,9 +61,12 @@ def test_float32_can_be_differentiated_forward():
 @pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float32])
 def test_sums_over_rows(rows, dtype):
   left, right = (jax.random.normal(jax.random.key(i), (rows, 3 + i)).astype(dtype) for i in range(2))
-  actual = sum_outer_products(left, right, jnp.float32)
-  assert actual.dtype == jnp.float32
-  np.testing.assert_allclose(actual, einsum_float64('nd,nf->df', left, right), rtol=1e-5, atol=1e-5)
+  for x, y in ((left, right), (right, left)):
+    actual = sum_outer_products(x, y, jnp.float32)
+    assert actual.dtype == jnp.float32
+    np.testing.assert_allclose(actual, einsum_float64('nd,nf->df', x, y), rtol=1e-5, atol=1e-5)
+    with compile_for('gpu'):
+      np.testing.assert_allclose(sum_outer_products(x, y, jnp.float32), actual, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float32])
