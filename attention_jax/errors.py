@@ -3,15 +3,15 @@
 import difflib
 from collections.abc import Iterable, Sequence
 
-MAX_LINE = 4000  # characters of a printed error, which may repeat what a file or a flag contains
+MAX_LINE = 4000  # characters of a printed line, which may repeat what a file or a flag contains
 
 
 class UserError(ValueError):
-  """A mistake in an argument, flag, config or file. Programs print `str(error)`, one line, and exit with code 2."""
+  """A mistake in an argument, flag, config or file. Programs print its `lines` and exit with status 2."""
 
   @property
   def lines(self) -> list[str]:
-    """The lines to print, without line breaks of their own, and without the middle of what is too long."""
+    """The lines to print: each message on one line, without its middle if it is longer than MAX_LINE."""
     return [_one_line(str(self))]
 
 
@@ -45,7 +45,7 @@ def choose(name: str, options: Iterable[str], kind: str) -> str:
     kind: what the value is, as the error names it.
 
   Raises:
-    UserError: naming the nearest match and every option.
+    UserError: naming every option and, if one of them is similar, the nearest match.
   """
   options = sorted(options)
   if name in options:

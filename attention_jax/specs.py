@@ -2,7 +2,7 @@
 
 One parser and one checker serve every table of the package. The schema of a row lists its options, and is read from the
 keyword-only arguments of a function or from the fields of a dataclass. The annotation of a number may
-contain its allowed range: `features: Annotated[int, Range(1)]`. The aliases at the end of this file are common ranges.
+contain its allowed range: `features: Annotated[int, Range(1)]`. Aliases such as `Size` are common ranges.
 """
 
 import ast
@@ -67,7 +67,7 @@ def parse(spec: str, kind: str = 'spec') -> tuple[str, dict[str, Any]]:
 
   Args:
     spec: the string.
-    kind: what it is, for error messages: 'decoder'.
+    kind: what the string selects, for error messages: 'decoder'.
 
   Returns:
     `('name', {'option': literal})`.
@@ -93,7 +93,7 @@ def parse_sum(specs: str, kind: str = 'specs') -> dict[str, dict[str, Any]]:
 
   Args:
     specs: the string.
-    kind: what it is, for error messages: 'auxiliary losses'.
+    kind: what the string selects, for error messages: 'auxiliary losses'.
 
   Returns:
     `{'a': {'option': literal}, 'b': {}}`; an empty dictionary for `''`.
@@ -204,10 +204,11 @@ def bind(
 
 
 def _terms(specs: str) -> list[ast.expr | None]:
-  """The terms of a sum from left to right; [None] if it is not an expression."""
+  """The terms of a sum from left to right; [None] if `specs` is not an expression."""
   try:
     node = ast.parse(specs.strip(), mode='eval').body
-  except (SyntaxError, ValueError, TypeError, AttributeError, RecursionError, MemoryError):  # nested too deeply
+  # RecursionError and MemoryError for text that is nested too deeply.
+  except (SyntaxError, ValueError, TypeError, AttributeError, RecursionError, MemoryError):
     return [None]
   terms = []
   while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):

@@ -4,8 +4,8 @@
 CMUdict: English letters -> phonemes without stress.
 
 FOLDER contains train.tsv and dev.tsv: letters TAB phonemes, separated by spaces. Several pronunciations of a word are
-several references: phoneme_error_rate counts edits to the nearest one, sequence_error_rate the words that equal none of
-them (the WER of the grapheme-to-phoneme literature).
+several references: phoneme_error_rate counts edits to the nearest one, sequence_error_rate the outputs that equal none
+of them (the WER of the grapheme-to-phoneme literature).
 """
 
 from attention_jax.systems.config import default_config

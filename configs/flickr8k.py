@@ -2,7 +2,7 @@
 
 Photographs -> captions, from a folder with images/ and captions.csv (for example a thousand pictures of Flickr8k).
 
-Measured, seed 0: 13 CPU minutes, BLEU-4 of 9.0 on test.
+Measured, seed 0: BLEU-4 of 9.0 on test, after 4 CPU minutes of updates.
 
 The table has no splits: a tenth of the images are the validation split and another tenth the test split, by name. With
 so few pictures, a network trained from scratch learns little more than the language of captions. To read features of a

@@ -8,7 +8,7 @@ Measured, seed 0, errors with one sample and with ten:
   restart (RESULTS.md), two hours, 1.06 and 0.40 %;
 - canvas of 60 x 60 in 26 minutes: 3.17 and 2.00 %;
 - the same with clutter in 55 minutes: 10.75 and 5.91 %;
-- both canvases longer and with larger batches (RESULTS.md): 1.85 and 1.06 %, 6.88 and 3.58 %.
+- both canvases, trained longer and with larger batches (RESULTS.md): 1.85 and 1.06 %, 6.88 and 3.58 %.
 
 FOLDER contains mnist.npz, or MNIST as prepared by tfds. For the data set of tfds, a larger canvas, or a canvas with
 clutter:

@@ -3,8 +3,8 @@
 
 French -> English on one table of sentence pairs, with the filters of PyTorch's tutorial on translation.
 
-FOLDER contains fra.txt of manythings.org/anki (fra-eng.zip), or any table of sentence TAB translation. Short sentences
-alone, the tutorial of TensorFlow, and another direction:
+FOLDER contains fra.txt of manythings.org/anki (fra-eng.zip), or any table of sentence TAB translation. To filter by
+length only, or to translate English -> Spanish with the normalisation of TensorFlow's tutorial:
 
   --config.data.task="pairs(path='fra.txt', reverse=True)"
   --config.data.task="pairs(path='spa.txt', normalize='tensorflow', max_length=0)"

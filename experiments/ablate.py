@@ -59,7 +59,7 @@ INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h, as train.py
 
 
 def main() -> None:
-  """Runs the sweep of --workdir, or writes its report. Raises UserError if --config is missing."""
+  """Runs the sweep of --workdir, or writes its report. Raises UserError if both --config and --report are missing."""
   # In this process jax traces models and counts parameters; an accelerator is left to the processes that train.
   jax.config.update('jax_platforms', 'cpu')
   from attention_jax.sweeps import sweep
@@ -95,7 +95,7 @@ def main() -> None:
 
 
 def write_report(folder: Path, log: Callable[[str], None]) -> None:
-  """Writes the report of a sweep into its folder, and prints what it found."""
+  """Writes the report of a sweep into its folder, and logs its findings."""
   from attention_jax.sweeps.render import write_files
   from attention_jax.sweeps.report import sweep_report
   from experiments.sweep_flags import report_options

@@ -5,9 +5,10 @@
   python -m experiments.align --links=en_de.links,de_en.links --source=a.en --target=a.de --symmetrisation=union
 
 Prints one line per pair in Pharaoh format: source-target, counted from 0. With --reverse, links of both directions are
-joined by --symmetrisation. With --gold, a file with a line of sure links `1-0` and possible links `1?0` for each pair,
-it prints alignment error rate, precision and recall (Och & Ney 2003) on stderr, of each direction and of both. --links
-reads alignments of other programs instead of runs: one file, or one for each direction, all with pairs source-target.
+joined by --symmetrisation. --gold is a file with a line of sure links `1-0` and possible links `1?0` for each pair: the
+alignment error rate, precision and recall (Och & Ney 2003) of each direction and of the joined links are printed on
+stderr. --links reads alignments of other programs instead of runs: one file, or one for each direction, all with pairs
+source-target.
 Blank pairs are skipped and reported on stderr.
 """
 
@@ -92,7 +93,7 @@ def _read_links(path: str, source: str, target: str) -> list:
 
 
 def _align(workdir: str, corpus) -> list:
-  """The alignments of a run, with pairs of its source and its target. Raises UserError for a run without attention."""
+  """The alignments of a run, as links from its source to its target. Raises UserError for a run without attention."""
   from attention_jax.inference.scoring import score_pairs
   from attention_jax.inference.word_alignment import align
   from attention_jax.systems import runs

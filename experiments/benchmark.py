@@ -1,7 +1,7 @@
 """python -m experiments.benchmark --out=runs/benchmark [--suites=kernels,training]
 
-Measures this machine: attention kernels, training, decoding, input pipeline, start-up. Every figure is a ratio of
-sides that run in turns in one process. --suites=prepared --pairs=4640000 prepares that many pairs and reads them.
+Measures this machine: attention kernels, training, decoding, input pipeline, start-up. Sides that are compared run in
+turns. --suites=prepared --pairs=4640000 prepares that many pairs and reads them.
 Compares with PyTorch if it is installed (requirements-bench.txt), and with Joey
 NMT if it has an environment of its own (python -m venv joey; joey/bin/pip install torch==2.13.0 joeynmt==2.3.0
 importlib_metadata): --joey=joey/bin/python.
@@ -22,7 +22,7 @@ from absl import flags
 from experiments.launch import FLAGS, launch
 
 flags.DEFINE_list('suites', [], 'names of suites; by default all of them')
-flags.DEFINE_string('out', 'runs/benchmark', 'the folder for benchmark.json and the pictures')
+flags.DEFINE_string('out', 'runs/benchmark', 'the folder for benchmark.json, benchmark.md and the pictures')
 flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'dtype in which attention and models compute')
 flags.DEFINE_integer('repeats', 7, 'number of timed runs of each side', lower_bound=2)
 flags.DEFINE_string('run', '', 'the folder of a trained bahdanau2015_deep_tanh, to measure its translation')

@@ -37,7 +37,7 @@ class Claim(NamedTuple):
     page: the page in docs/claims/, without its suffix.
     sweep: the sweep file in configs/claims/, without its suffix.
     measure: the settings of the finished sweep -> the tables of the page.
-    full: the full form of the sweep, for accelerators.
+    full: name of the form of the sweep for accelerators.
   """
 
   page: str
@@ -51,12 +51,12 @@ def _factor_columns(factors: Sequence[str]) -> list[Column]:
 
 
 def _metric_columns(split: str, metrics: Mapping[str, str], differences: str) -> list[Column]:
-  """Columns of metrics, of which some also have one of their differences from the baseline.
+  """Columns of metrics and, except for entropy, of their differences from the baseline.
 
   Args:
     split: the split.
     metrics: metric -> title.
-    differences: title of the columns of differences; entropy has none, because neither of its ends is better.
+    differences: title of the columns of differences; entropy has none, because neither low nor high values are better.
   """
   columns = []
   for metric, title in metrics.items():
@@ -312,7 +312,7 @@ def measure_claim(claim: Claim, folder: Path, hardware: str, log: Log, root: Pat
   Args:
     claim: the claim.
     folder: the folder of its finished sweep.
-    hardware: where it was run.
+    hardware: the hardware on which the sweep was run.
     log: called with a line for each file.
     root: the folder of results/ and docs/.
   """

@@ -18,8 +18,8 @@ from attention_jax.training.paths import run_path
 from experiments.launch import launch, require_flag
 
 flags.DEFINE_string('claim', None, 'the claim, a key of claim_pages.CLAIMS')
-flags.DEFINE_string('workdir', None, 'the folder of its finished sweep')
-flags.DEFINE_string('hardware', None, 'where the sweep was run')
+flags.DEFINE_string('workdir', None, 'the folder of the finished sweep of the claim')
+flags.DEFINE_string('hardware', None, "hardware on which the sweep was run, such as '2 cores'")
 
 
 def main() -> None:

@@ -78,7 +78,7 @@ def _format_cost(cost) -> str:
 
 
 def _format_bytes(size: float) -> str:
-  """Returns a size as text, in GiB from one half on, else in MiB."""
+  """Returns a size as text, in GiB if it is at least half a GiB, else in MiB."""
   return f'{size / 2**30:.2f} GiB' if size >= 2**29 else f'{size / 2**20:.2f} MiB'
 
 

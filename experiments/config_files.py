@@ -83,7 +83,7 @@ def find_config(path: str) -> str:
     path: 'FILE' or 'FILE:PRESET'; '~' stands for the home folder.
 
   Returns:
-    The path in the same form, without '~' and otherwise unchanged if there is no such file in the project either.
+    The path in the same form, with '~' expanded; that of the project's file if the file exists only there.
   """
   path = os.path.expanduser(path)
   file, colon, preset = path.partition(':')
@@ -126,7 +126,7 @@ def run_user_file(path: str, use: Callable[[dict[str, Any]], Any], purpose: str)
   except UserError:
     raise
   except SyntaxError as error:
-    location = f'{error.filename}:{error.lineno}' if error.filename else path  # none for a file that is not text
+    location = f'{error.filename}:{error.lineno}' if error.filename else path  # no name for a file that is not text
     raise UserError(f'{location}: {error.msg}') from error
   except Exception as error:  # user code may raise anything
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]

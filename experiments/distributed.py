@@ -1,4 +1,4 @@
-"""Start of programs that several processes run together, and their end when one of them is lost."""
+"""Starts programs that several processes run together, and ends the other processes when one is lost."""
 
 import contextlib
 import os
@@ -22,7 +22,9 @@ def define_distributed_flags() -> None:
   flags.DEFINE_string('coordinator', None, 'train with several processes: HOST:PORT of process 0, a free port')
   flags.DEFINE_integer('processes', None, 'number of processes, for --coordinator', lower_bound=1)
   flags.DEFINE_integer('process', None, 'index of this process from 0, for --coordinator', lower_bound=0)
-  flags.DEFINE_integer('peer_timeout', 100, 'seconds after which a process that is lost ends the others', lower_bound=5)
+  flags.DEFINE_integer(
+    'peer_timeout', 100, 'seconds to wait for others at the start, and after which a lost one ends them', lower_bound=5
+  )
 
 
 @contextlib.contextmanager

@@ -54,8 +54,8 @@ CONFIG_INTRODUCTION = (
 )
 
 ANALYSES_INTRODUCTION = """`inspect_attention --analyses=NAME`, which may be repeated, computes analyses of a trained
-run of translation. A picture (`.png`, the default) has heatmaps of values for pairs of tokens beside the weights, no
-lists, such as those of `kendall`. An `--output` with the suffix `.html` is a page for a browser, which needs no
+run of translation. A picture (`.png`, the default) has heatmaps of the weights and of values for pairs of tokens, but
+no lists such as those of `kendall`. An `--output` with the suffix `.html` is a page for a browser, which needs no
 network: tokens joined by lines, heatmaps, lists, sliders over steps, layers, heads and hypotheses, and several runs
 side by side (`--compare`). One with the suffix `.json` has all numbers.
 `--words` merges the weights of subwords or characters to those of words. In a notebook,
@@ -76,7 +76,7 @@ python -m experiments.inspect_attention --workdir=runs/transformer --rows=0 --la
 - Whether attention weights explain an output depends on the model and on what explaining means (Jain & Wallace 2019;
   Wiegreffe & Pinter 2019). `kendall` compares weights with another measure; `permutation` and `adversarial` change the
   weights of one step and compare its output.
-- `--edit` shows the run with edited weights beside the run itself; for `--text`, both with their own translations. The
+- `--edit` shows the run with edited weights beside the run itself; for `--text`, each has its own translation. The
   page of `--serve` has a field for an edit.
 - An edit changes the weights of every layer and head of a decoder over the source, or of those that `layer` and `head`
   name, counted from 0. `aj.with_edit(alignment, edit)` makes an alignment of any alignment and an edit, for

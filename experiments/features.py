@@ -23,7 +23,9 @@ from experiments.launch import FLAGS, check_output_path, launch, require_flag
 flags.DEFINE_string('images', None, 'a folder with images')
 flags.DEFINE_string('network', None, 'an image network at Hugging Face, or the folder of a saved one')
 flags.DEFINE_string('output', None, 'a new .npz file')
-flags.DEFINE_integer('size', None, 'size of the scaled central square of an image; by default as in its training', 1)
+flags.DEFINE_integer(
+  'size', None, 'size of the scaled central square of an image; by default as in the training of the network', 1
+)
 flags.DEFINE_integer('batch_size', 32, 'images per batch', 1)
 
 

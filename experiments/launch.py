@@ -162,17 +162,17 @@ def program_command(name: str) -> list[str]:
 
 
 def check_output_path(path: str, flag: str) -> str:
-  """Checks that a new file can be written.
+  """Checks that a new file or folder can be written.
 
   Args:
-    path: the file; '~' stands for the home folder.
+    path: the file or folder; '~' stands for the home folder.
     flag: the name of the flag that set it.
 
   Returns:
     The path with '~' expanded.
 
   Raises:
-    UserError: if the file exists, or its folder does not exist or is not writable.
+    UserError: if the path exists, or its parent folder does not exist or is not writable.
   """
   path = os.path.expanduser(path)
   folder = os.path.dirname(path) or '.'
@@ -237,7 +237,7 @@ def _has_devices() -> bool:
 def _enable_compilation_cache() -> None:
   """Stores compiled programs in the user's cache folder, unless JAX_COMPILATION_CACHE_DIR names another folder.
 
-  By default jax stores only programs that took a second or more to compile, and so few of those of small models.
+  By default jax stores only programs that took a second or more to compile: few of the programs of small models.
   """
   if not jax.config.jax_compilation_cache_dir:
     jax.config.update('jax_compilation_cache_dir', cache_folder('compiled'))

@@ -7,10 +7,10 @@ ADVICE = {
   'score': {
     'dot': (
       'Query and key have the same width and were learned together, as the two sides of an encoder-decoder by '
-      'Luong et al. It has no parameters. With wide vectors its weights become sharper; `scaled_dot` does not.'
+      'Luong et al. It has no parameters. With wide vectors its weights become sharper; those of `scaled_dot` do not.'
     ),
     'scaled_dot': (
-      'The default of Transformers: wide vectors, several heads, long sequences. All fast implementations compute it.'
+      'The default of Transformers: wide vectors, several heads, long sequences. `flash` and `cudnn` support it.'
     ),
     'general': (
       'Query and key have different widths, or one recurrent layer attends: the best score of Luong et al. 2015 '
@@ -34,7 +34,7 @@ ADVICE = {
       ' once per source; `additive` is the same function, faster.'
     ),
     'cosine': (
-      'Memories whose vectors differ in length, such as those of Neural Turing Machines; the sharpness β is '
+      'Memories whose vectors differ in length, such as those of Neural Turing Machines; the key strength β is '
       'learned or set.'
     ),
     'location': 'A control: it does not read the memory. Useful where positions alone decide, up to a fixed length.',

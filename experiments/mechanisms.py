@@ -244,7 +244,7 @@ def _implementations(mechanism: Mechanism) -> list[str]:
 
 
 def _cost_params(mechanism: Mechanism):
-  """Shapes of the parameters of the mechanism itself, without projections, for the section on cost."""
+  """Returns spec strings and the shapes of the parameters of the mechanism itself, without projections."""
   variants = {'score': 'dot', 'alignment': 'softmax'} | {mechanism.kind: mechanism.name}
   sizes = {'query': COST_SIZE, 'key': COST_SIZE, 'features': COST_SIZE}
   if 'max_positions' in mechanism.row.sizes:
@@ -296,7 +296,7 @@ def _summary(function: Callable) -> str:
 
 
 def _rest_of_docstring(function: Callable) -> str:
-  """What the docstring adds to its first paragraph, before its list of arguments."""
+  """Returns the paragraphs of a docstring after the first, without the sections Args, Returns and Raises."""
   paragraphs = inspect.getdoc(function).split('\n\n')[1:]
   return '\n\n'.join(text for text in paragraphs if not text.startswith(('Args:', 'Returns:', 'Raises:')))
 

@@ -22,7 +22,7 @@ from absl import flags
 
 from experiments.launch import FLAGS, launch, program_command
 
-flags.DEFINE_list('names', None, 'the models, separated by commas; by default all whose data are there')
+flags.DEFINE_list('names', None, 'names of models; by default those of generated data, with --folder all')
 flags.DEFINE_string('folder', None, 'the folder of the data of models whose data are not generated')
 flags.DEFINE_string('workdir', 'runs/models', 'the folder of the trainings')
 

@@ -7,8 +7,8 @@ Compiles the update of the longest sequences for each slice, see compile_for_pod
 slice: --tokens tokens of each side for each chip. config.mesh.fsdp is reduced to its greatest common divisor with the
 number of devices. Each row has the memory of a device, lower bounds of the time of each resource by the published rates
 of the chip, and the rate of the update if it took no longer; or 'does not fit' where the memory of a device is too
-small to compile it, or the devices cannot divide the parameters. Nothing is measured. One slice takes minutes to
-compile. Needs libtpu, see requirements-bench.txt.
+small to compile the update, or the devices cannot divide the parameters. Nothing is measured. One slice takes minutes
+to compile. Needs libtpu, see requirements-bench.txt.
 """
 
 from experiments.process_settings import prepare_process
@@ -47,12 +47,12 @@ define_entries_flag()
 
 
 def main() -> None:
-  """Prints the costs of --config on each of --topologies. Raises UserError if --config is missing."""
+  """Prints the costs of --config on each of --topologies. Raises UserError unless --config is a translation config."""
   if FLAGS.config is None:
     raise UserError('--config is missing; for example --config=configs/wmt14.py:transformer2017_big --entries=32000')
   if FLAGS.config.system != 'translation':
     raise UserError(f"config.system must be 'translation' for tokens of both sides, got {FLAGS.config.system!r}")
-  # All of them first, so that a mistake is reported before the first one is compiled.
+  # All slices first, so that a mistake is reported before anything is compiled.
   slices = {topology: topology_devices(topology) for topology in FLAGS.topologies}
   print('\n'.join(_format_row(cells) for cells in (COLUMNS, COLUMNS.values())), flush=True)
   for topology, devices in slices.items():

@@ -8,7 +8,7 @@ import sys
 
 TUNABLES = 'GLIBC_TUNABLES'  # the environment variable from which the GNU C library reads its settings
 LARGE_PAGES = 'glibc.malloc.hugetlb'
-COMPILED = '/jax/core/compile/backend_compile_duration'  # the event of jax after each program
+COMPILED = '/jax/core/compile/backend_compile_duration'  # the event of jax after each compilation
 SLOW_COMPILATION = 0.1  # seconds; returning memory takes a few milliseconds
 GC_THRESHOLDS = (100_000, 50, 100)
 
@@ -16,13 +16,12 @@ GC_THRESHOLDS = (100_000, 50, 100)
 def prepare_process() -> None:
   """Hides alarms of the compiler, relaxes the garbage collector, and restarts with `glibc.malloc.hugetlb=1`.
 
-  A program is `python -m experiments.NAME` or `attention-jax NAME`. Large arrays are then allocated in large pages.
+  With this setting, large arrays are allocated in large pages. An update allocates and frees arrays of many MB, which
+  with pages of 4 KB takes up to a tenth of its time on CPUs. The C library reads the setting only when a process
+  starts, hence the restart.
 
-  An update allocates and frees arrays of many MB. With pages of 4 KB that takes up to a tenth of its time on CPUs. The
-  C library reads the setting only when a process starts, hence the restart.
-
-  Does not restart if the environment sets glibc.malloc.hugetlb already, if the process was started in any other way (as
-  tests are), and on systems other than Linux.
+  Does not restart if the environment sets glibc.malloc.hugetlb already, if the command is neither
+  `python -m experiments.NAME` nor `attention-jax NAME` (as in tests), and on systems other than Linux.
   """
   # jax logs alarms about slow compilation as errors, which no user can act on.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -37,7 +36,7 @@ def prepare_process() -> None:
 
 
 def return_freed_memory() -> None:
-  """Makes the GNU C library return what the compiler has freed to the system, after each program that took long.
+  """Makes the GNU C library return freed memory to the system after each slow compilation.
 
   It would otherwise keep 100 to 300 MB of small pieces between those in use, where no array of a batch fits.
   """

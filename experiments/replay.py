@@ -1,4 +1,4 @@
-"""Repeats an update whose loss or gradient was not finite, and prints where the numbers come from.
+"""Repeats an update whose loss or gradient was not finite, and prints which parameters, gradients and rows are not.
 
 python -m experiments.replay --workdir=runs/dates
 python -m experiments.replay --workdir=runs/dates --update=1234

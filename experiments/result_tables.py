@@ -1,4 +1,4 @@
-"""Documents with result tables: which are out of date, and how records are added."""
+"""Finds and rewrites documents whose result tables are out of date, and adds records."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,7 +55,7 @@ def add_results(folder: Path, name: str, config: str, hardware: str, records: Pa
     folder: the folder.
     name: the table.
     config: config file and preset of a run folder.
-    hardware: where it was measured.
+    hardware: the hardware on which the runs were measured.
     records: the folder of the tables.
 
   Raises:

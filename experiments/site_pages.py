@@ -198,8 +198,10 @@ def lesson_files(notebook: dict[str, Any]) -> dict[str, Source]:
 def resolve_links(markdown: str, page: str, paths: set[str]) -> str:
   """Returns the Markdown with plain text for links to files of the repository that are not in the site.
 
+  Links to the notebook of the lesson become links to its page.
+
   Args:
-    markdown: of the page.
+    markdown: text of the page.
     page: path of the page.
     paths: paths of the files of the site.
   """

@@ -31,7 +31,8 @@ def topology_devices(topology: str) -> Sequence[Any]:
   try:
     return topologies.get_topology_desc(platform='tpu', topology_name=topology, **options).devices
   except Exception as error:
-    raise UserError(f'cannot describe the TPU {topology!r} (pip install libtpu; v5e:2x2 is one): {error}') from error
+    expected = 'expected libtpu (pip install libtpu) and a topology such as v5e:2x2'
+    raise UserError(f'cannot describe the TPU {topology!r}; {expected}: {error}') from error
 
 
 def describe_devices(devices: Sequence[Any]) -> str:

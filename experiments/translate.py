@@ -10,10 +10,10 @@
   python -m experiments.translate --workdir=runs/a,runs/b --input=lines.txt --prefixes=prefixes.txt
   python -m experiments.translate --workdir=runs/monotonic --stream
 
-With --nbest, --alignments, or --samples of more than one and no --mbr, a line of output has fields separated by tabs:
-line number, score, hypothesis and, with --alignments, source-target pairs in Pharaoh format, counted from 0. Blank
-input lines then have no line of output. --json prints one object per input line. --stream prints each token as soon as
-enough of its line has arrived on stdin; it needs greedy search, the alignment monotonic or mocha,
+With --nbest, with --alignments, and with --samples=2 or more without --mbr, a line of output has fields separated by
+tabs: line number, score, hypothesis and, with --alignments, source-target pairs in Pharaoh format, counted from 0.
+Blank input lines then have no line of output. --json prints one object per input line. --stream prints each token as
+soon as enough of its line has arrived on stdin; it needs greedy search, the alignment monotonic or mocha,
 rnn(direction="forward") and bridge=False.
 """
 

@@ -1,6 +1,7 @@
 """python -m experiments.ablate --config=configs/claims/explanation_reviews.py --workdir=runs/claims/reviews
 
-Film reviews by additive attention over a recurrent encoder, with learned or with uniform weights.
+Film reviews by additive attention over a recurrent encoder (in the full form also over embeddings alone), with learned
+or with uniform weights.
 
 --config.data.folder=FOLDER is the folder of train.jsonl.gz and dev.jsonl.gz of IMDB. The full form, for an accelerator:
 --config=configs/claims/explanation_reviews.py:full --seeds=5.
@@ -15,7 +16,7 @@ FORMS = {
   'small': {'width': 50, 'words': 100, 'steps': 470, 'encoders': ('birnn(rnn="gru", features=50)',)},
   'full': {'width': 128, 'words': 400, 'steps': 2500, 'encoders': ('birnn(rnn="gru", features=128)', 'embedded')},
 }
-UNIFORM = 'softmax(temperature=1e9)'  # frozen weights: the same parameters, without any influence
+UNIFORM = 'softmax(temperature=1e9)'  # uniform weights: the parameters of the score remain, without influence
 
 
 def get_config(form: str = 'small'):

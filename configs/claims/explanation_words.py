@@ -11,7 +11,7 @@ from attention_jax.sweeps.claim_configs import nettalk_config
 from attention_jax.sweeps.space import Sweep, grid
 
 FORMS = {'small': {'width': 64, 'steps': 800}, 'full': {'width': 256, 'steps': 8000}}
-UNIFORM = 'softmax(temperature=1e9)'  # frozen weights: the same parameters, without any influence
+UNIFORM = 'softmax(temperature=1e9)'  # uniform weights: the parameters of the score remain, without influence
 
 
 def get_config(form: str = 'small'):

@@ -1,6 +1,6 @@
-"""Search by CTranslate2 with the parameters of our Transformer. Its own formats are float32 and int8.
+"""Search by CTranslate2, in float32 or int8, with the parameters of our Transformer.
 
-The functions return nothing to compare with (None) if ctranslate2 is not installed.
+Without the package ctranslate2, `difference` returns None; everything else needs the package.
 """
 
 import atexit

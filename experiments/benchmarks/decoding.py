@@ -36,7 +36,7 @@ def recurrent_decoding(bench: BenchmarkContext) -> Iterator[Timing]:
 
 
 def transformer_decoding(bench: BenchmarkContext) -> Iterator[Timing]:
-  """Times searches by transformer2017_small, beside CTranslate2 with the same parameters and Joey NMT."""
+  """Times searches by transformer2017_small, beside Joey NMT, and CTranslate2 with the same parameters."""
   yield from _time_searches(bench, 'transformer2017_small', _ctranslate_sides)
 
 
@@ -49,7 +49,7 @@ def _time_searches(bench: BenchmarkContext, name: str, make_sides: Callable[...,
     make_sides: (bench, parameters, batch, beams) -> the searches of other toolkits.
   """
   model, params = build_model(name, bench.dtype)
-  bias = params['output']['bias'].at[: EOS + 1].set(-1e9)  # PAD, BOS and EOS: some searches of others allow them
+  bias = params['output']['bias'].at[: EOS + 1].set(-1e9)  # PAD, BOS and EOS: some toolkits emit them
   params = {**params, 'output': {**params['output'], 'bias': bias}}
   batch = make_batch(14)
   inputs = (params, jnp.asarray(batch.source), jnp.asarray(batch.source_mask))

@@ -65,7 +65,7 @@ GROWTH = {
   'B': ([1, 2, 4, 8, 16, 32], lambda size: (size, 1, 512, 512)),
   'N': ([1, 2, 4, 8, 16], lambda size: (1, size, 512, 512)),
 }
-FITTED_POINTS = 4  # the exponent of the growth is fitted to the last of them
+FITTED_POINTS = 4  # number of largest sizes to which the exponent of the growth is fitted
 # score, alignment, features, candidates of kernels.auto, (batch, T = S) in increasing order
 CROSSING = (
   ('additive', 'softmax', 256, ('factored', 'pallas_additive'), ((128, 8), (128, 14), (64, 32), (8, 128), (1, 512))),
@@ -192,7 +192,7 @@ def _makers(bench: BenchmarkContext) -> dict[tuple[str, str, str], Callable[[], 
 
 
 def _implementations(bench: BenchmarkContext, score: str) -> list[str]:
-  """Returns the implementations of a score with softmax that this machine supports in the dtype of the context."""
+  """Returns the implementations of a score with softmax that this machine supports in the dtype of `bench`."""
   return [
     name
     for name, implementation in aj.IMPLEMENTATIONS.items()

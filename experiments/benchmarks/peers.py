@@ -1,6 +1,6 @@
 """The same work in PyTorch, as its users would write it, on the device of jax.
 
-Functions return nothing to compare with (None or {}) if torch is not installed or does not support that device.
+Functions that return sides or a difference return {} or None if torch is not installed or does not support that device.
 """
 
 import contextlib
@@ -242,7 +242,7 @@ def train_step(name: str, batch, sizes: Mapping[str, Any], dtype: str) -> Side |
 def compiled_train_step(
   log: Callable[[str], None], name: str, batch, sizes: Mapping[str, Any], dtype: str
 ) -> Side | None:
-  """Returns the same update by torch.compile; None without torch or if torch.compile does not work.
+  """Returns the update of `train_step` by torch.compile; None without torch or if torch.compile does not work.
 
   Args:
     log: called with a line if torch.compile does not work.

@@ -64,7 +64,7 @@ def prepared(bench: BenchmarkContext) -> Iterator[Timing]:
 
 
 def write_pairs(source: Path, folder: Path, pairs: int) -> None:
-  """Writes pairs that repeat those of Multi30k. Half of them are joined to another one; each has one word replaced.
+  """Writes pairs that repeat those of Multi30k; half are joined to a second pair. Each sentence has a word replaced.
 
   Args:
     source: the folder with train.en and train.de.

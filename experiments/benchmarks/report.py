@@ -189,7 +189,7 @@ def _format_number(number: float) -> str:
 
 
 def draw(timings: Sequence[Timing], folder: Path) -> list[Path]:
-  """Draws the times of all sides, and the growth of time and memory with size.
+  """Draws the times of kernels, training, seeds and searches, and the growth of time and memory with size.
 
   Returns:
     The files that were written.

@@ -72,13 +72,13 @@ def _model_functions(config: ConfigDict, vocab_sizes: tuple[int, int]) -> tuple[
 
 
 def repeated_update(step: Callable, state: Any, batch: Batch, repetitions: int) -> Side:
-  """Returns a side of several updates; each run of it continues from the state of the run before.
+  """Returns a side of several updates; each call continues from the state that the previous call returned.
 
   Args:
     step: (state, batch) -> state, metrics.
     state: the state before the first update.
     batch: the batch of every update.
-    repetitions: number of updates of one run of the side.
+    repetitions: number of updates of one call.
   """
 
   def run():

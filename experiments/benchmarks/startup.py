@@ -33,7 +33,7 @@ class Command(NamedTuple):
 
 
 def _small_transformer(layers: int) -> Command:
-  """Layers share no program: the command shows what each of them adds to compilation."""
+  """Returns a run of this number of layers, to measure what each adds to compilation, as layers share no program."""
   stack = f'transformer(features=256, layers={layers}, heads=4, hidden=1024)'
   fields = {'model.encoder': stack, 'model.decoder': stack}
   return Command('multi30k.py:transformer2017_small', steps=20, fields=fields, data='multi30k')
@@ -140,14 +140,14 @@ def _describe_phases(runs: list[Start]) -> str:
   return 'seconds: ' + ', '.join(f'{phase} {seconds:.1f}' for phase, seconds in medians.items())
 
 
-def _run(command: Command, checkout: Path, folder: Path, cache: str, data_root: str) -> Start:
+def _run(command: Command, checkout: Path, folder: Path, run_name: str, data_root: str) -> Start:
   """Runs a command once, and measures when its lines appear.
 
   Args:
     command: the command.
     checkout: a checkout of this repository.
     folder: the folder of the compilation cache and of the runs.
-    cache: name of the new run.
+    run_name: name of the new run's folder and log.
     data_root: see BenchmarkContext.
 
   Raises:
@@ -156,10 +156,10 @@ def _run(command: Command, checkout: Path, folder: Path, cache: str, data_root: 
   fields = {'training.steps': command.steps, 'training.log_every': 1, **command.fields}
   if command.data:
     fields['data.folder'] = str(Path(data_root, command.data).absolute())
-  arguments = [f'--config=configs/{command.config}', f'--workdir={folder / cache}']
+  arguments = [f'--config=configs/{command.config}', f'--workdir={folder / run_name}']
   arguments += [f'--config.{field}={value}' for field, value in fields.items()]
   environment = {'JAX_COMPILATION_CACHE_DIR': str(folder / 'cache'), 'JAX_LOG_COMPILES': '1', 'PYTHONUNBUFFERED': '1'}
-  log_path = folder / f'{cache}.log'
+  log_path = folder / f'{run_name}.log'
   start = time.monotonic()
   milestones = {}
   lines = []

@@ -157,7 +157,7 @@ def _prepare_update(name: str, dtype: str):
 def torch_update(
   name: str, batch: Batch, dtype: str = 'float32', make_side: Callable = peers.train_step
 ) -> Side | None:
-  """Returns the same update in PyTorch; None if it has no such model or is not installed.
+  """Returns the update of `jax_update` in PyTorch; None if PyTorch has no such model or is not installed.
 
   Args:
     name: a key of MODELS.
@@ -222,7 +222,7 @@ def training(bench: BenchmarkContext) -> Iterator[Timing]:
 
 
 def optimizer_seconds(params) -> float:
-  """Returns the time in which gradients become new parameters: reading and writing them costs any program as much."""
+  """Returns the seconds of the optimizer alone, which has to read and write the parameters in any program."""
   settings = Training()
   schedule = make_schedule(settings.schedule, settings.steps)
   optimizer = make_optimizer(settings.optimizer, schedule, settings.clip)

@@ -50,7 +50,7 @@ def translation(bench: BenchmarkContext) -> list[Timing]:
     bench.log(f'translation of {len(lines)} sentences by {bench.run}, {beams} beam(s)')
     outputs: dict[str, list[str]] = {}  # side -> its latest translations
     runs = {'attention_jax': run, f'attention_jax, shortlist={SHORTLIST}': short}
-    sides = {name: _jax_side(name, one, lines, beams, outputs) for name, one in runs.items()}
+    sides = {name: _jax_side(name, jax_run, lines, beams, outputs) for name, jax_run in runs.items()}
     if peers.is_available():
       for dtype in bench.torch_dtypes:
         sides[f'torch, {dtype}'] = _torch_side(run, lines, beams, outputs, dtype)
@@ -113,7 +113,7 @@ def _torch_translator(run: Run, beams: int, dtype: str) -> tuple[Callable, int]:
     translate = peers.translate(params, sizes, beams, run.predictor.max_length, dtype)
   except (KeyError, RuntimeError) as error:
     raise UserError(
-      f'{run.folder}: PyTorch is compared on bahdanau2015_deep_tanh with one layer, and on no other model'
+      f'{run.folder}: expected bahdanau2015_deep_tanh with one layer, the only model compared with PyTorch'
     ) from error
   return translate, sizes['source_size']
 
