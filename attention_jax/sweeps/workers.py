@@ -162,15 +162,16 @@ class LocalJob:
     self.record = {'pid': process.pid}
     self._process = process
     self._release = release
+    self._is_released = False
     self._kill_at = float('inf')
 
   def poll(self) -> int | None:
     code = self._process.poll()
     if code is None and time.monotonic() > self._kill_at:
       self._process.kill()
-    if code is not None:
+    if code is not None and not self._is_released:
+      self._is_released = True
       self._release()
-      self._release = lambda: None
     return code
 
   def stop(self) -> None:
