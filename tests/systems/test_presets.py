@@ -1,4 +1,4 @@
-"""docs/papers.md: every preset has rows, every difference has its reason, and a plain name means the settings of its paper."""
+"""docs/papers.md: every preset has rows, every difference has its reason, and plain names mean the papers' settings."""
 
 import re
 from pathlib import Path
