@@ -34,7 +34,7 @@ def test_batched_products_count_once_per_element_of_the_batch():
   assert matmul_flop(counts) == 2 * (2 * 3 * 5 * 7)
 
 
-@pytest.mark.parametrize('manual', [{'data'}, {'data', 'tensor'}])
+@pytest.mark.parametrize('manual', [{'data'}, {'data', 'tensor'}], ids=['data', 'data and tensor'])
 def test_products_of_a_shard_map_count_once_per_device(manual):
   mesh = make_mesh(jax.devices()[:8], sizes=MeshConfig(tensor=2))
 

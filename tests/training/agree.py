@@ -1,4 +1,4 @@
-"""Uses peers.py, and checkpoints without a shared folder, in one of several processes, and prints the results.
+"""Uses peers.py, stored batches and unshared checkpoints in one of several processes, and prints the results.
 
 With `seeds` it trains the runs of test_seeds.py instead.
 
