@@ -1,4 +1,4 @@
-"""The table of analyses: every row on a model to which it applies, and some of them by another way."""
+"""Every row of ANALYSES on a model to which it applies, and the values of some rows against other computations."""
 
 import functools
 import re
@@ -17,7 +17,7 @@ from tests.modules.helpers import variables
 OPTIONS = {'integrated_gradients': 'steps=3', 'permutation': 'count=4', 'adversarial': 'steps=3'}
 NEEDS_TRANSFORMER = ('self_attention', 'rollout', 'flow', 'head_importance')
 BUILD_ACT = functools.partial(build_tiny, encoder='act(features=10, limit=3)')
-NEEDS = dict.fromkeys(NEEDS_TRANSFORMER, build_transformer) | {'updates': BUILD_ACT}
+BUILDERS = dict.fromkeys(NEEDS_TRANSFORMER, build_transformer) | {'updates': BUILD_ACT}
 AXES = {
   'coverage': 'S',
   'monotonicity': '',
@@ -49,7 +49,7 @@ def log_probs(pair, mask=None):
 
 @pytest.mark.parametrize('name', ANALYSES)
 def test_every_analysis_returns_a_value_for_each_of_its_axes(name):
-  subject = subject_of(NEEDS.get(name, build_tiny))
+  subject = subject_of(BUILDERS.get(name, build_tiny))
   measured = analyse(f'{name}({OPTIONS[name]})' if name in OPTIONS else name, subject)
   assert measured.values.shape == tuple(map(len, measured.axes))
   assert np.all(np.isfinite(measured.values))
@@ -73,7 +73,7 @@ def test_head_importance_names_its_heads():
   assert np.all(measured.values >= 0) and measured.values.max() > 0
 
 
-def test_what_if_nothing_changes_nothing():
+def test_what_if_is_zero_for_an_edit_without_effect_and_before_the_edited_token():
   subject = subject_of(build_tiny)
   np.testing.assert_allclose(analyse('what_if(edit="tempered")', subject).values, 0, atol=1e-5)
   first = analyse('what_if(edit="fixed(at=3, position=2)")', subject).values
@@ -88,7 +88,7 @@ def test_what_if_nothing_changes_nothing():
     (f'fixed(position={S})', f'position must be less than {S}, the number of source tokens'),
   ],
 )
-def test_what_if_of_a_token_that_does_not_exist(edit, message):
+def test_an_edit_of_a_token_that_does_not_exist_raises(edit, message):
   with pytest.raises(UserError, match=re.escape(f'edit {edit!r}: {message}')):
     analyse(f'what_if(edit={edit!r})', subject_of(build_tiny))
 
@@ -103,13 +103,13 @@ def test_leave_one_out_masks_one_token():
 def test_integrated_gradients_are_complete():
   subject = subject_of(build_tiny)
   total = analyse('integrated_gradients', subject).values.sum(1)
-  silent = jax.tree.map(lambda x: x, subject.pair.params)
-  silent['encoder']['embedding']['table']['embedding'] *= 0
-  expected = log_probs(subject.pair) - log_probs(subject.pair._replace(params=silent))
+  zero_embeddings = jax.tree.map(lambda x: x, subject.pair.params)
+  zero_embeddings['encoder']['embedding']['table']['embedding'] *= 0
+  expected = log_probs(subject.pair) - log_probs(subject.pair._replace(params=zero_embeddings))
   np.testing.assert_allclose(total, expected, rtol=1e-2, atol=1e-5)
 
 
-def test_weights_are_compared_with_measures_of_the_same_axes():
+def test_comparing_weights_with_a_measure_of_other_axes_raises():
   subject = subject_of(build_transformer)
   square = subject._replace(
     pair=subject.pair._replace(source=subject.pair.source[:T]),

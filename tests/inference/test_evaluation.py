@@ -14,14 +14,14 @@ from tests.modules.helpers import variables
 
 SPECS = {'word': 'word', 'char': 'char', 'subword': 'subword(size=16)'}
 CORPUS = Corpus(['cab  ab', 'dab'], ['ab dab', 'cab'], [((0, 0), (1, 1)), ((0, 0),)])
-# Weights between words, EOS included. The heaviest ones are three links, one of which is wrong.
+# Weights between words, EOS included. The largest weights of the target words are three links, of which one is wrong.
 WORD_WEIGHTS = [np.array([[0.55, 0.45, 0], [0.6, 0.4, 0], [0, 0, 1]]), np.array([[1, 0], [0, 1]])]
 
 
 def split_to_tokens(weights, source_word_ids, target_word_ids):
   """Weights between words -> weights between tokens: the tokens of a source word share its weight equally.
 
-  The token with the largest weight may therefore belong to another word than the one with the largest weight.
+  The token with the largest weight therefore need not belong to the word with the largest weight.
   """
   eos_word = weights.shape[1] - 1
   source_words = np.array([*source_word_ids, eos_word])
@@ -47,7 +47,7 @@ def test_link_metrics_of_words_do_not_depend_on_the_vocabulary(kind):
   assert metrics['recall'].signature == f'links:argmax{merging}|targets:forced,linked|rows:2'
 
 
-def test_possible_links_and_targets_without_a_link():
+def test_possible_links_are_no_errors_and_targets_without_a_link_count_only_on_request():
   vocabulary = train('word', ['cab ab dab'])
   corpus = Corpus(['cab ab', 'dab'], ['ab dab', 'cab'], [((0, 0),), ()], possible=[((0, 0), (0, 1)), ()])
   names = ('alignment_error_rate', 'precision', 'recall')
@@ -77,7 +77,7 @@ def test_entropy_and_monotonicity_need_no_links():
 
 
 @pytest.mark.parametrize('alignment', [pytest.param('softmax', marks=pytest.mark.long), 'latent_monotonic'])
-def test_scores_are_posterior_weights_and_do_not_depend_on_padding(alignment):
+def test_weights_are_posteriors_and_do_not_depend_on_padding(alignment):
   vocabulary = train('word', ['cab ab dab'])
   encoded = encode(CORPUS, vocabulary, vocabulary)
   attention = {'score': 'additive', 'alignment': alignment, 'features': 4, 'heads': 1, 'implementation': 'xla'}
@@ -90,14 +90,14 @@ def test_scores_are_posterior_weights_and_do_not_depend_on_padding(alignment):
   np.testing.assert_allclose(tight.loss, wide.loss, rtol=1e-5)
 
   @jax.jit
-  def alone(source, source_mask, target, target_mask):
+  def apply_model(source, source_mask, target, target_mask):
     outputs = model.apply({'params': params}, source, source_mask, target)
     return outputs.weights, model.posterior(outputs, target_mask)
 
   for row, (weights, wide_weights) in enumerate(zip(tight.weights, wide.weights, strict=True)):
     np.testing.assert_allclose(weights, wide_weights, rtol=1e-4, atol=1e-6)
     batch = gather(encoded, np.array([row]), weights.shape[::-1])
-    prior, posterior = alone(*batch[:4])
+    prior, posterior = apply_model(*batch[:4])
     np.testing.assert_allclose(weights, posterior[0], rtol=1e-4, atol=1e-6)
     assert np.allclose(weights, prior[0], rtol=1e-3) == (alignment == 'softmax')
 

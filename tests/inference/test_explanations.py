@@ -1,4 +1,4 @@
-"""Explanations of classifiers and encoder-decoders: their parts against single computations, and known extremes."""
+"""Explanations of classifiers and encoder-decoders: against computations of single examples, and within bounds."""
 
 import dataclasses
 import functools
@@ -46,6 +46,7 @@ def document_case():
 @pytest.fixture(
   scope='module',
   params=[('translation', pair_case), pytest.param(('classification', document_case), marks=pytest.mark.long)],
+  ids=['translation', 'classification'],
 )
 def case(request):
   name, make = request.param
@@ -74,7 +75,7 @@ def test_explanations_are_those_of_each_example_alone(case):
   assert (explanations.adversarial >= 0).all() and (explanations.adversarial <= np.log(2) + 1e-6).all()
 
 
-def test_replaced_weights_and_vectors(case):
+def test_outputs_depend_on_replaced_weights_and_vectors(case):
   reader, model, params, examples, _ = case
   example = jax.tree.map(lambda x: jnp.asarray(x[0]), examples)
   outputs, weights = read(reader, model, params, example)

@@ -1,4 +1,4 @@
-"""Metrics by hand, against jiwer, and with a different number of references per row."""
+"""Metrics against values computed by hand and by jiwer, also with a different number of references per row."""
 
 import math
 
@@ -41,8 +41,8 @@ def test_options_are_passed_to_sacrebleu():
 
 
 @pytest.mark.parametrize(('order', 'precisions'), [(1, [1]), (2, [1, 2 / 3]), (3, [1, 2 / 3, 1 / 2])])
-def test_bleu_of_shorter_n_grams_by_hand(order, precisions):
-  # 4 of 4 words, 2 of 3 bigrams, 1 of 3 - 1 trigrams match; the length is that of a reference.
+def test_bleu_of_shorter_n_grams_equals_values_by_hand(order, precisions):
+  # 4 of 4 words, 2 of 3 bigrams, 1 of 2 trigrams match; the length is that of a reference.
   lines = (['a b c x'], [['a b c d', 'a x']])
   result = compute_metric(f'bleu_{order}(tokenize="none")', *lines)
   assert result.value == pytest.approx(100 * math.prod(precisions) ** (1 / order))
@@ -61,7 +61,7 @@ def test_rows_with_fewer_references_are_not_padded_with_empty_ones():
       assert result.value == pytest.approx(compute_metric(name, hypotheses, single_references).value)
 
 
-def test_error_rates_by_hand():
+def test_error_rates_equal_values_by_hand():
   hypotheses = ['K AE T', 'D AO G Z']
   # 0 edits of 3 tokens; 1 edit of 3 tokens, as the first of two equally near references counts.
   references = [['K AA T S', 'K AE T'], ['D AO G', 'D AA G Z', 'X']]
@@ -80,7 +80,7 @@ def longest_common_subsequence(x, y):
   return max(longest_common_subsequence(x[1:], y), longest_common_subsequence(x, y[1:]))
 
 
-def test_rouge_by_hand():
+def test_rouge_equals_values_by_hand():
   hypotheses = ['the cat on the mat', 'Катя идёт']
   references = [['The cat sat on the mat.', 'a mat'], ['Катя не идёт']]
   first = hypotheses[0].split(), references[0][0].lower().strip('.').split()
@@ -133,7 +133,7 @@ def test_error_rates_equal_those_of_jiwer(rows):
     ('token_error_rate', ['a'], [['']], 'token_error_rate needs at least one reference that is not empty'),
   ],
 )
-def test_wrong_arguments_raise_one_line(spec, hypotheses, references, message):
+def test_wrong_arguments_raise_an_error_of_one_line(spec, hypotheses, references, message):
   with pytest.raises(UserError, match=message) as error:
     compute_metric(spec, hypotheses, references)
   assert '\n' not in str(error.value)

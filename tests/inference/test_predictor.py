@@ -44,14 +44,14 @@ MODELS = {
 SHARED = word(['a b c d e f g'])  # 11 entries
 
 
-# The other models are for `make test-all`.
+# Half of the models always run; `make test-all` runs all of them.
 @pytest.fixture(scope='module', params=sample_cases([(name,) for name in MODELS], 2))
 def model_and_params(request):
   model = MODELS[request.param]()
   return model, variables(model, *INPUTS, scale=2.0)['params']
 
 
-def test_logits_are_columns_of_the_logits_of_all_tokens(model_and_params):
+def test_logits_of_a_shortlist_are_columns_of_the_logits_of_all_tokens(model_and_params):
   model, params = model_and_params
   params = {'params': params}
 
@@ -89,7 +89,8 @@ def assert_the_whole_vocabulary_changes_nothing(model, params, strategy):
   jax.tree.map(np.testing.assert_array_equal, full, short)
 
 
-# The quick forms for the other models: `test_every_strategy_has_shortlists`, and the tests before and after this one.
+# Quick forms for the other models: `test_logits_of_a_shortlist_are_columns_of_the_logits_of_all_tokens`,
+# `test_every_strategy_supports_shortlists` and `test_hypotheses_are_restricted_to_the_shortlist`.
 @pytest.mark.parametrize(
   'model_and_params',
   [name if name == 'latent' else pytest.param(name, marks=pytest.mark.long) for name in MODELS],
@@ -104,13 +105,13 @@ def test_the_whole_vocabulary_as_shortlist_changes_nothing(model_and_params):
   [pytest.param(BeamSearch(1), marks=pytest.mark.long), BeamSearch(4, groups=2), Sampling(2, temperature=0.7)],
   ids=str,
 )
-def test_every_strategy_has_shortlists(strategy):
+def test_every_strategy_supports_shortlists(strategy):
   model = MODELS['recurrent']()
   params = variables(model, *INPUTS, scale=2.0)['params']
   assert_the_whole_vocabulary_changes_nothing(model, params, strategy)
 
 
-def test_hypotheses_of_a_shortlist(model_and_params):
+def test_hypotheses_are_restricted_to_the_shortlist(model_and_params):
   model, params = model_and_params
   beams = 3
   search = compile_search(model, BeamSearch(beams), 8, DEFAULT_RANKING)
@@ -136,7 +137,7 @@ def test_hypotheses_of_a_shortlist(model_and_params):
     np.testing.assert_allclose(hypotheses.weights[:, k], weights, rtol=tolerance, atol=tolerance)
 
 
-def test_ensembles_have_one_shortlist():
+def test_all_models_of_an_ensemble_use_the_shortlist():
   models = (MODELS['recurrent'](), MODELS['tied']())
   params = tuple(variables(model, *INPUTS, scale=2.0)['params'] for model in models)
   search = compile_search(Ensemble(models), BeamSearch(2), 5, DEFAULT_RANKING)
@@ -153,8 +154,8 @@ def predictor_with(shortlist, **options):
   return Predictor(model, params, SHARED, SHARED, buckets=[(4, 4)], max_length=5, shortlist=shortlist, **options)
 
 
-def test_predictions_of_shortlists_of_a_lexicon(monkeypatch):
-  """The lexicon translates every source token by itself, and the most frequent target token is 'g'."""
+def test_predictions_use_the_shortlist_of_a_lexicon(monkeypatch):
+  """The lexicon translates every source token as itself, and its most frequent target token is 'g'."""
   monkeypatch.setattr('attention_jax.data.lexicon.SHORTLIST_MULTIPLE', 1)
   size = len(SHARED)
   by_frequency = np.array([0, 1, 2, 3, *range(size - 1, 3, -1)], np.int32)
@@ -175,8 +176,9 @@ def test_predictions_of_shortlists_of_a_lexicon(monkeypatch):
   assert all(hypothesis.tokens[:2] == ['d', 'Ulm'] for hypothesis in prefixed)
   full = predictor_with(None)(['a b', 'c'], beams=3, prefixes=['d Ulm', ''])
   whole = predictor_with(lambda source, prefix: np.arange(size))(['a b', 'c'], beams=3, prefixes=['d Ulm', ''])
-  for one, other in zip(full, whole, strict=True):
-    assert [hypothesis[:4] for hypothesis in one.hypotheses] == [hypothesis[:4] for hypothesis in other.hypotheses]
+  for expected, prediction in zip(full, whole, strict=True):
+    actual = [hypothesis[:4] for hypothesis in prediction.hypotheses]
+    assert actual == [hypothesis[:4] for hypothesis in expected.hypotheses]
 
 
 @pytest.mark.parametrize('output', ['pointer', 'pointer_generator', 'copynet'])

@@ -1,4 +1,4 @@
-"""Scoring of targets, the predictor, and minimum Bayes risk."""
+"""Scoring of targets, and the predictor: long sources, prefixes, and replaced unknown tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -48,11 +48,11 @@ def test_scores_equal_those_of_the_model(model_and_params):
     np.testing.assert_allclose(pair.weights, outputs.weights[0], rtol=1e-4, atol=1e-5)
 
 
-def test_no_pairs_have_no_scores(model_and_params):
+def test_an_empty_corpus_has_no_scores(model_and_params):
   assert score_pairs(*model_and_params, Corpus([], []), WORDS, WORDS, [(4, 4)]) == []
 
 
-def test_weights_of_every_layer_and_head(model_and_params):
+def test_pairs_have_weights_of_every_layer_and_head_on_request(model_and_params):
   model = build_transformer(sizes=SIZES)
   params = init_model_params(model)
   corpus = Corpus(['a b', 'c d e'], ['b', 'a x a'])
@@ -86,7 +86,7 @@ def test_sources_that_fit_a_bucket_are_not_traced_for_their_length(model_and_par
   assert len(predictor(['a b', 'c'])) == 2
 
 
-def test_searches_and_lengths_are_compiled_and_traced_once(model_and_params, monkeypatch):
+def test_each_search_is_compiled_once_and_each_length_traced_once(model_and_params, monkeypatch):
   compiled = []
   traced = []
   compile_search = predictor_module.compile_search
@@ -111,8 +111,8 @@ def test_a_prefix_must_leave_room_for_eos(model_and_params):
     predictor(['a b'], prefixes=['c d e'])
 
 
-@pytest.mark.parametrize('options', [{'prefixes': ['c']}, {'line_numbers': range(3)}])
-def test_prefixes_and_line_numbers_belong_to_lines(model_and_params, options):
+@pytest.mark.parametrize('options', [{'prefixes': ['c']}, {'line_numbers': range(3)}], ids=['prefixes', 'line_numbers'])
+def test_a_wrong_number_of_prefixes_or_line_numbers_raises(model_and_params, options):
   predictor = Predictor(*model_and_params, WORDS, WORDS, buckets=[(4, 4)], max_length=3)
   with pytest.raises(UserError, match=r'must have an entry for each of the 2 lines, got [13]$'):
     predictor(['a b', 'c'], **options)

@@ -9,7 +9,7 @@ from tests.systems.helpers import TrainedRun, tiny_config, train_quietly, two_de
 
 @pytest.fixture(scope='session')
 def data_folder(tmp_path_factory, worker_id):
-  """A folder with a table of pairs for each split, the same for all test workers, as `trained` names it."""
+  """A folder with a table of pairs for each split, shared by all test workers: the config of `trained` has its path."""
   folder, _ = build_once(tmp_path_factory, worker_id, 'pairs', write_pairs)
   return folder
 
@@ -34,6 +34,6 @@ def trained(config, tmp_path_factory, worker_id, compilation_cache_folder):  # n
 
 @pytest.fixture
 def on_two_devices():
-  """Evaluates on as many devices as `trained` was trained on, so that results are equal bit for bit."""
+  """Runs a test on as many devices as `trained` was trained on, so that results are equal bit for bit."""
   with two_devices():
     yield

@@ -65,7 +65,7 @@ def tiny_config(folder: Path, **fields: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def two_devices() -> Iterator[None]:
-  """Lets jax find two devices, which are enough for sharding and compile faster than eight."""
+  """Restricts jax to two devices, which are enough for sharding; programs compile faster than for eight."""
   devices = jax.devices()[:2]
   with pytest.MonkeyPatch.context() as patch:
     for name in ('devices', 'local_devices'):

@@ -106,7 +106,7 @@ def test_memory_of_a_device_falls_with_the_size_of_the_mesh():
 
 
 @pytest.mark.parametrize('on_nonfinite', ['stop', 'skip'])
-def test_updates_that_are_not_finite_are_skipped_if_training_skips_them(on_nonfinite):
+def test_updates_that_are_not_finite_are_skipped_only_if_the_config_requests_it(on_nonfinite):
   config = make_config()
   config['training']['on_nonfinite'] = on_nonfinite
   (update,) = compile_updates(config, make_mesh(jax.devices()[:1]), 'cpu', entries=ENTRIES)
@@ -117,7 +117,7 @@ def test_updates_that_are_not_finite_are_skipped_if_training_skips_them(on_nonfi
   assert np.isfinite(new_state.params['output']['kernel']).all() == (on_nonfinite == 'skip')
 
 
-def test_filler_rows_divide_a_batch_over_the_devices():
+def test_a_batch_is_padded_with_filler_rows_to_a_multiple_of_the_devices():
   config = make_config(batch_size=12, batch_unit='sentences')
   (update,) = compile_updates(config, make_mesh(), 'cpu', entries=ENTRIES)
   assert update.shape == (16, 6, 4)

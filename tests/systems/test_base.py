@@ -50,7 +50,7 @@ class MinimalSystem(System):
   evaluate = format_predictions = plot = _required
 
 
-def test_defaults(tmp_path):
+def test_the_base_class_has_no_arrays_and_checks_and_saves_nothing(tmp_path):
   system = MinimalSystem({'evaluation': {'batch_size': 3}})
   lines = []
   system.check_data(lines.append)
@@ -85,7 +85,7 @@ def test_systems_that_implement_a_protocol(protocol):
   assert {name for name, cls in SYSTEMS.items() if issubclass(cls, protocol)} == PROTOCOLS[protocol]
 
 
-def test_protocols_of_an_instance():
+def test_an_instance_of_recall_supports_no_optional_ability():
   system = RecallSystem(default_config('recall').to_dict())
   assert isinstance(system, System) and not any(isinstance(system, protocol) for protocol in PROTOCOLS)
 
@@ -99,12 +99,12 @@ def test_outer_groups_of_a_config_come_first(system):
 
 
 @pytest.mark.parametrize('system', SYSTEMS)
-def test_every_class_has_a_plot_file(system):
+def test_every_system_names_a_plot_file(system):
   cls = SYSTEMS[system]
   assert '.' in cls.plot_filename and all(suffix.startswith('.') for suffix in cls.extra_plot_suffixes)
 
 
-def test_parse_rows():
+def test_rows_are_parsed_and_the_first_four_are_the_default():
   assert base.parse_rows(['0', ' 3'], 'test', 4) == [0, 3]
   for row in ('4', '-1', 'x', '', '²'):
     with pytest.raises(UserError, match=rf"row '{row}' is not in split 'test'; expected 0 to 3"):
@@ -113,7 +113,7 @@ def test_parse_rows():
   assert base.parse_rows([], 'test', 9) == [0, 1, 2, 3]
 
 
-def test_check_setting():
+def test_a_setting_with_an_unsupported_value_raises():
   base.check_setting(Training(), 'objective', 'likelihood', 'recall')
   with pytest.raises(UserError, match=r"training\.objective must be 'likelihood' for system 'recall', got 'r_drop'"):
     base.check_setting(Training(objective='r_drop'), 'objective', 'likelihood', 'recall')
@@ -137,12 +137,12 @@ def test_trace_loss_raises_what_the_loss_raises_and_computes_nothing():
     base.trace_loss(loss, params, np.zeros(3))
 
 
-def test_configs_choose_the_implementation_and_the_function_does_not():
+def test_the_default_implementation_is_auto_in_configs_and_xla_in_attend():
   assert default_config().model.attention.implementation == 'auto'
   assert inspect.signature(attend).parameters['implementation'].default == 'xla'
 
 
-def test_describe_implementation():
+def test_descriptions_name_the_implementation_that_auto_selects():
   assert base.describe_implementation(Attention(implementation='chunked')) == 'chunked'
   assert base.describe_implementation(Attention(implementation='auto')).startswith('auto (xla')
   assert base.describe_implementation(Attention(implementation='auto'), 'one by one') == 'auto (one by one)'

@@ -1,4 +1,4 @@
-"""Stored configs of any content: used, or reported in one line."""
+"""Stored configs of any content are completed, or reported in one line."""
 
 from flax.traverse_util import flatten_dict, unflatten_dict
 from hypothesis import given, settings
@@ -20,7 +20,7 @@ CONFIGS = VALUES | st.dictionaries(st.sampled_from(sorted(DEFAULT)), VALUES, max
 
 @settings(max_examples=300, deadline=None)
 @given(CONFIGS)
-def test_any_stored_config_is_completed_or_one_line(config):
+def test_any_stored_config_is_completed_or_reported_in_one_line(config):
   try:
     assert flatten_dict(fill_defaults(config, 'the config')).keys() == DEFAULT.keys()
   except UserError as error:

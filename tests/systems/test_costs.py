@@ -14,7 +14,7 @@ from attention_jax.training.partition import MeshConfig, make_mesh
 from attention_jax.training.state import count_parameters
 
 
-def test_products_are_counted_with_repetitions_and_without_unused_ones():
+def test_products_count_as_often_as_they_run_and_unused_products_not_at_all():
   w = jnp.ones((3, 5))
   x = jnp.ones((7, 4, 3))
 
@@ -29,12 +29,12 @@ def test_products_are_counted_with_repetitions_and_without_unused_ones():
   assert matmul_flop(counts) == 7 * 2 * 4 * 3 * 5
 
 
-def test_batched_products_count_once_per_batch():
+def test_batched_products_count_once_per_element_of_the_batch():
   counts = count_matmuls(lambda a, b: jnp.einsum('bij,bjk->bik', a, b), jnp.ones((2, 3, 5)), jnp.ones((2, 5, 7)))
   assert matmul_flop(counts) == 2 * (2 * 3 * 5 * 7)
 
 
-@pytest.mark.parametrize('manual', [{'data'}, {'data', 'tensor'}])
+@pytest.mark.parametrize('manual', [{'data'}, {'data', 'tensor'}], ids=['data', 'data and tensor'])
 def test_products_of_a_shard_map_count_once_per_device(manual):
   mesh = make_mesh(jax.devices()[:8], sizes=MeshConfig(tensor=2))
 
@@ -61,7 +61,8 @@ def test_flop_of_an_update_are_the_mean_over_the_shapes_of_data_without_epochs()
   system = RecallSystem(config | {'data': {'task': 'copy(bits=2, longest=4, beyond=5)', 'batch_size': 8}})
   steps = [system.batches(0).shape(step)[1] for step in range(COUNTED_BATCHES)]
   assert len(set(steps)) == 2
-  # A step is computed, recomputed, and has gradients of parameters and inputs, but for the bits and the first inputs.
+  # Products are computed, recomputed, and have gradients of parameters and inputs. The output layer is not recomputed,
+  # and the inputs of the model have no gradient.
   inputs, recurrence, bits = (2 * 8 * products for products in (3 * 12, 3 * 12, 3 * 2))
   assert update_flop(system) == pytest.approx(np.mean(steps) * (3 * inputs + 4 * recurrence + 3 * bits))
 

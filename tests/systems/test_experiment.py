@@ -120,13 +120,13 @@ def test_a_folder_with_another_config_or_other_files_is_left_as_it_is(trained, c
   assert read_tree(tmp_path) == {'thesis.tex': b'x'}
 
 
-def test_files_of_a_finished_run(trained):
+def test_a_finished_run_has_all_files_and_no_unfinished_file(trained):
   assert {path.name for path in trained.folder.glob('[!.]*')} == FILES
   assert not [name for name in read_tree(trained.folder) if name.endswith('.part')]
   assert len(read_metrics(trained.folder)) == 4
 
 
-def test_results_of_a_finished_run(trained, config):
+def test_results_json_has_the_results_and_their_origin(trained, config):
   record = json.loads((trained.folder / 'results.json').read_text('utf-8'))
   assert list(record) == ['step', 'parameters', 'implementation', 'commit', 'evaluation', 'results']
   assert record['step'] in (2, 4) and record['implementation'] == 'auto (xla, one query at a time)'
@@ -152,7 +152,7 @@ def test_results_are_those_of_the_best_checkpoint(trained):
   assert (trained.folder / 'hypotheses.test.txt').read_text('utf-8').splitlines() == lines
 
 
-def test_the_log_of_a_run(trained):
+def test_the_log_describes_the_model_the_batches_and_the_written_files(trained):
   lines = '\n'.join(trained.lines)
   for text in (
     'parameters; attention implementation auto (xla, one query at a time); 2 x cpu',
@@ -178,7 +178,9 @@ def test_resuming_a_finished_run_by_a_relative_path_evaluates_it_again_and_chang
 
 @pytest.mark.long
 def test_more_steps_continue_a_finished_run(trained, config, tmp_path):
-  """Quick forms are in tests/training: fields that may differ on resuming, and more patience in test_loop.py."""
+  """Quick forms in tests/training: `test_mutable_fields_may_differ_on_resume`, and
+  `test_a_run_that_stopped_early_continues_only_with_more_patience`.
+  """
   folder = tmp_path / 'run'
   shutil.copytree(trained.folder, folder)
   config = config | {'training': config['training'] | {'steps': 6}}
@@ -190,12 +192,14 @@ def test_more_steps_continue_a_finished_run(trained, config, tmp_path):
 
 @pytest.mark.long
 def test_a_signal_stops_training_and_the_same_call_resumes_it(trained, config, tmp_path, monkeypatch):
-  """Quick forms: of signals in tests/training/test_loop.py and the next test, of resuming in test_remote_runs.py."""
+  """Quick forms of signals: tests/training/test_loop.py, and
+  `test_a_signal_stops_the_final_evaluation_and_the_same_call_repeats_it`; of resuming: test_remote_runs.py.
+  """
 
   def interrupted_stream(batches, start, stop):
     for step in range(start, stop):
       if step == 1:
-        signal.raise_signal(signal.SIGTERM)  # before the last update, which is made
+        signal.raise_signal(signal.SIGTERM)  # the second update is still made
       yield batches[step]
 
   folder = tmp_path / 'run'
@@ -237,7 +241,7 @@ def test_a_run_that_was_killed_before_it_stored_its_data_resumes(trained, config
     assert (tmp_path / name).read_bytes() == (trained.folder / name).read_bytes()
 
 
-@pytest.mark.parametrize('missing', [[], ['target'], ['source', 'target']])
+@pytest.mark.parametrize('missing', [[], ['target'], ['source', 'target']], ids=['none', 'target', 'both'])
 def test_loading_a_system_writes_no_vocabulary(trained, config, tmp_path, missing):
   for side in ('source', 'target'):
     if side not in missing:
@@ -251,7 +255,7 @@ def test_loading_a_system_writes_no_vocabulary(trained, config, tmp_path, missin
     assert (tmp_path / name).read_bytes() == (trained.folder / name).read_bytes()
 
 
-def test_a_task_without_validation_and_test_splits(data_folder, tmp_path):
+def test_a_task_without_validation_and_test_splits_has_no_results(data_folder, tmp_path):
   config = tiny_config(data_folder, data__task="tsv(train='train.tsv')", training__steps=1)
   results, lines = train_quietly(config, tmp_path / 'run')
   assert results == {} and json.loads((tmp_path / 'run' / 'results.json').read_text('utf-8'))['results'] == {}
@@ -290,7 +294,7 @@ def test_stored_configs_of_earlier_versions_get_the_defaults_of_new_fields():
 @pytest.mark.parametrize(
   'name', ['translation', *(pytest.param(name, marks=pytest.mark.long) for name in CONFIGS if name != 'translation')]
 )
-def test_the_programs_of_a_validation_are_compiled_before(name, tmp_path, monkeypatch):
+def test_a_validation_runs_only_programs_that_were_compiled_ahead(name, tmp_path, monkeypatch):
   shrink_tasks(monkeypatch)
   ((_, config),) = configs(write_task(tmp_path), [name])
   system = SYSTEMS[name].load(fill_defaults(config, 'the config'), None)

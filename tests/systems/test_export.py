@@ -1,4 +1,4 @@
-"""Exported runs: the same parameters and predictions, fewer files, one line where they cannot be used."""
+"""Exported runs have the same parameters and metrics, and fewer files; wrong uses are reported in one line."""
 
 import shutil
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures('on_two_devices')
 
 @pytest.fixture(scope='module')
 def exported(trained, tmp_path_factory):
-  """The folder of an exported run, and the size that was returned."""
+  """The folder of an exported run, and the size that `export_run` returned."""
   folder = tmp_path_factory.mktemp('exported') / 'run'
   return folder, export_run(trained.folder, folder)
 
@@ -33,7 +33,7 @@ def test_an_exported_run_has_the_same_parameters_and_metrics(trained, exported):
   assert evaluate_split(run, 'test')[0] == evaluate_split(original, 'test')[0]
 
 
-def test_it_has_one_checkpoint_without_the_state_of_the_optimiser(trained, exported):
+def test_an_exported_run_has_one_checkpoint_without_the_state_of_the_optimiser(trained, exported):
   folder, size = exported
   assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ['best']
   step = open_run(folder).step
@@ -47,7 +47,7 @@ def test_an_average_of_checkpoints_is_exported(trained, tmp_path):
   jax.tree.map(np.testing.assert_array_equal, open_run(tmp_path / 'run').params, average)
 
 
-def test_a_changed_file_is_noticed(trained, tmp_path):
+def test_an_exported_run_with_a_changed_file_raises(trained, tmp_path):
   folder = tmp_path / 'run'
   export_run(trained.folder, folder)
   (folder / 'vocabulary.source.json').write_text('{}', 'utf-8')
@@ -65,7 +65,7 @@ def test_a_run_without_digests_is_exported(trained, tmp_path):
     assert (tmp_path / 'exported' / name).read_bytes() == (trained.folder / name).read_bytes()
 
 
-def test_training_in_it_is_an_error(config, exported):
+def test_training_in_an_exported_run_is_an_error(config, exported):
   with pytest.raises(UserError, match='has no checkpoints, but one was saved after step'):
     train_quietly(config, exported[0])
 

@@ -75,7 +75,7 @@ ENTRY %main (a: f32[4,8]) -> f32[8,8] {
 """
 
 
-def test_programs_of_tpus_have_asynchronous_collectives_and_memory_of_the_core():
+def test_asynchronous_collectives_count_and_the_memory_of_a_core_does_not():
   traffic = count_traffic(TPU_PROGRAM)
   size = 8 * 8 * FLOAT
   assert traffic.payload == {'all-gather': size, 'all-reduce': size}
@@ -108,7 +108,7 @@ def test_prefetches_into_the_memory_of_the_core_count_what_they_read():
   assert count_traffic(PREFETCHING_PROGRAM).memory == (1 + 0.25 + 0.25) * 8 * 8 * FLOAT
 
 
-# With fsdp, on a mesh whose axes are transposed.
+# A program sharded over fsdp, on a mesh whose axes are transposed.
 SHARDED_PROGRAM = """HloModule jit_f, is_scheduled=true
 
 %all-reduce-scatter (input: f32[8,8]) -> f32[2,8] {

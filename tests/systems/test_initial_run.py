@@ -15,7 +15,7 @@ from tests.systems.helpers import tiny_config, train_quietly, write_pairs
 
 pytestmark = pytest.mark.usefixtures('on_two_devices')
 
-STILL = {  # parameters keep their initial values, and nothing is evaluated
+CONSTANT_PARAMETERS = {  # parameters keep their initial values, and nothing is evaluated
   'training__schedule': 'constant(rate=1e-12)',
   'training__steps': 1,
   'data__task': "tsv(train='train.tsv')",
@@ -24,10 +24,10 @@ STILL = {  # parameters keep their initial values, and nothing is evaluated
 
 def test_a_second_stage_starts_from_the_best_parameters(trained, tmp_path):
   first = shutil.copytree(trained.folder, tmp_path / 'first')
-  others = write_pairs(tmp_path)
-  for path in others.glob('*.tsv'):
-    path.write_text(path.read_text('utf-8').replace('a', 'h'), 'utf-8')  # a word that the first run has not seen
-  second = tiny_config(others, initial_run=str(first), model__attention__score='coverage', **STILL)
+  data = write_pairs(tmp_path)
+  for path in data.glob('*.tsv'):
+    path.write_text(path.read_text('utf-8').replace('a', 'h'), 'utf-8')  # a word that the data of the first run lack
+  second = tiny_config(data, initial_run=str(first), model__attention__score='coverage', **CONSTANT_PARAMETERS)
   folder = tmp_path / 'second'
   _, lines = train_quietly(second, folder)
   for side in ('source', 'target'):
@@ -58,7 +58,9 @@ def test_a_second_stage_starts_from_the_best_parameters(trained, tmp_path):
     ({'initial_run': '@nowhere'}, "unknown ready-made model 'nowhere'"),
   ],
 )
-def test_another_system_or_vocabulary_is_an_error(trained, config, fields, message):
+def test_an_initial_run_that_is_unknown_or_of_another_system_or_vocabulary_is_an_error(
+  trained, config, fields, message
+):
   if fields:
     wrong = tiny_config(config['data']['folder'], **{'initial_run': str(trained.folder)} | fields)
   else:

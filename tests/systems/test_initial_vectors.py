@@ -15,7 +15,10 @@ from tests.systems.helpers import tiny_config, train_quietly, write_pairs
 
 pytestmark = pytest.mark.usefixtures('on_two_devices')
 
-STILL = {'training__schedule': 'constant(rate=1e-12)', 'training__steps': 1}  # parameters keep their initial values
+CONSTANT_PARAMETERS = {  # parameters keep their initial values
+  'training__schedule': 'constant(rate=1e-12)',
+  'training__steps': 1,
+}
 
 
 def write_vectors(path, tokens):
@@ -27,10 +30,10 @@ def rows_by_token(array, vocabulary):
   return {vocabulary.id_to_token(id): row.tolist() for id, row in enumerate(np.asarray(array))}
 
 
-def test_each_table_starts_from_its_file_and_the_run_resumes_without_them(tmp_path):
+def test_each_table_starts_from_its_file_and_the_run_resumes_without_the_files(tmp_path):
   data = write_pairs(tmp_path / 'data')
   source, target = write_vectors(tmp_path / 's.txt', 'abx'), write_vectors(tmp_path / 't.txt', 'cb')
-  config = tiny_config(data, initial_vectors=f'{source}, {target}', **STILL)
+  config = tiny_config(data, initial_vectors=f'{source}, {target}', **CONSTANT_PARAMETERS)
   folder = tmp_path / 'run'
   _, lines = train_quietly(config, folder)
   assert f'{source}: vectors of 2 of 11 tokens for encoder.embedding' in lines
@@ -51,7 +54,7 @@ def test_each_table_starts_from_its_file_and_the_run_resumes_without_them(tmp_pa
 def test_one_side_may_be_random(tmp_path):
   data = write_pairs(tmp_path / 'data')
   target = write_vectors(tmp_path / 't.txt', 'cb')
-  _, lines = train_quietly(tiny_config(data, initial_vectors=f',{target}', **STILL), tmp_path / 'run')
+  _, lines = train_quietly(tiny_config(data, initial_vectors=f',{target}', **CONSTANT_PARAMETERS), tmp_path / 'run')
   assert any(line.startswith('starts with 1 of ') for line in lines)
 
 
@@ -65,7 +68,7 @@ def test_one_side_may_be_random(tmp_path):
     (' ,', {}, "config.initial_vectors=' ,' names no file; expected one at least"),
   ],
 )
-def test_contradictions_are_reported_before_training(value, fields, message, tmp_path):
+def test_wrong_initial_vectors_are_reported_before_training(value, fields, message, tmp_path):
   data = write_pairs(tmp_path / 'data')
   vectors = write_vectors(tmp_path / 'v.txt', 'abc')
   config = tiny_config(data, initial_vectors=value.format(v=vectors), **fields)
@@ -75,7 +78,7 @@ def test_contradictions_are_reported_before_training(value, fields, message, tmp
   assert not (tmp_path / 'run' / 'config.json').exists()
 
 
-def test_systems_without_words_are_reported():
+def test_initial_vectors_of_a_system_without_embeddings_raise():
   config = default_config('recall').to_dict()
   check_config(config)
   system = SYSTEMS['recall'].load(config, None)

@@ -48,7 +48,7 @@ def test_a_lexicon_is_made_once(tmp_path):
   assert sorted(path.name for path in tmp_path.iterdir()) == ['data.json', 'digests.json', 'lexicon.npz']
 
 
-def test_a_run_whose_lexicon_was_deleted_is_opened_and_makes_it_again(tmp_path):
+def test_a_deleted_lexicon_is_made_again_and_a_damaged_one_is_an_error(tmp_path):
   store_digest_of(CountedData(), tmp_path)
   made = load_or_make_lexicon(str(tmp_path), CountedData())
   (tmp_path / 'lexicon.npz').unlink()
@@ -71,7 +71,7 @@ def test_a_lexicon_of_other_data_is_made_again(tmp_path):
     load_or_make_lexicon(str(tmp_path), changed_data)
 
 
-def test_runs_without_a_folder_or_without_digests(tmp_path):
+def test_a_lexicon_needs_no_folder_and_no_digests(tmp_path):
   data = CountedData()
   expected = load_or_make_lexicon(None, data)
   assert_equal(load_or_make_lexicon(str(tmp_path), data), expected)
@@ -79,7 +79,7 @@ def test_runs_without_a_folder_or_without_digests(tmp_path):
   assert data.calls == 2
 
 
-def test_a_folder_that_is_not_writable(tmp_path, monkeypatch):
+def test_a_lexicon_is_not_stored_in_a_folder_that_is_not_writable(tmp_path, monkeypatch):
   def fail(path, lexicon):
     raise PermissionError(13, 'Permission denied', str(path))
 
@@ -88,7 +88,7 @@ def test_a_folder_that_is_not_writable(tmp_path, monkeypatch):
   assert list(tmp_path.iterdir()) == []
 
 
-def test_digests_that_cannot_be_read(tmp_path):
+def test_digests_that_cannot_be_read_are_an_error(tmp_path):
   (tmp_path / 'data.json').write_text('[]')
   with pytest.raises(UserError, match=r'cannot read .*data\.json'):
     load_or_make_lexicon(str(tmp_path), CountedData())

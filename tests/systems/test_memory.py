@@ -21,19 +21,19 @@ def config(monkeypatch):
   return default_config().to_dict()
 
 
-def test_the_memory_of_this_machine():
+def test_the_available_memory_of_this_machine_is_plausible():
   assert 2**28 < memory.available_bytes() < 2**50
 
 
-def test_the_memory_of_several_processes(monkeypatch):
-  one = memory.available_bytes()
+def test_the_memory_of_several_processes_is_added_up(monkeypatch):
+  single = memory.available_bytes()
   monkeypatch.setattr(jax, 'process_count', lambda: 2)
-  assert memory.available_bytes() == 2 * one
+  assert memory.available_bytes() == 2 * single
 
 
 @pytest.mark.parametrize(('average', 'rows', 'fits'), [(0.0, 62, True), (0.0, 63, False), (0.9, 61, False)])
-def test_parameters_gradients_and_optimizer(config, average, rows, fits):
-  """Adam has two arrays like the parameters, and a counter of 4 bytes, and the schedule another."""
+def test_a_state_larger_than_the_memory_raises(config, average, rows, fits):
+  """Adam has two arrays like the parameters and a counter of 4 bytes; the schedule has another counter."""
   config['training'] |= {'average': average, 'optimizer': 'adam'}
   params = {'embedding': jax.ShapeDtypeStruct((rows,), jnp.float32)}
   if fits:
@@ -53,7 +53,7 @@ def test_the_gradients_of_several_runs_need_not_exist_at_once(config, rows, fits
     memory.check_state_memory(config, params)
 
 
-def test_batches(config):
+def test_a_batch_larger_than_the_memory_raises(config):
   shapes = [(5, 10, 10), (10, 10, 10), (10, 10, 11)]
   batches = types.SimpleNamespace(shapes=shapes, shape_names=Batches.shape_names, min_row_size=Batches.min_row_size)
   message = r'\(rows, source, target\) \(10, 10, 11\) needs at least 1,050 bytes .*; lower config.data.batch_size or'

@@ -60,7 +60,7 @@ class Cost(int):
     return int(self)
 
 
-def test_every_chip_has_positive_rates_and_another_one_is_an_error():
+def test_every_chip_has_positive_rates_and_an_unknown_chip_is_an_error():
   assert all(rate > 0 for chip in CHIPS.values() for rate in chip)
   with pytest.raises(UserError, match="unknown chip 'cpu'"):
     chip_of(jax.devices())

@@ -1,4 +1,4 @@
-"""docs/papers.md: every preset has rows, every difference has its reason, and plain names are the papers."""
+"""docs/papers.md: every preset has rows, every difference has its reason, and plain names mean the papers' settings."""
 
 import re
 from pathlib import Path
@@ -9,10 +9,10 @@ from attention_jax.systems.presets import PRESETS
 
 PAGE = Path(__file__).parents[2] / 'docs' / 'papers.md'
 PAPER = r'[a-z]+[0-9]{4}'
-# What a name states if the preset is not the paper.
+# The part of a name that states how the preset differs from its paper.
 STATED_CHANGE = r'_(deep_tanh|mapped|birnn|own_reward)(?=_|$)'
-# Parts of a preset with a plain name that may differ: those of pictures on a small grid, the weight of a loss, and an
-# estimate with the expected gradient of the paper.
+# Parts of a preset with a plain name that may differ from the paper: those of pictures on a small grid, the weight of
+# a loss, and an estimate with the expected gradient of the paper.
 ACCEPTED_DIFFERENCES = {
   'captioning': {'image encoder, output layer', 'weight of the doubly stochastic loss', 'reward, baseline'}
 }
@@ -49,7 +49,7 @@ def plain_name(preset):
 
 
 def parts(system, preset, verdict):
-  return {part for name, part, found, _ in ROWS[system] if (name.strip('`'), found) == (preset, verdict)}
+  return {row[1] for row in ROWS[system] if (row[0].strip('`'), row[2]) == (preset, verdict)}
 
 
 def differences(system, preset):
@@ -76,7 +76,7 @@ def test_the_papers_with_changed_presets_are_found():
 
 
 @pytest.mark.parametrize(('system', 'preset'), PLAIN)
-def test_a_preset_with_the_plain_name_of_its_paper_is_the_paper(system, preset):
+def test_a_preset_with_the_plain_name_of_its_paper_has_only_accepted_differences(system, preset):
   assert parts(system, preset, 'same')
   assert parts(system, preset, 'differs') <= ACCEPTED_DIFFERENCES.get(system, set())
 
@@ -84,13 +84,13 @@ def test_a_preset_with_the_plain_name_of_its_paper_is_the_paper(system, preset):
 @pytest.mark.parametrize(('system', 'preset'), CHANGED)
 def test_a_stated_change_is_a_difference_from_the_preset_with_the_plain_name(system, preset):
   plain = plain_name(preset)
-  twins = [presets[plain].settings for presets in PRESETS.values() if plain in presets]
-  assert twins and PRESETS[system][preset].settings not in twins
+  plain_settings = [presets[plain].settings for presets in PRESETS.values() if plain in presets]
+  assert plain_settings and PRESETS[system][preset].settings not in plain_settings
   assert parts(system, preset, 'same')
   assert f'`{plain}`' in differences(system, preset)
 
 
-def test_no_name_claims_to_be_more_exact_than_the_plain_one():
+def test_no_preset_is_named_exact():
   assert [name for presets in PRESETS.values() for name in presets if 'exact' in name] == []
 
 

@@ -1,4 +1,4 @@
-"""Readings of a trained model: of lines with several hypotheses, of layers and heads, and the errors of a request."""
+"""Readings of a model: of lines with several hypotheses, of layers and heads, and the errors of a request."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def predictor(reader):
   return Predictor(reader.model, reader.params, WORDS, WORDS, buckets=reader.buckets)
 
 
-def test_hypotheses_of_lines(reader, predictor):
+def test_each_line_has_the_requested_hypotheses_and_an_empty_line_raises(reader, predictor):
   readings = reader.read_lines(predictor, 3, ReadingRequest(inputs=['a b', 'c'], hypotheses=2))
   assert [reading.name for reading in readings] == ['a b', 'a b', 'c', 'c']
   assert readings[0].score >= readings[1].score
@@ -53,12 +53,12 @@ def test_a_number_of_hypotheses_that_does_not_exist_raises(reader, predictor):
     ({'analyses': ['entropi']}, "unknown analysis 'entropi'"),
   ],
 )
-def test_a_wrong_request_is_found_before_the_search(options, message):
+def test_a_wrong_request_raises_before_the_search(options, message):
   with pytest.raises(UserError, match=message):
     read(object(), {}, ReadingRequest(inputs=['a b'], **options))
 
 
-def test_layers_and_analyses_of_hypotheses(reader, predictor):
+def test_readings_have_the_requested_layers_and_analyses(reader, predictor):
   request = ReadingRequest(inputs=['a b'], layers=True, analyses=['entropy', 'rollout'])
   readings = reader.read_lines(predictor, 2, request)
   readings = [reading._replace(target='d e') for reading in readings]
@@ -94,19 +94,19 @@ def test_weights_of_characters_are_merged_to_words(reader):
   model = build_transformer(sizes=(len(letters), len(letters)))
   ids = np.ones((1, 3), np.int32)
   params = variables(model, ids, ids > 0, ids)['params']
-  spelling = Reader(model, params, letters, letters, [(8, 8)])
+  character_reader = Reader(model, params, letters, letters, [(8, 8)])
   weights = np.full((6, 6), 1 / 6)
   tokens = ['a', 'b', ' ', 'c', 'd', '</s>']
-  gold = [(0, 3), (2, 0), (4, 1)]  # the second of them starts at the space, which is no word
+  gold = [(0, 3), (2, 0), (4, 1)]  # the second link starts at the space, which is no word
   reading = Reading('test 0', 'ab cd', 'ab cd', tokens, tokens, {'weights': weights}, gold)
-  (merged,) = spelling.complete([reading], ReadingRequest(words=True))
+  (merged,) = character_reader.complete([reading], ReadingRequest(words=True))
   assert merged.source_tokens == merged.target_tokens == ['ab', 'cd', '</s>']
   assert merged.gold == [(0, 1), (1, 0)]
-  (whole,) = spelling.complete([reading], ReadingRequest(layers=True))
+  (whole,) = character_reader.complete([reading], ReadingRequest(layers=True))
   expected = whole.weights[:2, :2].sum(1).mean()
   assert merged.weights.shape == (3, 3) and merged.weights[0, 0] == pytest.approx(expected, rel=1e-5)
   with pytest.raises(UserError, match="cannot be merged to words, got words and 'entropy'"):
-    spelling.complete([reading], ReadingRequest(words=True, analyses=['entropy']))
+    character_reader.complete([reading], ReadingRequest(words=True, analyses=['entropy']))
 
 
 def test_merged_weights_and_words_have_the_same_size_if_the_last_word_has_no_token():

@@ -1,4 +1,4 @@
-"""Ready-made models: '@NAME' opens one that was made, and is one line otherwise."""
+"""Ready-made models: '@NAME' opens a model that was made, and is reported in one line otherwise."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_a_model_that_was_made_is_opened_by_its_name(trained):
   assert system_of('@dates')[0] == 'translation'
 
 
-def test_other_folders_stay_as_they_are(tmp_path):
+def test_the_path_of_a_folder_is_returned_unchanged(tmp_path):
   assert opened_folder(tmp_path) == tmp_path
 
 
@@ -37,7 +37,7 @@ def test_other_folders_stay_as_they_are(tmp_path):
     ('@', "unknown ready-made model ''"),
   ],
 )
-def test_other_names_are_one_line(name, message):
+def test_models_that_were_not_made_and_unknown_names_are_reported_in_one_line(name, message):
   with pytest.raises(UserError, match=message) as error:
     open_run(name)
   assert len(error.value.lines) == 1

@@ -72,7 +72,7 @@ def lose_machine(tmp_path):
 
 @pytest.fixture(params=['url', pytest.param('bucket', marks=pytest.mark.long)])
 def any_url(request, empty_cache):
-  """A URL of each kind."""
+  """The URL of a new folder, in memory or in a bucket."""
   return request.getfixturevalue(request.param)
 
 
@@ -105,8 +105,8 @@ def test_a_run_resumes_on_another_machine(trained, config, any_url, tmp_path, mo
   outputs = []
   remote_runs.upload_outputs(outputs.append)
   assert outputs == [f'uploaded to {url}/attention.png']
-  system, root = fsspec.url_to_fs(url)
-  names = {path.removeprefix(root).strip('/').split('/')[0] for path in system.find(root)}
+  filesystem, root = fsspec.url_to_fs(url)
+  names = {path.removeprefix(root).strip('/').split('/')[0] for path in filesystem.find(root)}
   assert names == {path.name for path in trained.folder.iterdir()} - {'checkpoints', 'best', '.lock'} | {
     'attention.png',
     'manifest.json',
@@ -114,6 +114,6 @@ def test_a_run_resumes_on_another_machine(trained, config, any_url, tmp_path, mo
   }
 
 
-def test_folders_without_a_run(url):
+def test_a_url_without_a_run_is_an_error(url):
   with pytest.raises(UserError, match=f'{url} holds no run; expected the URL of a training run'):
     open_run(url)

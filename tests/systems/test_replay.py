@@ -42,7 +42,7 @@ def poison(healthy):
 
 @pytest.fixture(scope='module')
 def stopped_run(poisoned, tmp_path_factory):
-  """The folder of the data, and that of a run on them that has stopped at an infinite loss."""
+  """The folder of the data, and the folder of a run on these data that stopped at an infinite loss."""
   data = write_pairs(tmp_path_factory.mktemp('data'))
   run = tmp_path_factory.mktemp('stopped') / 'run'
   with pytest.raises(UserError, match=r'loss is inf at step [34]; the last good .*/checkpoints/2; .*nonfinite/update_'):

@@ -41,7 +41,7 @@ def edit_config(folder, edit):
   (folder / 'digests.json').unlink()
 
 
-def test_checkpoints_by_name_and_step(trained):
+def test_checkpoints_are_opened_by_name_and_step(trained):
   opened = {name: open_run(trained.folder, name) for name in ('best', 'latest', 'average', '2', '4')}
   steps = {name: run.steps for name, run in opened.items()}
   best_step = json.loads((trained.folder / 'results.json').read_text('utf-8'))['step']
@@ -87,19 +87,19 @@ def test_a_missing_best_checkpoint_is_an_error(copy):
     ('3', r"unknown checkpoint of .*run: '3'.*; expected one of: 2, 4"),
   ],
 )
-def test_unknown_checkpoints(trained, checkpoint, message):
+def test_unknown_checkpoints_are_errors(trained, checkpoint, message):
   with pytest.raises(UserError, match=message):
     open_run(trained.folder, checkpoint)
 
 
-def test_a_folder_without_a_run(tmp_path):
+def test_a_folder_without_a_run_is_an_error(tmp_path):
   with pytest.raises(UserError, match=r'holds no config\.json'):
     open_run(tmp_path)
   assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize('checkpoint', ['latest', '4'])
-def test_a_run_without_checkpoints(checkpoint, copy):
+def test_a_run_without_checkpoints_is_an_error(checkpoint, copy):
   shutil.rmtree(copy / 'best')
   shutil.rmtree(copy / 'checkpoints')
   with pytest.raises(UserError, match=r'checkpoints has no checkpoints, but one was saved after step 4'):
@@ -109,7 +109,7 @@ def test_a_run_without_checkpoints(checkpoint, copy):
     open_run(copy, checkpoint)
 
 
-def test_a_run_without_its_vocabulary(copy):
+def test_a_run_without_its_vocabulary_is_an_error(copy):
   (copy / 'vocabulary.target.json').unlink()
   with pytest.raises(UserError, match=r'not as the run stored it: vocabulary\.target\.json is missing; restore'):
     open_run(copy)
@@ -119,14 +119,14 @@ def test_a_run_without_its_vocabulary(copy):
 
 
 @pytest.mark.parametrize('name', ['config.json', 'data.json', 'vocabulary.source.json', 'results.json'])
-def test_a_changed_file(copy, name):
+def test_a_changed_file_is_an_error(copy, name):
   content = (copy / name).read_bytes()
   (copy / name).write_bytes(content.replace(b'"', b' "', 1))
   with pytest.raises(UserError, match=rf'not as the run stored it: {name} has changed; restore the files, or delete'):
     open_run(copy)
 
 
-def test_reordered_tokens_of_a_vocabulary(copy):
+def test_reordered_tokens_of_a_vocabulary_are_an_error(copy):
   path = copy / 'vocabulary.source.json'
   content = json.loads(path.read_text('utf-8'))
   content['tokens'].reverse()
@@ -135,13 +135,13 @@ def test_reordered_tokens_of_a_vocabulary(copy):
     open_run(copy)
 
 
-def test_a_checkpoint_of_another_model(copy):
+def test_a_checkpoint_of_another_model_is_an_error(copy):
   edit_config(copy, lambda config: config['model'].update(embedding=6))
   with pytest.raises(UserError, match='another model'):
     open_run(copy)
 
 
-def test_a_config_with_unknown_fields(copy):
+def test_a_config_with_unknown_fields_is_an_error(copy):
   edit_config(copy, lambda config: config['training'].update(sed=1))
   with pytest.raises(UserError, match=r'unknown fields in .*config\.json: training\.sed'):
     open_run(copy)
@@ -158,26 +158,26 @@ def test_a_config_with_unknown_fields(copy):
     (lambda config: config.update(training=3), r'unknown fields in .*: training;'),
   ],
 )
-def test_a_stored_config_with_wrong_types(copy, edit, message):
+def test_a_stored_config_with_wrong_types_is_an_error(copy, edit, message):
   edit_config(copy, edit)
   with pytest.raises(UserError, match=message):
     open_run(copy)
 
 
-def test_a_stored_config_that_is_no_object(copy):
+def test_a_stored_config_that_is_no_object_is_an_error(copy):
   (copy / 'config.json').write_text('[1]')
   (copy / 'digests.json').unlink()
   with pytest.raises(UserError, match=r'config\.json must be an object with the groups of a config, got \[1\]'):
     open_run(copy)
 
 
-def test_a_folder_of_several_seeds(copy):
+def test_opening_a_folder_of_several_seeds_is_an_error(copy):
   edit_config(copy, lambda config: config.update(seeds=2))
   with pytest.raises(UserError, match=r'holds 2 runs, one for each seed; expected one of: .*/seed_0, .*/seed_1'):
     open_run(copy)
 
 
-def test_overrides(trained):
+def test_overrides_change_the_opened_config_and_not_the_stored_config(trained):
   run = open_run(trained.folder, evaluation={'beams': 1}, dtype='bfloat16')
   assert run.config['evaluation']['beams'] == 1 and run.config['model']['dtype'] == 'bfloat16'
   assert run.model.decoder.cell.dtype == jnp.bfloat16
@@ -195,13 +195,13 @@ def test_a_run_translates(trained):
 
 
 def test_a_very_long_source_has_no_hypotheses(trained, monkeypatch):
-  """It would take gigabytes of memory."""
+  """A search of such a source would take gigabytes of memory."""
   monkeypatch.setattr(predictor, 'MAX_SOURCE_LENGTH', 32)
   long, short = open_run(trained.folder).predictor(['a ' * 32, 'a ' * 31])
   assert not long.hypotheses and len(short.hypotheses) == 1
 
 
-def test_evaluate_split(trained):
+def test_evaluate_split_returns_the_results_of_training(trained):
   run = open_run(trained.folder)
   metrics, predictions = runs.evaluate_split(run, 'test')
   assert metrics == trained.results['test'] and len(predictions) == 6
@@ -209,7 +209,7 @@ def test_evaluate_split(trained):
     runs.evaluate_split(run, 'unseen')
 
 
-def test_evaluate_hypotheses(trained):
+def test_evaluate_hypotheses_returns_the_metrics_of_the_config(trained):
   run = open_run(trained.folder)
   references = run.system.corpus('test').target
   metrics = runs.evaluate_hypotheses(run, 'test', references)
@@ -248,19 +248,19 @@ def test_runs_with_different_vocabularies_are_no_ensemble(trained, copy):
     open_run_or_ensemble(f'{trained.folder},{copy}')
 
 
-def test_systems_without_ensembles(recall_run, monkeypatch):
+def test_an_ensemble_of_a_system_without_ensembles_is_an_error(recall_run, monkeypatch):
   monkeypatch.setattr(runs, 'open_run', lambda *args: recall_run)
   with pytest.raises(UserError, match="runs/recall: runs of system 'recall' cannot be an ensemble"):
     open_run_or_ensemble('a,b')
 
 
 @pytest.mark.parametrize(('folders', 'checkpoints'), [('a,', 'best'), (',', 'best'), ('', 'best'), ('a', 'best,,2')])
-def test_empty_parts_between_commas(folders, checkpoints):
+def test_empty_parts_between_commas_are_errors(folders, checkpoints):
   with pytest.raises(UserError, match='must be one value or several separated by commas, none of them empty, got'):
     open_run_or_ensemble(folders, checkpoints)
 
 
-def test_system_with(trained, recall_run):
+def test_a_system_without_the_required_ability_is_an_error(trained, recall_run):
   run = open_run(trained.folder)
   assert run.system_with(SupportsTranslation) is run.system
   message = "runs/recall is a run of system 'recall'; expected one of: captioning, classification"
@@ -283,7 +283,7 @@ def test_the_first_process_alone_writes(tmp_path, monkeypatch):
   assert read_tree(tmp_path) == {'lines.txt': 'a\nü\n'.encode(), 'record.json': b'{\n  "a": 1\n}\n'}
 
 
-def test_seed_folders():
+def test_the_folder_of_a_seed_has_its_number():
   config = {'seeds': 3, 'training': {'seed': 5}}
   assert [runs.seed_folder(Path('r'), seed) for seed in runs.run_seeds(config)] == [
     Path('r/seed_5'),

@@ -1,4 +1,4 @@
-"""Uses peers.py, and checkpoints without a shared folder, in one of several processes, and prints the results.
+"""Uses peers.py, stored batches and unshared checkpoints in one of several processes, and prints the results.
 
 With `seeds` it trains the runs of test_seeds.py instead.
 
@@ -43,7 +43,7 @@ def fail(message: str) -> None:
       raise UserError(message)
 
 
-def cube(batch: int) -> dict[str, np.ndarray]:
+def make_arrays(batch: int) -> dict[str, np.ndarray]:
   """Returns arrays of several dtypes and ranks, whose sizes depend on the batch."""
   return {
     'scalar': np.float32(batch / 3),
@@ -63,25 +63,25 @@ def use_peers(folder: Path) -> None:
   report('different', lambda: check_agreement({'a': '1', 'b': str(index), 'c': str(index)}))
   report('absent', lambda: check_agreement({'a': 'x' * 100} if index else {}))
   computed = []
-  for batch, outputs in map_batches(lambda i: computed.append(i) or cube(i), range(5)):
-    jax.tree.map(np.testing.assert_array_equal, outputs, cube(batch))
+  for batch, outputs in map_batches(lambda i: computed.append(i) or make_arrays(i), range(5)):
+    jax.tree.map(np.testing.assert_array_equal, outputs, make_arrays(batch))
     print(f'batch {batch}: {[array.dtype.name for array in jax.tree.leaves(outputs)]}')
   report('computed', lambda: computed)
   batches = [Rows(4 * index + np.arange(4))]  # the share of each process
   report('stored', lambda: BatchRecorder(folder / 'run', lambda start, stop: batches, share=index).store(1))
   repeated = [Rows(np.arange(4))]  # both processes have the only share
   report('repeated', lambda: BatchRecorder(folder / 'run', lambda start, stop: repeated).store(2))
-  own = folder / str(index)
-  own.mkdir()
+  process_folder = folder / str(index)
+  process_folder.mkdir()
   if index == 0:
-    (own / 'words').write_text('eins\nzwei\n')
-    (own / 'empty').touch()
-  copy_from_first(own)
+    (process_folder / 'words').write_text('eins\nzwei\n')
+    (process_folder / 'empty').touch()
+  copy_from_first(process_folder)
   report('checkpoint', lambda: save_and_restore(folder))
 
 
 def save_and_restore(folder: Path) -> list[float]:
-  """Saves a state divided over the processes, which share no folder, and restores it from a copy in each of them.
+  """Saves a state sharded over processes that share no folder, and restores it in each process from its own copy.
 
   Returns:
     The values of this process.
@@ -90,13 +90,13 @@ def save_and_restore(folder: Path) -> list[float]:
   values = np.arange(len(jax.devices()), dtype=np.float32)
   array = jax.make_array_from_callback(values.shape, layout, lambda index: values[index])
   state = TrainState(np.array(3, np.int32), {'kernel': array}, (), (), {})
-  own = folder / f'run_{jax.process_index()}'
-  with contextlib.closing(Checkpoints(own, shared=False)) as checkpoints:
+  process_folder = folder / f'run_{jax.process_index()}'
+  with contextlib.closing(Checkpoints(process_folder, shared=False)) as checkpoints:
     checkpoints.save(state, {'best': 1.5})
   exchange('saved')
   if jax.process_index():
-    shutil.copytree(folder / 'run_0', own)
-  with contextlib.closing(Checkpoints(own, shared=False)) as checkpoints:
+    shutil.copytree(folder / 'run_0', process_folder)
+  with contextlib.closing(Checkpoints(process_folder, shared=False)) as checkpoints:
     restored, host = checkpoints.resume(lambda: state)
   assert host == {'best': 1.5} and int(restored.step) == 3
   return [float(shard.data[0]) for shard in restored.params['kernel'].addressable_shards]

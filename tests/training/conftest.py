@@ -11,7 +11,7 @@ from tests.compiled import compilation_cache_folder, shared_compilation_cache  #
 
 @pytest.fixture
 def url():
-  """A new folder in memory."""
+  """The URL of a new folder in memory."""
   return f'memory://runs/{uuid.uuid4().hex}'
 
 

@@ -34,8 +34,8 @@ class Batch(NamedTuple):
 class Toy(nn.Module):
   """Predicts the next word from the mean of the source and the previous word, with dropout.
 
-  It also returns attention weights over the source. If `required_loss` is 'reinforce', it samples the position that it
-  attends to.
+  It also returns attention weights over the source. If `required_loss` is set, training samples the position that is
+  attended to.
   """
 
   copies = False
@@ -97,7 +97,7 @@ def init_params():
 
 
 def fit_toy(folder, *, stream=stream, evaluate=None, **fields):
-  """Trains a Toy in `folder` with a config that uses every feature; `fields` override fields of Training."""
+  """Trains a Toy in `folder` with most features of training in use; `fields` override fields of Training."""
   options = {
     'steps': 60,
     'optimizer': 'adam',

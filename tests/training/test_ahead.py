@@ -42,7 +42,7 @@ def widths(batches):
   return [batch.x.shape[1] for batch in batches]
 
 
-def test_first_batches_are_those_until_the_last_step():
+def test_the_first_batch_of_each_shape_is_found_between_the_first_and_the_last_step():
   assert widths(first_of_each_shape(Batches(), 0, 100)) == [1, 2, 3]
   assert widths(first_of_each_shape(Batches(), 0, 5)) == [1, 2]
   assert widths(first_of_each_shape(Batches(), 4, 100)) == [2, 3, 1]
@@ -70,7 +70,7 @@ def test_an_update_uses_the_program_that_was_compiled_ahead():
   np.testing.assert_array_equal(new_state.params['w'], expected.params['w'])
 
 
-def test_later_shapes_are_compiled_once_in_their_order():
+def test_each_shape_is_compiled_once():
   compiled = []
 
   def compile_for(batch, when_lowered):
@@ -123,7 +123,7 @@ def test_the_first_state_is_computed_while_the_first_shape_is_compiled():
     assert ahead.first_state() == 'compile ahead'
 
 
-def test_the_first_state_without_shapes_or_with_several_processes(monkeypatch):
+def test_the_first_state_is_returned_without_shapes_and_with_several_processes(monkeypatch):
   with CompileAhead(compile_at_once, (), make_state=lambda: 3) as ahead:
     assert ahead.first_state() == 3
   monkeypatch.setattr(jax, 'process_count', lambda: 2)
@@ -209,7 +209,7 @@ def compile_at_once(batch, when_lowered):
   when_lowered()
 
 
-def test_the_evaluation_is_compiled_after_the_updates_and_stops_when_it_begins():
+def test_the_evaluation_is_compiled_after_the_updates_until_an_evaluation_begins():
   shapes = []
   begun = threading.Event()
   stopped = threading.Event()
@@ -233,7 +233,7 @@ def test_the_evaluation_is_compiled_after_the_updates_and_stops_when_it_begins()
     assert ahead.describe() == ''
 
 
-def test_an_evaluation_that_comes_first_compiles_itself():
+def test_an_evaluation_that_begins_before_its_compilation_is_not_compiled_in_the_thread():
   later = threading.Event()
   compiled = []
 
@@ -259,10 +259,10 @@ def test_an_error_of_the_evaluation_is_left_to_the_training_thread():
     assert ahead.release_before(lambda state: state)(1) == 1
 
 
-@pytest.mark.parametrize('begun', [0, 1])
-def test_closing_ends_the_thread(begun):
+@pytest.mark.parametrize('batches', [0, 1])
+def test_closing_ends_the_thread(batches):
   ahead = CompileAhead(compile_at_once, first_of_each_shape(Batches(), 0, 100))
   with ahead:
-    for step in range(begun):
+    for step in range(batches):
       ahead.prepare(Batches()[step])
   assert not ahead._thread.is_alive()

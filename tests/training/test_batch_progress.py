@@ -20,7 +20,7 @@ def test_lines_have_the_time_left_if_the_number_of_batches_is_known(time):
   ]
 
 
-def test_short_evaluations_and_other_code_log_nothing(time):
+def test_short_evaluations_and_batches_outside_of_evaluations_log_nothing(time):
   lines = []
   with batch_progress.batch_progress('evaluating test', lines.append):
     assert list(with_progress([1, 2])) == [1, 2]

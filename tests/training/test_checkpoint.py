@@ -52,13 +52,13 @@ def test_running_means_are_stored(checkpoints):
 
 
 def test_the_next_update_may_overwrite_a_state_that_is_being_written(checkpoints):
-  """The update reuses the memory of the state at once, as training steps do; the file has the values before it."""
+  """The update reuses the memory of the state at once, as training steps do; the file has the earlier values."""
   update = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
 
   def make_large_state():  # so that writing takes longer than the update
     return replicate(make_state(1)._replace(average={'large': jnp.zeros(4_000_000)}), make_mesh())
 
-  update(make_large_state())  # compiles it
+  update(make_large_state())  # compiles the update
   state = make_large_state()
   shapes = jax.eval_shape(lambda: state)
   checkpoints.save(state, {})
@@ -110,6 +110,7 @@ def test_a_later_best_state_of_an_interrupted_run_is_replaced(checkpoints, tmp_p
     (10, (10, 13, 20, 23, 27, 30), [20, 30]),  # interrupted three times
     (0, (7, 9), [9]),
   ],
+  ids=['uninterrupted', 'ends with an interruption', 'resumed after interruptions', 'no interval'],
 )
 def test_interruptions_do_not_change_which_states_are_kept(tmp_path, every, saved, kept):
   checkpoints = Checkpoints(tmp_path, 2, every)
@@ -179,7 +180,7 @@ def saved(tmp_path):
 
 @pytest.fixture
 def open_saved(saved):
-  """Opens the checkpoints of `saved`, perhaps once they are damaged."""
+  """Returns a function that opens the checkpoints of `saved`, which a test may damage before."""
   with contextlib.ExitStack() as stack:
     yield lambda **options: stack.enter_context(contextlib.closing(Checkpoints(saved, **options)))
 
@@ -206,7 +207,7 @@ def test_a_damaged_checkpoint_is_set_aside(saved, open_saved, damage):
 
 
 def test_a_checkpoint_of_the_same_step_that_was_set_aside_before_is_not_overwritten(saved, open_saved):
-  earlier = saved / 'damaged' / 'checkpoints-20-2'  # the first one was deleted
+  earlier = saved / 'damaged' / 'checkpoints-20-2'  # checkpoints-20-1 was deleted
   earlier.mkdir(parents=True)
   (earlier / 'file').touch()
   empty_files(saved / LATEST / '20')
@@ -270,14 +271,14 @@ def test_missing_checkpoints_are_an_error(saved, open_saved, kind):
 
 
 def test_a_best_state_that_is_made_again_may_be_missing(saved, open_saved):
-  """As after a kill while it was replaced: its step is after the latest state, from which the run resumes."""
+  """As after a kill while the best state was replaced: its step is after the latest state, from which runs resume."""
   with contextlib.closing(Checkpoints(saved)) as writer:
     writer.save(make_state(25, value=25), {}, BEST)
   shutil.rmtree(saved / BEST / '25')
   lines = []
   assert open_saved().resume(lambda: make_state(0), lines.append)[0].step == 20
   assert lines == [f'{saved}/best/25 is missing; its updates are run again']
-  with contextlib.closing(Checkpoints(saved)) as writer:  # the new run finds no better state
+  with contextlib.closing(Checkpoints(saved)) as writer:  # the resumed run finds no better state
     writer.save(make_state(30, value=30), {})
   assert open_saved().resume(lambda: make_state(0), lines.append)[0].step == 30
   assert len(lines) == 1
@@ -308,8 +309,8 @@ def test_a_checkpoint_that_a_killed_run_did_not_record_is_recorded_on_resume(sav
 
 
 @pytest.mark.parametrize('remove', [shutil.rmtree, remove_everything])
-def test_checkpoints_that_are_removed_while_a_run_trains(saved, open_saved, remove):
-  """They are written again, or the run ends with one line."""
+def test_saving_succeeds_or_is_an_error_after_earlier_checkpoints_were_removed(saved, open_saved, remove):
+  """The new checkpoint can be restored, or saving it raises a UserError."""
   checkpoints = open_saved()
   remove(saved / LATEST / '20')
   remove(saved / LATEST / '10')
@@ -320,7 +321,7 @@ def test_checkpoints_that_are_removed_while_a_run_trains(saved, open_saved, remo
     assert f'cannot save checkpoint {saved}/checkpoints/30' in str(error)
 
 
-def test_a_disk_that_cannot_be_written(saved, open_saved):
+def test_a_folder_in_which_nothing_can_be_saved_is_an_error(saved, open_saved):
   checkpoints = open_saved()
   shutil.rmtree(saved / LATEST)
   (saved / LATEST).write_text('')

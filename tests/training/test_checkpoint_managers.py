@@ -1,4 +1,7 @@
-"""Which checkpoints are kept, and managers of folders that processes share or not (see also test_two_processes)."""
+"""Which checkpoints are kept, and managers of folders that processes share or not.
+
+See also tests/experiments/test_two_processes.py.
+"""
 
 from typing import NamedTuple
 
@@ -22,6 +25,7 @@ class Stored(NamedTuple):
     (2, 10, [10, 20, 25, 30], [20, 30]),
     (1, 0, [7, 9], [9]),
   ],
+  ids=['uninterrupted', 'ends with an interruption', 'resumed after an interruption', 'no interval'],
 )
 def test_the_last_regular_states_and_the_very_last_are_kept(keep, every, steps, kept):
   preserved = CheckpointRetention(keep, every).should_preserve([Stored(step) for step in steps], context=None)

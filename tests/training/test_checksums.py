@@ -27,7 +27,7 @@ def checksum(array):
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'int32', 'uint8', 'bool'])
 @pytest.mark.parametrize('shape', [(), (7,), (2, 3, 5)])
-def test_equals_the_literal_sum(shape, dtype):
+def test_a_checksum_equals_the_literal_sum(shape, dtype):
   array = jax.random.normal(jax.random.key(0), shape).astype(dtype)
   host = np.asarray(array)
   total = 0
@@ -39,7 +39,7 @@ def test_equals_the_literal_sum(shape, dtype):
   assert checksum(array) == f'{total % MODULUS:016x}'
 
 
-def test_every_flipped_bit_and_every_exchange_of_elements_changes_it():
+def test_every_flipped_bit_and_every_exchange_of_elements_changes_the_checksum():
   array = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
   flipped = [array.view(np.uint32).copy() for _ in range(array.size * 32)]
   for bit, copy in enumerate(flipped):
@@ -53,7 +53,7 @@ def test_every_flipped_bit_and_every_exchange_of_elements_changes_it():
   assert checksum(array) not in checksums and len(checksums) == len(variants)
 
 
-def test_does_not_depend_on_the_sharding():
+def test_a_checksum_does_not_depend_on_the_sharding():
   mesh = jax.make_mesh((2, 4), ('a', 'b'))
   array = jax.random.normal(jax.random.key(1), (4, 8))
   specs = [(), ('a',), ('b', 'a'), (None, ('a', 'b'))]
@@ -61,5 +61,5 @@ def test_does_not_depend_on_the_sharding():
   assert {checksum(x) for x in sharded} == {checksum(array)} == {tree_checksums({'x': np.asarray(array)})['x']}
 
 
-def test_names_are_paths():
+def test_the_names_of_checksums_are_paths():
   assert list(tree_checksums({'a': [jnp.ones(2)], 'b': {'c': jnp.zeros(())}})) == ['a/0', 'b/c']

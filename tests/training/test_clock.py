@@ -17,7 +17,7 @@ def test_laps_exclude_pauses(time):
   assert timer.lap() > 0  # rates are finite even if no time has passed
 
 
-def test_shares_of_the_wall_clock(time):
+def test_the_shares_of_all_activities_add_up_to_the_wall_clock(time):
   timer = TrainingClock()
   shapes = set()
 

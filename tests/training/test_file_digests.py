@@ -1,4 +1,4 @@
-"""Digests of files: changed and missing ones are reported together, and a killed writer leaves none."""
+"""Digests of files: changed and missing files are reported together, and a file that is being written has no digest."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def folder(tmp_path):
   return tmp_path
 
 
-def test_unchanged_files_and_folders_without_digests(folder):
+def test_unchanged_files_and_folders_without_digests_are_no_errors(folder):
   check_file_digests(folder)
   check_file_digests(folder / 'none')
   check_file_digests(folder / 'a')
@@ -62,7 +62,7 @@ def test_files_that_are_being_written_are_not_checked(folder):
 
 
 @pytest.mark.parametrize('content', ['', '[1]', '{"a": 1', '\udcff'])
-def test_damaged_digests(folder, content):
+def test_damaged_digests_are_an_error(folder, content):
   (folder / FILE_DIGESTS).write_bytes(content.encode('utf-8', 'surrogateescape'))
   with pytest.raises(UserError, match=r'cannot read .*digests\.json: .*; delete it to check no digests'):
     check_file_digests(folder)

@@ -28,7 +28,7 @@ def test_values_of_any_type_are_covered():
   arrays = {'bfloat16': jnp.arange(3, dtype=jnp.bfloat16), 'number': np.float32(1), 'text': np.array(['a', 'b'])}
   digests = compute_digests(arrays | {'changed': jnp.arange(1, 4, dtype=jnp.bfloat16), 'empty': np.zeros((0, 3))})
   assert len(set(digests.values())) == 5
-  assert (digests['number'], digests['text']) == ('e8b1e42dc5326c85', 'fd8af547faff1454')  # of earlier versions
+  assert (digests['number'], digests['text']) == ('e8b1e42dc5326c85', 'fd8af547faff1454')  # as in earlier versions
 
 
 def test_a_run_without_digests_is_logged(tmp_path):

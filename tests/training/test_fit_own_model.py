@@ -1,4 +1,4 @@
-"""`fit` trains any flax model, with the user's own loss and batches. The README shows this example."""
+"""`fit` trains any flax model, with the user's own loss and batches. The README shows a shorter form."""
 
 import flax.linen as nn
 import jax

@@ -42,7 +42,7 @@ def test_only_frozen_parameters_keep_their_values(spec, frozen, name):
   assert unchanged == frozen
 
 
-def test_the_optimizer_has_no_state_for_them_and_clips_the_norm_of_the_others():
+def test_the_optimizer_has_no_state_for_frozen_parameters_and_clips_the_norm_of_the_others():
   optimizer = make_optimizer('sgd(momentum=0.5)', make_schedule('constant(rate=1.0)', 10), 1.0, 'encoder')
   state = optimizer.init(PARAMS)
   assert [x.shape for x in jax.tree.leaves(state) if x.ndim] == [(3, 3)]
@@ -61,7 +61,7 @@ def test_gradients_of_frozen_parameters_are_zero():
   assert loss(PARAMS, None)['loss'] == fn(PARAMS, None, None, None, 1)['loss']
 
 
-def test_training_leaves_them_out_of_the_norm_that_it_reports():
+def test_the_reported_norm_of_the_gradients_excludes_frozen_parameters():
   def fn(params, batch, rngs, running, update):
     return {'loss': sum(jnp.sum(x) for x in jax.tree.leaves(params)), 'tokens': jnp.float32(1)}
 
@@ -74,7 +74,7 @@ def test_training_leaves_them_out_of_the_norm_that_it_reports():
     assert (np.asarray(tree['encoder_2']['kernel']) < 1).all()
 
 
-def test_annealed_parameters_follow_their_schedules_nevertheless():
+def test_annealed_parameters_follow_their_schedules_even_if_frozen():
   params = {'decoder': {'beta': jnp.ones(()), 'kernel': jnp.ones(3)}, 'output': jnp.ones(3)}
 
   def fn(params, batch, rngs, running, update):

@@ -75,7 +75,7 @@ def test_finite_guard_names_the_first_bad_update_once_a_hook_is_due(checkpoints)
     guard(4, STATE, make_metrics(), False)
 
 
-def test_finite_guard_checks_gradients_and_after_the_last_update(checkpoints):
+def test_finite_guard_checks_gradients_and_the_last_update(checkpoints):
   guard = FiniteGuard((0,), checkpoints)
   guard(1, STATE, make_metrics(), False)
   with pytest.raises(UserError, match='gradient norm is inf at step 2'):
@@ -171,7 +171,7 @@ def test_equal_values_and_nan_are_no_improvement():
   assert best_of('min', (float('nan'), 5.0, float('nan'))) == BestEvaluation(5.0, 2, 1)
 
 
-def test_patience():
+def test_patience_counts_evaluations_without_improvement():
   assert BestEvaluation(stale=5).stop_reason(0) is None
   assert BestEvaluation(1.0, 4, 2).stop_reason(3) is None
   assert BestEvaluation(1.0, 4, 3).stop_reason(3) == 'no improvement in 3 evaluations since step 4'
@@ -314,4 +314,4 @@ def test_the_saver_calls_back_between_two_updates_when_a_checkpoint_is_on_disk(c
   for step in range(1, 8):
     checkpoints.writing = step in (3, 4, 7)
     saver(step, STATE, {}, step == 7)
-  assert calls == [(5, False), (6, False), (7, False)]  # after the last update it waits
+  assert calls == [(5, False), (6, False), (7, False)]  # after the last update, the saver waits

@@ -36,7 +36,7 @@ def test_files_of_other_names_are_no_stored_batches(tmp_path):
   assert stored_updates(tmp_path) == [9, 10]
 
 
-def test_damaged_batches_are_errors_in_one_line(tmp_path):
+def test_damaged_and_missing_batches_are_errors_in_one_line(tmp_path):
   (tmp_path / 'nonfinite').mkdir()
   with open(batch_path(tmp_path, 1), 'wb') as file:
     np.save(file, np.arange(3))  # one array, not an archive
@@ -50,12 +50,12 @@ def test_damaged_batches_are_errors_in_one_line(tmp_path):
     assert '\n' not in str(error.value)
 
 
-def test_batches_without_rows_have_no_description(tmp_path):
+def test_batches_without_row_numbers_have_no_description(tmp_path):
   recorder = BatchRecorder(tmp_path, lambda start, stop: ({'x': np.ones(3)} for _ in range(start, stop)))
   assert recorder.describe_rows(1) == ''
 
 
-def test_spikes():
+def test_a_loss_far_above_its_recent_mean_is_a_spike_and_noise_is_not():
   noise = np.random.default_rng(0).normal(size=400)
   detector = SpikeDetector()
   decreasing = [3.0 * 0.99**i + 0.1 * x for i, x in enumerate(noise)]

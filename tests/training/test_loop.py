@@ -210,7 +210,7 @@ def test_nan_is_reported_with_its_step_and_never_saved(tmp_path, monkeypatch, ca
   assert lines == [f'loss is nan at step {n}: update skipped' for n in (18, 19, 20)]
 
 
-def test_early_stopping_is_remembered(tmp_path):
+def test_a_run_that_stopped_early_continues_only_with_more_patience(tmp_path):
   errors = {2: 3.0, 4: 1.0, 6: 2.0, 8: float('nan'), 10: 1.0, 12: 0.5}
   run = functools.partial(
     fit_toy,

@@ -1,4 +1,4 @@
-"""Messages of orbax are hidden for a time; afterwards all is as before, except after an error."""
+"""Messages of orbax are hidden within a block; afterwards they are shown again, except after an error."""
 
 import logging
 import sys
@@ -12,7 +12,7 @@ from attention_jax.training.orbax_messages import without_orbax_messages
 
 @pytest.fixture(autouse=True)
 def restored(monkeypatch):
-  """Starts as a new program does, and undoes what stays after an error."""
+  """Starts each test with nothing hidden, and restores the settings that an error leaves changed."""
   asyncio_log = logging.getLogger('asyncio')
   monkeypatch.setattr(asyncio_log, 'disabled', False)
   monkeypatch.setattr(sys, 'unraisablehook', sys.unraisablehook)

@@ -84,7 +84,7 @@ def test_parameters_are_placed_by_the_names_of_their_axes():
     'mu/encoder/embedding/table/embedding': (16, 8),
     'output/kernel': (8, 16),
     'blocks_0/cross/query_kernel/kernel': (4, 8, 2),
-    'cell/attention/key_kernel/kernel': (1, 8, 6),  # one head: its features are divided
+    'cell/attention/key_kernel/kernel': (1, 8, 6),  # one head: its features are sharded
     'blocks_0/feed/Dense_1/kernel': (16, 8),
     'cells_0/kernel': (8, 24),
     'convolution/kernel': (3, 3, 1, 8),
@@ -108,7 +108,7 @@ def test_parameters_are_placed_by_the_names_of_their_axes():
   }
 
 
-def test_the_largest_parameter_must_be_divided():
+def test_a_mesh_that_does_not_shard_the_largest_parameter_is_an_error():
   shapes = {'a/kernel': jax.ShapeDtypeStruct((6, 8), np.float32), 'a/bias': jax.ShapeDtypeStruct((8,), np.float32)}
   mesh = make_mesh(jax.devices()[:2], sizes=MeshConfig(fsdp=2))
   assert describe_placement(shapes, mesh) == 'parameters sharded over fsdp=2: 0.0 of 0.0 MiB on each device'

@@ -24,7 +24,7 @@ from attention_jax.training.paths import run_path
     ('a' * 300, r'cannot use .*aaa\.\.\.aaa.* as a folder: File name too long'),
   ],
 )
-def test_invalid_names(name, message):
+def test_invalid_names_are_errors(name, message):
   with pytest.raises(UserError, match=message) as error:
     run_path(name)
   assert len(str(error.value)) < 200
@@ -32,13 +32,13 @@ def test_invalid_names(name, message):
 
 @settings(deadline=None)
 @given(st.text())
-def test_any_text_is_a_path_or_one_line(name):
+def test_any_text_is_a_path_or_an_error_of_one_line(name):
   try:
     assert isinstance(run_path(name), Path)
   except UserError as error:
     assert len(error.lines) == 1
 
 
-def test_home_and_new_folders(tmp_path, monkeypatch):
+def test_home_is_expanded_and_a_folder_may_be_new(tmp_path, monkeypatch):
   monkeypatch.setenv('HOME', str(tmp_path))
   assert run_path('~/new') == tmp_path / 'new' and run_path(Path('new')) == Path('new')

@@ -16,12 +16,12 @@ from attention_jax.training.remote_lock import LOCK
     ('file:///', r"'file:///' names no folder"),
   ],
 )
-def test_file_systems_that_cannot_be_used(url, message):
+def test_file_systems_that_cannot_be_used_are_errors(url, message):
   with pytest.raises(UserError, match=message):
     RemoteFiles(url)
 
 
-def test_a_folder_that_cannot_be_written(tmp_path):
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
   (tmp_path / 'file').write_text('')
   files = RemoteFiles(f'file://{tmp_path}/file')
   with pytest.raises(

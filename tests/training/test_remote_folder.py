@@ -24,8 +24,8 @@ def read_files(folder):
 
 
 def names_behind(url):
-  system, root = fsspec.url_to_fs(url)
-  return {path.removeprefix(root).lstrip('/') for path in system.find(root)}
+  filesystem, root = fsspec.url_to_fs(url)
+  return {path.removeprefix(root).lstrip('/') for path in filesystem.find(root)}
 
 
 FIRST = {'metrics.jsonl': 'one\n', 'checkpoints/2/a': 'A', 'checkpoints/2/b': 'B', 'best/2/a': 'A'}
@@ -59,7 +59,7 @@ def test_another_machine_continues_from_the_last_state(url, tmp_path):
   assert RemoteFiles(url).read_json(MANIFEST)['files'] == second.digests()
 
 
-def test_a_killed_upload_leaves_the_state_before(url, tmp_path, monkeypatch):
+def test_a_killed_upload_leaves_the_previous_state(url, tmp_path, monkeypatch):
   first = make_copy(url, tmp_path / 'first', FIRST)
   first.push(first.local)
   write_files(first.local, SECOND)
@@ -97,13 +97,13 @@ def test_an_upload_that_was_killed_after_its_commit_is_not_taken_for_that_of_ano
   assert names_behind(url) == {MANIFEST, 'metrics.jsonl'} | {f'objects/{x}' for x in second.digests().values()}
 
 
-def test_what_was_never_uploaded_is_moved_aside(url, tmp_path):
+def test_changes_that_were_never_uploaded_are_moved_aside(url, tmp_path):
   first = make_copy(url, tmp_path / 'first', FIRST)
   first.push(first.local)
   second = make_copy(url, tmp_path / 'second')
   second.pull(print)
   write_files(first.local, {'metrics.jsonl': 'lost?\n'})
-  first.pull(print)  # no other machine has continued it: the copy is unchanged
+  first.pull(print)  # no other machine has continued the run: the copy is unchanged
   assert read_files(first.local)['metrics.jsonl'] == 'lost?\n'
   write_files(second.local, SECOND)
   second.push(second.local)
@@ -113,7 +113,7 @@ def test_what_was_never_uploaded_is_moved_aside(url, tmp_path):
   assert lines[0].endswith(f'was continued on another machine; the working copy, with its changes, is moved to {aside}')
   assert read_files(aside)['metrics.jsonl'] == 'lost?\n' and read_files(first.local) == FIRST | SECOND
 
-  aside.rename(tmp_path / 'first-aside-2')  # the user keeps one of several
+  aside.rename(tmp_path / 'first-aside-2')  # number 1 is free again, and 2 is not
   write_files(first.local, {'metrics.jsonl': 'lost again?\n'})
   write_files(second.local, FIRST)
   second.push(second.local)
@@ -124,9 +124,9 @@ def test_what_was_never_uploaded_is_moved_aside(url, tmp_path):
 def test_changed_objects_and_manifests_are_errors(url, tmp_path):
   first = make_copy(url, tmp_path / 'first', FIRST)
   first.push(first.local)
-  system, root = fsspec.url_to_fs(url)
+  filesystem, root = fsspec.url_to_fs(url)
   digest = first.digests()['checkpoints/2/b']
-  system.pipe_file(f'{root}/objects/{digest}', b'changed')
+  filesystem.pipe_file(f'{root}/objects/{digest}', b'changed')
   second = make_copy(url, tmp_path / 'second')
   with pytest.raises(UserError, match=rf'{digest}, the content of checkpoints/2/b, has changed since'):
     second.pull(print)
@@ -136,7 +136,7 @@ def test_changed_objects_and_manifests_are_errors(url, tmp_path):
       second.pull(print)
 
 
-def test_outputs_of_programs_that_read(url, tmp_path):
+def test_programs_that_read_upload_only_new_files(url, tmp_path):
   first = make_copy(url, tmp_path / 'first', FIRST)
   first.push(first.local)
   reader = make_copy(url, tmp_path / 'reader')
@@ -144,11 +144,14 @@ def test_outputs_of_programs_that_read(url, tmp_path):
   before = reader.digests()
   write_files(reader.local, {'attention.png': 'picture', 'metrics.jsonl': 'changed'})
   assert reader.push_outputs(before) == ['attention.png'] and reader.push_outputs(reader.digests()) == []
-  system, root = fsspec.url_to_fs(url)
-  assert system.cat_file(f'{root}/attention.png') == b'picture' and system.cat_file(f'{root}/metrics.jsonl') == b'one\n'
+  filesystem, root = fsspec.url_to_fs(url)
+  assert (
+    filesystem.cat_file(f'{root}/attention.png') == b'picture'
+    and filesystem.cat_file(f'{root}/metrics.jsonl') == b'one\n'
+  )
 
 
-def test_uploads_are_snapshots_and_failures_are_repeated(url, tmp_path, monkeypatch):
+def test_uploads_are_snapshots_and_failed_uploads_are_repeated(url, tmp_path, monkeypatch):
   folder = make_copy(url, tmp_path / 'first', FIRST)
   lines = []
   push = RemoteFolder.push
@@ -166,20 +169,20 @@ def test_uploads_are_snapshots_and_failures_are_repeated(url, tmp_path, monkeypa
     write_files(folder.local, {'metrics.jsonl': 'later\n'})  # while the snapshot is uploaded
     release.set()
     upload._wait()
-    system, root = fsspec.url_to_fs(url)
-    assert system.cat_file(f'{root}/metrics.jsonl') == b'one\n'
+    filesystem, root = fsspec.url_to_fs(url)
+    assert filesystem.cat_file(f'{root}/metrics.jsonl') == b'one\n'
     lines.append('fails')
     upload()
     upload._wait()
     assert lines[1:] == ['no network; uploading again after the next checkpoint']
     lines.clear()
     upload.finish()
-  assert system.cat_file(f'{root}/metrics.jsonl') == b'later\n' and os.listdir(tmp_path) == ['first']
+  assert filesystem.cat_file(f'{root}/metrics.jsonl') == b'later\n' and os.listdir(tmp_path) == ['first']
   lines.append('fails')
   message = r'no network; .*first has all files of the run; rerun the same command'
   with pytest.raises(UserError, match=message), Uploader(folder, lambda: None, lines.append) as upload:
     upload.finish()
-  assert lines == ['fails']  # the error is raised, not logged too
+  assert lines == ['fails']  # the error is raised and not logged
 
 
 def test_the_state_at_an_error_is_uploaded(url, tmp_path):
@@ -187,5 +190,5 @@ def test_the_state_at_an_error_is_uploaded(url, tmp_path):
   with pytest.raises(UserError, match='not finite'), Uploader(folder, lambda: None, print):
     write_files(folder.local, {'metrics.jsonl': 'later\n'})
     raise UserError('the loss is not finite')
-  system, root = fsspec.url_to_fs(url)
-  assert system.cat_file(f'{root}/metrics.jsonl') == b'later\n'
+  filesystem, root = fsspec.url_to_fs(url)
+  assert filesystem.cat_file(f'{root}/metrics.jsonl') == b'later\n'

@@ -22,7 +22,7 @@ def test_a_lock_is_exclusive_and_renewed(url):
     files.write_json(LOCK, {'owner': 'another', 'host': 'b', 'pid': 7, 'time': time.time()})
     with pytest.raises(UserError, match=r'process 7 of b trains in it; this process has lost its lock'):
       lock.check()
-  assert files.read_json(LOCK)['owner'] == 'another'  # which is not removed
+  assert files.read_json(LOCK)['owner'] == 'another'  # the lock of the other process is not removed
 
 
 @pytest.mark.parametrize(

@@ -58,9 +58,9 @@ def assert_close(a, b, **tolerance):
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), a, b)
 
 
-@pytest.mark.parametrize('seed', [1, np.int64(1), (1, 2)])
+@pytest.mark.parametrize('seed', [1, np.int64(1), (1, 2)], ids=['int', 'numpy', 'several'])
 def test_an_update_that_is_not_finite_is_skipped(seed):
-  """Everything but the number of the update stays as it was, also the moments of Adam and the moving average."""
+  """Everything but the number of the update stays as it was, including the moments of Adam and the moving average."""
 
   def sums(params, batch, rngs, running, update):
     factor = jnp.where(batch['bad'], jnp.nan, 1.0)

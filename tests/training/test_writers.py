@@ -58,7 +58,7 @@ PARTS = st.sampled_from([b'{"step":', b'1', b'-1e999', b'NaN', b'"x"', b'}', b'[
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary() | st.lists(PARTS).map(b''.join))
-def test_any_content_is_read_or_one_line(tmp_path, content):
+def test_any_content_is_read_or_an_error_of_one_line(tmp_path, content):
   (tmp_path / 'metrics.jsonl').write_bytes(content)
   try:
     read_metrics(tmp_path)
@@ -66,12 +66,12 @@ def test_any_content_is_read_or_one_line(tmp_path, content):
     assert len(error.lines) == 1
 
 
-def test_a_file_that_cannot_be_written(tmp_path):
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
   with pytest.raises(UserError, match=r'cannot write .*metrics\.jsonl: No such file or directory'):
     JsonLines(tmp_path / 'missing', 0)
 
 
-def test_a_folder_instead_of_the_file(tmp_path):
+def test_a_folder_instead_of_the_file_is_an_error(tmp_path):
   (tmp_path / 'metrics.jsonl').mkdir()
   for use in (read_metrics, lambda folder: JsonLines(folder, 0)):
     with pytest.raises(UserError, match=r'cannot read .*metrics\.jsonl: Is a directory'):
@@ -172,7 +172,7 @@ def test_the_time_left_includes_evaluations_but_not_the_first_compilation(pipe, 
   ]
 
 
-def test_a_resumed_run_has_its_own_pace(pipe, time, capsys):
+def test_the_time_left_of_a_resumed_run_depends_only_on_its_own_steps(pipe, time, capsys):
   progress = Progress(60, 100)
   time.now = 10.0
   progress(70, training_record(1.0))
