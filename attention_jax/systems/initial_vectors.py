@@ -47,7 +47,7 @@ def check_initial_vectors(config: Config, folder: Path) -> None:
     return
   paths = list(filter(None, _parse_paths(config)))
   if not paths:
-    raise UserError(f'config.initial_vectors={config["initial_vectors"]!r} names no file; expected one at least')
+    raise UserError(f'config.initial_vectors={config["initial_vectors"]!r} names no file; expected at least one')
   for path in paths:
     next(iter_raw_lines(path))
 

@@ -115,8 +115,8 @@ class FiniteGuard:
     mean = self._spike_detectors[run[0] if run else 0](loss)
     if mean is not None:
       rows = self._recorder.describe_rows(update, run) if self._recorder else ''
-      name = f'loss{self._of_seed(run)}'
-      self._log(f'{name} {loss:.4g} at step {update} is far above the mean of {mean:.4g} before; {rows}'.rstrip('; '))
+      name = f'loss{self._of_seed(run)} at step {update}'
+      self._log(f'{name} is {loss:.4g}, far above the mean of {mean:.4g} before; {rows}'.rstrip('; '))
 
 
 class MetricsLogger:
@@ -188,7 +188,7 @@ class BestEvaluation(NamedTuple):
     if patience and self.stale >= patience:
       if self.step is None:
         return f'the metric to select by was NaN in all {self.stale} evaluations'
-      return f'no improvement in {self.stale} evaluations since step {self.step}'
+      return f'no improvement since step {self.step}, evaluations: {self.stale}'
     return None
 
 

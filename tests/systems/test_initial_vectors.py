@@ -65,7 +65,7 @@ def test_one_side_may_be_random(tmp_path):
     ('{v}', {'model__embedding': 5}, 'is [11, 4] in config.initial_vectors='),
     ('{v}', {'initial_run': 'runs/x'}, 'initial_run and config.initial_vectors are both set; expected one of them'),
     ('nowhere.txt', {}, 'nowhere.txt: no such file'),
-    (' ,', {}, "config.initial_vectors=' ,' names no file; expected one at least"),
+    (' ,', {}, "config.initial_vectors=' ,' names no file; expected at least one"),
   ],
 )
 def test_wrong_initial_vectors_are_reported_before_training(value, fields, message, tmp_path):

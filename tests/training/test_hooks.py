@@ -109,7 +109,7 @@ def test_finite_guard_logs_spikes(checkpoints):
   for step in range(1, 61):
     guard(step, STATE, make_metrics(2.0 + 0.01 * (step % 3)), False)
   guard(61, STATE, make_metrics(9.0), False)
-  assert lines == ['loss 9 at step 61 is far above the mean of 2.01 before; rows 61, 7']
+  assert lines == ['loss at step 61 is 9, far above the mean of 2.01 before; rows 61, 7']
 
 
 def test_spikes_are_those_of_one_seed(checkpoints):
@@ -121,7 +121,7 @@ def test_spikes_are_those_of_one_seed(checkpoints):
   for step in range(1, 61):
     guard(step, STATE, make_metrics(jnp.array([0.0, 2.0]), jnp.ones(2)), False)
   guard(61, STATE, make_metrics(jnp.array([0.0, 4.0]), jnp.ones(2)), False)
-  assert lines == ['loss of seed 6 4 at step 61 is far above the mean of 2 before; rows 2']
+  assert lines == ['loss of seed 6 at step 61 is 4, far above the mean of 2 before; rows 2']
 
 
 def test_metrics_are_logged_with_rates_over_the_interval(time):
@@ -174,7 +174,7 @@ def test_equal_values_and_nan_are_no_improvement():
 def test_patience_counts_evaluations_without_improvement():
   assert BestEvaluation(stale=5).stop_reason(0) is None
   assert BestEvaluation(1.0, 4, 2).stop_reason(3) is None
-  assert BestEvaluation(1.0, 4, 3).stop_reason(3) == 'no improvement in 3 evaluations since step 4'
+  assert BestEvaluation(1.0, 4, 3).stop_reason(3) == 'no improvement since step 4, evaluations: 3'
   nan = float('nan')
   assert best_of('min', (nan, nan)).stop_reason(2) == 'the metric to select by was NaN in all 2 evaluations'
 
@@ -214,7 +214,7 @@ def test_evaluator_writes_every_evaluation_and_saves_each_best_state(checkpoints
 def test_evaluator_stops_when_patience_is_exhausted(checkpoints):
   evaluator, _ = make_evaluator(lambda state: {'bleu': 1.0}, checkpoints, select='bleu', direction='max', patience=1)
   assert evaluator(2, STATE, {}, False) is None
-  assert evaluator(4, STATE, {}, False) == 'no improvement in 1 evaluations since step 2'
+  assert evaluator(4, STATE, {}, False) == 'no improvement since step 2, evaluations: 1'
 
 
 def test_evaluator_resumes_from_the_best_evaluation_so_far(checkpoints):

@@ -224,7 +224,7 @@ def test_a_run_that_stopped_early_continues_only_with_more_patience(tmp_path):
     **LIGHT,
   )
   result = run(patience=3)
-  assert result.reason == 'no improvement in 3 evaluations since step 4'
+  assert result.reason == 'no improvement since step 4, evaluations: 3'
   assert result.state.step == 10 and result.best == BestEvaluation(1.0, 4, 3)
   assert os.listdir(tmp_path / BEST) == ['4']
   repeated = run(patience=3)  # does nothing

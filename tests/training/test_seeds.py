@@ -191,7 +191,7 @@ def test_a_run_that_stops_early_does_not_change_the_others(tmp_path):
   results = run(patience=2)
   finished = 'all 8 steps are done'
   assert results.step == 8
-  assert results.reasons == [finished, 'no improvement in 2 evaluations since step 2', finished, finished]
+  assert results.reasons == [finished, 'no improvement since step 2, evaluations: 2', finished, finished]
   assert [latest_step(folder) for folder in folders] == [8, 6, 8, 8]
   assert [latest_step(folder, BEST) for folder in folders] == [8, 2, 8, 8]
   assert stored_steps(folders[0]) == [4, 8] and stored_steps(folders[1]) == [4, 6]
