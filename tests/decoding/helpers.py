@@ -18,14 +18,14 @@ B, S, D, WORDS = 5, 3, 7, 11
 
 
 class ToySearchModel(NamedTuple):
-  """A recurrent model of the next word in a few lines, so that a search in NumPy can use it too.
+  """A small recurrent model of the next word, computed by JAX or, for the reference search, by NumPy.
 
   Attributes:
     hidden: [D, D] recurrent kernel.
     words: [V, D] embeddings, and the output layer.
-    eos_bias: [B] logit of EOS that each source adds.
+    eos_bias: [B] a number for each source, added to the logit of EOS.
     memory: [B, S, D] encoded sources.
-    mask: [B, S], which only the search uses: masked positions get attention, too.
+    mask: [B, S], which only the search uses: the model attends to masked positions, too.
   """
 
   hidden: np.ndarray

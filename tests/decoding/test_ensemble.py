@@ -31,7 +31,7 @@ def test_outputs_are_the_mean_over_models():
   by_model = [
     jax.jit(model.apply)({'params': model_params}, *INPUTS) for model, model_params in zip(models, params, strict=True)
   ]
-  expected = sum(np.asarray(jax.nn.softmax(one.logits)) for one in by_model) / 2
+  expected = sum(np.asarray(jax.nn.softmax(model_outputs.logits)) for model_outputs in by_model) / 2
   assert_close(jnp.exp(outputs.logits), expected, rtol=1e-4)
   assert_close(outputs.weights, (by_model[0].weights + by_model[1].weights) / 2)
 
@@ -39,7 +39,7 @@ def test_outputs_are_the_mean_over_models():
 def test_weights_of_models_without_attention_do_not_count():
   model = two_models()[0][0]
   plain = build_tiny('plain', 'rnn="gru"')
-  params = tuple(variables(one, *INPUTS, scale=2.0)['params'] for one in (plain, model))
+  params = tuple(variables(member, *INPUTS, scale=2.0)['params'] for member in (plain, model))
   ensemble = Ensemble([plain, model])
   assert ensemble.traits.attends
   expected = jax.jit(model.apply)({'params': params[1]}, *INPUTS).weights
@@ -71,21 +71,21 @@ def test_an_ensemble_of_one_model_twice_equals_the_model():
   models, params = two_models()
   single = compile_search(models[0], BeamSearch(3), 5, DEFAULT_RANKING)(params[0], *INPUTS[:2])
   ensemble = Ensemble([models[0]] * 2)
-  twice = compile_search(ensemble, BeamSearch(3), 5, DEFAULT_RANKING)((params[0],) * 2, *INPUTS[:2])
-  np.testing.assert_array_equal(twice.tokens, single.tokens)
-  assert_close(twice.log_probs, single.log_probs, rtol=1e-4)
+  ensembled = compile_search(ensemble, BeamSearch(3), 5, DEFAULT_RANKING)((params[0],) * 2, *INPUTS[:2])
+  np.testing.assert_array_equal(ensembled.tokens, single.tokens)
+  assert_close(ensembled.log_probs, single.log_probs, rtol=1e-4)
 
 
 def test_weights_of_latent_models_are_posterior_weights():
   model = build_tiny('luong', 'rnn="gru"', alignment='latent')
   params = variables(model, *INPUTS, scale=2.0)['params']
   single = compile_search(model, BeamSearch(2), 5, DEFAULT_RANKING)(params, *INPUTS[:2])
-  twice = compile_search(Ensemble([model] * 2), BeamSearch(2), 5, DEFAULT_RANKING)((params,) * 2, *INPUTS[:2])
-  np.testing.assert_array_equal(twice.tokens, single.tokens)
-  assert_close(twice.weights, single.weights, rtol=1e-3, atol=1e-5)
+  ensembled = compile_search(Ensemble([model] * 2), BeamSearch(2), 5, DEFAULT_RANKING)((params,) * 2, *INPUTS[:2])
+  np.testing.assert_array_equal(ensembled.tokens, single.tokens)
+  assert_close(ensembled.weights, single.weights, rtol=1e-3, atol=1e-5)
 
 
-def test_either_all_models_copy_or_none():
+def test_an_ensemble_in_which_only_some_models_copy_raises():
   models = [build_tiny(sizes=(11, 11), output=output) for output in ('vocabulary', 'pointer')]
   with pytest.raises(UserError, match='all models must copy or none, got 1 of 2 models that copy'):
     Ensemble(models)
@@ -99,6 +99,7 @@ def test_either_all_models_copy_or_none():
     BeamSearch(4, groups=2),
     pytest.param(Sampling(samples=3), marks=pytest.mark.long),
   ],
+  ids=['one_beam', 'four_beams', 'two_groups', 'sampling'],
 )
 def test_hypotheses_begin_with_their_prefix_and_are_scored_by_the_tokens_after_it(strategy):
   model = build_tiny('luong', 'rnn="gru"')

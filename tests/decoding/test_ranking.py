@@ -17,11 +17,11 @@ from tests.decoding.helpers import (
 )
 from tests.modules.helpers import assert_same
 
-WORD, OTHER_WORD = 3, 4  # ids of tables of probabilities below
+WORD, OTHER_WORD = 3, 4  # ids of words in the tables of probabilities below
 
 
 def test_coverage_is_reordered_with_its_beam():
-  """The second beam overtakes the first one, and their coverages are exchanged with them."""
+  """The second beam overtakes the first one, and each beam keeps its coverage."""
   probabilities = np.full((3, 5, 5), 1e-12)
   probabilities[0, BOS, [WORD, OTHER_WORD]] = 0.6, 0.4
   probabilities[1, WORD, [WORD, OTHER_WORD]] = 0.5
@@ -37,8 +37,8 @@ def test_coverage_is_reordered_with_its_beam():
     return carry + 1, (table[carry, token], jnp.asarray(weights)[carry, token])
 
   @functools.partial(jax.jit, static_argnames='beta')
-  def run(level, beta):
-    return search.beam(step, level, (), beams=2, max_length=3, ranking=Ranking(alpha=0.0, beta=beta))
+  def run(carry, beta):
+    return search.beam(step, carry, (), beams=2, max_length=3, ranking=Ranking(alpha=0.0, beta=beta))
 
   without_penalty = run(jnp.zeros((1,), jnp.int32), 0.0)
   assert without_penalty.tokens[0].tolist() == [[OTHER_WORD, WORD, EOS], [WORD, WORD, EOS]]
@@ -72,7 +72,7 @@ def test_models_without_attention_can_be_ranked_by_coverage():
   [(0.0, [1, 2], (0.6, 0.4)), (0.5, [1, 2], (0.6, 0.4)), (1.0, [2, 1], (0.4, 0.36))],
 )
 def test_eos_normalisation_penalises_early_ends(gamma, lengths, scores):
-  """The short output is more probable, until its EOS counts twice and that of the long one once."""
+  """The short output, which is more probable, ranks first unless its EOS counts twice (gamma = 1)."""
   probabilities = np.full((2, 4), 1e-12)
   probabilities[0, [EOS, WORD]] = 0.6, 0.4
   probabilities[1, EOS] = 1.0
@@ -82,15 +82,15 @@ def test_eos_normalisation_penalises_early_ends(gamma, lengths, scores):
     return carry + 1, (table[carry], jnp.zeros((*carry.shape, 2)))
 
   @jax.jit
-  def run(level):
-    return search.beam(step, level, (), beams=2, max_length=2, ranking=Ranking(alpha=0.0, gamma=gamma))
+  def run(carry):
+    return search.beam(step, carry, (), beams=2, max_length=2, ranking=Ranking(alpha=0.0, gamma=gamma))
 
   hypotheses = run(jnp.zeros((1,), jnp.int32))
   assert hypotheses.lengths[0].tolist() == lengths
   np.testing.assert_allclose(hypotheses.scores[0], np.log(scores), rtol=1e-5)
 
 
-def test_length_penalty():
+def test_length_penalty_equals_the_formula():
   assert length_penalty(1, 0.6) == 1 and length_penalty(7, 0.0) == 1
   np.testing.assert_allclose(length_penalty(jnp.asarray([4, 13]), 0.6), [1.5**0.6, 3**0.6], rtol=1e-6)
 

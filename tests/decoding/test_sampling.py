@@ -1,4 +1,4 @@
-"""Sampling: the filters, the frequencies of tokens, and samples that depend on the number of a source alone."""
+"""Sampling: filters, frequencies of tokens, and samples that depend on the seed and the number of a source alone."""
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,7 @@ LOGITS = jnp.log(jnp.asarray([0.4, 0.05, 0.3, 0.15, 0.1]))
     ({'temperature': 0.1, 'top_p': 0.9}, [0]),
     ({'temperature': 9.0, 'min_p': 0.3}, [0, 1, 2, 3, 4]),
   ],
+  ids=str,
 )
 def test_filters_keep_the_expected_tokens(options, expected):
   filtered = Sampling(**options).filter_logits(LOGITS)
@@ -39,7 +40,9 @@ def test_filters_keep_the_expected_tokens(options, expected):
   np.testing.assert_allclose(filtered[ids], LOGITS[ids] / options.get('temperature', 1.0))
 
 
-@pytest.mark.parametrize('options', [{'top_p': 0.9}, {'top_p': 0.99}, {'top_k': 40}, {'top_k': 7, 'top_p': 0.6}])
+@pytest.mark.parametrize(
+  'options', [{'top_p': 0.9}, {'top_p': 0.99}, {'top_k': 40}, {'top_k': 7, 'top_p': 0.6}], ids=str
+)
 def test_filters_of_a_large_vocabulary_equal_those_of_sorted_probabilities(options):
   rng = np.random.default_rng(0)
   logits = rng.normal(size=(3, 2, 500), scale=3.0).astype(np.float32)

@@ -32,7 +32,7 @@ from tests.models.helpers import build_tiny, inputs
 from tests.modules.helpers import assert_close, assert_same, variables
 from tests.sampled_cases import sample_cases
 
-WORD, OTHER_WORD = 3, 4  # ids of tables of probabilities below
+WORD, OTHER_WORD = 3, 4  # ids of words in the tables of probabilities below
 
 
 @pytest.mark.parametrize(
@@ -114,6 +114,7 @@ def test_greedy_search_without_room_for_the_end_raises(max_length):
     pytest.param(DEFAULT_RANKING, marks=pytest.mark.long),
     pytest.param(Ranking(gamma=0.1), marks=pytest.mark.long),
   ],
+  ids=['alpha_0', 'beta_1', 'gamma_9', 'default', 'gamma_0.1'],
 )
 def test_early_stopping_does_not_change_the_result(ranking):
   model = make_toy_model(eos_bias=(8.0, 1.0, 3.0))
@@ -122,7 +123,7 @@ def test_early_stopping_does_not_change_the_result(ranking):
     assert_hypotheses(hypotheses, b, reference_search(model, b, 3, 23, ranking), ranking, model.mask[b])
 
 
-@pytest.mark.parametrize('run_search', [functools.partial(search.beam, beams=2), search.greedy])
+@pytest.mark.parametrize('run_search', [functools.partial(search.beam, beams=2), search.greedy], ids=['beam', 'greedy'])
 def test_the_loop_stops_early_and_ignores_filler_rows(run_search):
   steps = []
 
@@ -191,7 +192,7 @@ def test_results_do_not_depend_on_the_other_sources_of_the_batch():
   assert_same(beam(permuted, **options), jax.tree.map(lambda x: x[order], beam_results))
   greedy_results = greedy(model, max_length=6)
   assert_same(greedy(permuted, max_length=6), jax.tree.map(lambda x: x[order], greedy_results))
-  # A single source stops at its own end; in the batch it stays while the longest one continues.
+  # A search of a single source stops when this source is finished, that of a batch when all sources are finished.
   for b in (3, 4):
     single = select_sources(model, slice(b, b + 1))
     assert_close(beam(single, **options), jax.tree.map(lambda x, b=b: x[b : b + 1], beam_results))
@@ -219,6 +220,7 @@ def test_greedy_takes_the_most_probable_token_at_every_step(max_length, ranking)
 @pytest.mark.parametrize(
   'run_search',
   [functools.partial(beam, beams=2, max_length=3, ranking=Ranking(0.5)), functools.partial(greedy, max_length=3)],
+  ids=['beam', 'greedy'],
 )
 def test_equal_shapes_are_compiled_once(run_search):
   traces = []
@@ -232,9 +234,9 @@ def test_equal_shapes_are_compiled_once(run_search):
     CountedModel, lambda model: (tuple(model), None), lambda _, leaves: CountedModel(*leaves)
   )
   run_search(CountedModel(*make_toy_model(seed=1)))
-  first = len(traces)
+  first_count = len(traces)
   run_search(CountedModel(*make_toy_model(seed=2)))
-  assert len(traces) == first > 0
+  assert len(traces) == first_count > 0
 
 
 # ----------------------------------------------------------------------------------------------------- with the models

@@ -87,7 +87,7 @@ def attended_positions(weights) -> list[int]:
 
 
 def events(positions: list[int]) -> set[str]:
-  """The kinds of moves over the source that occur."""
+  """The kinds of moves over the source that occur in `positions`."""
   pairs = [*itertools.pairwise(positions)]
   occurs = {
     'starts later': 0 < positions[0] < S,
@@ -110,8 +110,8 @@ def test_streaming_equals_greedy_search(case):
     source = random_source(seed, 1 + seed % S)
     tokens, weights = greedy_tokens_and_weights(model, params, source)
     emitted = list(decoder(params['params'], source))
-    assert [one.token for one in emitted] == tokens
-    rows = np.array([one.row(len(source)) for one in emitted])
+    assert [emission.token for emission in emitted] == tokens
+    rows = np.array([emission.row(len(source)) for emission in emitted])
     np.testing.assert_allclose(rows, weights, rtol=1e-4, atol=1e-5)
     seen_events |= events(attended_positions(rows))
     if seed > S and len(seen_events) == 6:
@@ -119,18 +119,18 @@ def test_streaming_equals_greedy_search(case):
   assert len(seen_events) == 6, seen_events
 
 
-def test_expected_encoders_are_streamable():
+def test_encoders_that_the_error_expects_are_streamable():
   expected = next(requirement.expected() for requirement in REQUIREMENTS if requirement.field == 'model.encoder')
   assert expected
   for encoder in expected:
     check_streamable(build_streaming(encoder=encoder))
 
 
-def test_an_empty_source_is_past_its_end():
+def test_tokens_of_an_empty_source_have_no_attention_weights():
   model = build_streaming()
   emitted = list(StreamingDecoder(model, max_length=T)(random_params(model, 0)['params'], []))
   assert emitted[-1].token == EOS
-  assert not any(np.any(one.weights) for one in emitted)
+  assert not any(np.any(emission.weights) for emission in emitted)
 
 
 class CountedScore:

@@ -1,6 +1,6 @@
 """Reference implementations of every row of SCORES: literal NumPy loops in float64, written from the papers.
 
-A new score adds one Case here (a new alignment, one in alignment_cases.py), over which all tests of the contract run.
+A new score needs a Case here, a new alignment a Case in alignment_cases.py. All tests of the contract run over them.
 """
 
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# A different prime for every axis. Keys have width QUERY if a score requires queries and keys of the same width.
+# Primes; only T and WIDTH are equal. Keys have width QUERY if a score requires queries and keys of the same width.
 T, S, QUERY, KEY, VALUE, FEATURES, RANK, CHANNELS, WIDTH, POSITIONS = 3, 7, 5, 11, 13, 17, 2, 19, 3, 23
 
 

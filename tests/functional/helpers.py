@@ -12,8 +12,8 @@ from attention_jax.functional.table import lookup
 from tests.functional.alignment_cases import CORE_PAIRS
 from tests.functional.cases import FEATURES, KEY, QUERY, SCORES_BY_NAME, VALUE, S, T
 
-# These pairs, an eighth of the rows, are compiled with the defaults of XLA, as are all by `make test-all`; others as
-# set in conftest.py.
+# An eighth of the rows is compiled with the defaults of XLA, the other rows with the flags of tests/conftest.py;
+# `make test-all` compiles all rows with the defaults.
 OPTIMISED_PAIRS = CORE_PAIRS[::8]
 DEFAULT_COMPILER_OPTIONS = {'xla_backend_optimization_level': 3, 'xla_llvm_disable_expensive_passes': False}
 
@@ -62,7 +62,7 @@ def is_continuous(alignment: str) -> bool:
 
 
 def loss(score: str, alignment: str, problem: Problem, mask=None, **options):
-  """Returns a number that depends on every entry of context and weights, and the result of attention itself."""
+  """Returns a weighted sum of context and weights, in which the first entry of each row has weight 0, and both."""
   attended = attend(score, alignment, problem, mask, **options)
 
   def probe(x: jax.Array) -> jax.Array:

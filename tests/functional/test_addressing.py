@@ -51,7 +51,7 @@ def test_weights_shift_circularly_and_are_sharpened():
 
 
 @pytest.mark.parametrize('weights', [[0.999, 1e-7, 0], [0.7, 0.3, 1e-4], [0.5, 0.5, 1e-8]])
-def test_gradient_of_sharpening(weights):
+def test_gradient_of_sharpening_equals_the_formula(weights):
   weights = np.array(weights)
   power = 1.2
   powers = weights**power

@@ -120,10 +120,10 @@ def test_batching_and_padding_change_nothing(score, alignment):
   problem = make_problem(score, alignment, batch=(len(LENGTHS),))
   mask = jnp.broadcast_to(aj.padding_mask(LENGTHS, S)[:, None], (len(LENGTHS), T, S))
   (_, attended), _ = compiled_loss(score, alignment)(problem, mask)
-  attend_one = jax.jit(lambda problem, mask: attend(score, alignment, problem, mask))
+  attend_example = jax.jit(lambda problem, mask: attend(score, alignment, problem, mask))
   for i in np.flatnonzero(LENGTHS <= SHORT):
     example = Problem(problem.params, problem.query[i], problem.key[i, :SHORT], problem.value[i, :SHORT])
-    expected = attend_one(example, aj.padding_mask(LENGTHS[i], SHORT))
+    expected = attend_example(example, aj.padding_mask(LENGTHS[i], SHORT))
     actual = aj.Attended(attended.context[i], attended.weights[i, :, :SHORT])
     assert_same(actual, expected, rtol=1e-5, atol=1e-6)
 
@@ -141,7 +141,7 @@ def test_forward_alignments_skip_masked_positions(alignment):
 
 
 @sampled_rows
-def test_equivalent_masks_biases_and_outputs(score, alignment):
+def test_broadcast_masks_biases_and_omitted_weights_do_not_change_the_result(score, alignment):
   """A mask may be broadcast or be a bias of -inf, and the context does not depend on whether weights are returned."""
   problem = make_problem(score, alignment, batch=(2,))
   padding = aj.padding_mask(jnp.asarray([S, SHORT]), S)
@@ -165,7 +165,7 @@ def test_equivalent_masks_biases_and_outputs(score, alignment):
 
 
 @sampled_rows
-def test_bfloat16(score, alignment):
+def test_bfloat16_weights_are_float32_and_near_those_of_float32_inputs(score, alignment):
   problem = make_problem(score, alignment, batch=(2,), dtype=jnp.bfloat16)
   mask = aj.padding_mask(jnp.asarray([S, 0]), S)[:, None]
   with jax.numpy_dtype_promotion('strict'):

@@ -9,7 +9,7 @@ from jax.test_util import check_grads
 from attention_jax.functional import copying
 
 V = 5
-# Words that occur twice: 4, of the vocabulary, and 6, out of vocabulary, first at position 1. The last two are padding.
+# Words 4, of the vocabulary, and 6, out of vocabulary and first at position 1, occur twice. The last two ids are PAD.
 IDS = np.array([4, 6, 2, 6, 4, 0, 0])
 S = len(IDS)
 END = 2
@@ -78,7 +78,7 @@ def test_equals_the_literal_loop(name):
 
 
 @pytest.mark.parametrize('name', FORMULAS)
-def test_gradients_of_emittable_words(name):
+def test_gradients_of_emittable_words_equal_numeric_gradients(name):
   formula, arguments, _ = FORMULAS[name]
   with jax.enable_x64(True):
     arguments = [jnp.asarray(x, jnp.float64) for x in arguments]

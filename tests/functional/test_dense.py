@@ -1,7 +1,7 @@
-"""Weights and gradients are finite for every finite score, in programs compiled with the optimisations of XLA.
+"""Weights, cosines and gradients are finite for scores and vectors of any size.
 
-These programs run in a separate process, because tests/conftest.py compiles without optimisation. With optimisation,
-XLA merges multiplications and subtractions, which can make a large score differ from its own maximum.
+`measure_weights` runs in a separate process, because tests/conftest.py compiles without optimisation. With
+optimisation, XLA merges multiplications and subtractions, which can make a large score differ from its own maximum.
 """
 
 import json
@@ -72,7 +72,7 @@ def test_weights_and_gradients_are_finite_at_every_scale(names):
 
 
 @pytest.mark.parametrize('scale', [1e-30, 1.0, 1e20, 1e30])
-def test_the_cosine_of_vectors_of_any_length(scale):
+def test_cosine_equals_the_formula_for_vectors_of_any_norm(scale):
   rng = np.random.default_rng(0)
   query = rng.normal(size=8)
   key = rng.normal(size=(3, 8))
@@ -84,13 +84,13 @@ def test_the_cosine_of_vectors_of_any_length(scale):
   query = jnp.asarray(query, jnp.float32)
   key = jnp.asarray(key, jnp.float32)
   np.testing.assert_allclose(cosine(query * scale, key * scale, beta=1.0), expected, rtol=1e-5)
-  # The scale cancels, so that the gradients by the unscaled vectors do not depend on it either.
+  # The scale cancels, so that the gradients with respect to the unscaled vectors do not depend on it either.
   gradients = jax.grad(total, (0, 1))(query, key, scale)
   for gradient, expected in zip(gradients, jax.grad(total, (0, 1))(query, key, 1.0), strict=True):
     np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-6)
 
 
-def test_infinite_scores_count_as_the_largest_finite_ones():
+def test_infinite_scores_count_as_the_nearest_finite_ones():
   scores = jnp.asarray([jnp.inf, 1.0, -jnp.inf])
   mask = jnp.ones(3, bool)
   np.testing.assert_array_equal(softmax(scores, mask), [1, 0, 0])

@@ -1,4 +1,4 @@
-"""Edits of attention weights: each by hand, and the contract of masks and weights for every edit of every alignment."""
+"""Edits of attention weights: against weights computed by hand, and the contract of masks and weights."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from attention_jax.functional.table import lookup
 from tests.functional.helpers import assert_same, attend, make_problem
 from tests.sampled_cases import sample_cases
 
-SCORES = jnp.log(jnp.array([0.1, 0.4, 0.3, 0.2, 5.0]))  # of the first four positions, softmax makes these weights
+SCORES = jnp.log(jnp.array([0.1, 0.4, 0.3, 0.2, 5.0]))  # softmax over the first four positions returns these weights
 MASK = jnp.array([True, True, True, True, False])
 SPECS = ['fixed(at=1, position=2)' if name == 'fixed' else name for name in EDITS]
 PAIRS = [('softmax', spec) for spec in SPECS] + [(name, 'permuted') for name in ('entmax15', 'monotonic', 'local_m')]
@@ -37,7 +37,7 @@ def edited_weights(edit, scores=SCORES, mask=MASK, step=0):
     (lambda weights, mask: weights + 0.1, [0.2, 0.5, 0.4, 0.3, 0]),
   ],
 )
-def test_edits_by_hand(edit, expected):
+def test_edits_equal_weights_computed_by_hand(edit, expected):
   np.testing.assert_allclose(edited_weights(edit), expected, rtol=1e-6)
 
 
@@ -91,10 +91,10 @@ def test_replaced_weights_are_those_of_their_query():
   np.testing.assert_allclose(attended.weights, [new[0], natural.weights[1], natural.weights[2]], rtol=1e-6)
   np.testing.assert_allclose(attended.context, attended.weights @ problem.value, rtol=1e-5)
 
-  def first(new):
+  def sum_of_first_context(new):
     return attend('scaled_dot', with_edit('softmax', replace_weights(new)), problem).context[0].sum()
 
-  gradient = jax.jit(jax.grad(first))(new)
+  gradient = jax.jit(jax.grad(sum_of_first_context))(new)
   np.testing.assert_allclose(gradient[0], problem.value.sum(1), rtol=1e-6)
 
 
@@ -102,7 +102,7 @@ def test_later_queries_read_the_edited_weights():
   problem = make_problem('coverage', 'softmax', queries=3, size=5)
   natural = attend('coverage', 'softmax', problem)
   edited = attend('coverage', with_edit('softmax', 'fixed(at=0, position=3)'), problem)
-  assert abs(natural.weights[1] - edited.weights[1]).max() > 1e-4  # through the sum of the weights before
+  assert abs(natural.weights[1] - edited.weights[1]).max() > 1e-4  # through the coverage, the sum of earlier weights
 
 
 def test_an_edit_that_needs_no_step_is_computed_in_parallel():
@@ -127,12 +127,12 @@ def test_an_edit_of_one_head_needs_a_module_with_heads():
     ('tempered(temperature=-1)', 'tempered: temperature must be greater than 0, got -1'),
   ],
 )
-def test_values_that_an_edit_does_not_accept(edit, message):
+def test_values_that_an_edit_does_not_accept_raise(edit, message):
   with pytest.raises(aj.UserError, match=message):
     attend('scaled_dot', with_edit('softmax', edit), make_problem('scaled_dot', 'softmax', queries=3, size=4))
 
 
-def test_dropout_is_below_the_edit():
+def test_an_edit_changes_the_weights_after_dropout():
   row = with_edit(aj.with_dropout('softmax', 0.5), 'uniform')
   assert row.dropout is None and 'rng' in row.required_inputs
   np.testing.assert_allclose(row.at_test(SCORES, MASK), [0.25, 0.25, 0.25, 0.25, 0])
@@ -156,12 +156,12 @@ def test_fast_implementations_do_not_ignore_an_edit():
     ('softmax', 'uniform(layer=0)', 'an alignment has no layers, got layer=0'),
   ],
 )
-def test_edits_that_cannot_be_raise(alignment, edit, message):
+def test_unsupported_and_invalid_edits_raise(alignment, edit, message):
   with pytest.raises(aj.UserError, match=message):
     with_edit(lookup(alignment, aj.ALIGNMENTS, 'alignment'), edit)
 
 
-def test_indices_are_those_of_queries_and_positions():
+def test_indices_beyond_the_queries_or_positions_raise():
   for edit in ('uniform(layer=9)', 'fixed', 'fixed(at=2, position=4, head=9)'):
     check_indices(edit, queries=3, positions=5)
   for edit, message in (

@@ -40,7 +40,7 @@ def enumerate_paths(scores, mask, log_likelihood):
   return probabilities
 
 
-@pytest.mark.parametrize('mask', MASKS)
+@pytest.mark.parametrize('mask', MASKS, ids=['unmasked', 'gap', 'masked_ends'])
 def test_forward_algorithm_equals_the_sum_over_all_paths(mask):
   scores, log_likelihood = draw(1, mask)
   probabilities = enumerate_paths(scores, mask, log_likelihood)
@@ -67,7 +67,7 @@ def test_forward_algorithm_equals_the_sum_over_all_paths(mask):
     check_grads(log_marginal, (scores, log_likelihood), order=1, modes=('rev',), eps=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize('mask', MASKS)
+@pytest.mark.parametrize('mask', MASKS, ids=['unmasked', 'gap', 'masked_ends'])
 def test_stepping_with_observations_gives_the_same_marginal(mask):
   scores, log_likelihood = draw(2, mask)
   probabilities = enumerate_paths(scores, mask, log_likelihood)

@@ -12,7 +12,7 @@ import attention_jax as aj
 @pytest.mark.parametrize(
   'lengths', [0, 3, 7, [0, 2, 7], [[1, 2, 3], [7, 0, 6]], np.zeros((2, 0, 3), int)], ids=lambda x: str(np.shape(x))
 )
-def test_padding_mask(lengths):
+def test_padding_mask_equals_a_loop(lengths):
   lengths = np.asarray(lengths)
   expected = np.zeros((*lengths.shape, 7), bool)
   for index in np.ndindex(lengths.shape):
@@ -35,8 +35,8 @@ def test_padding_mask(lengths):
     ([3, 8], 'lengths must be 0 to 7, the size, got 3 to 8'),
   ],
 )
-def test_invalid_lengths(lengths, message, monkeypatch):
-  monkeypatch.setattr(config, 'jaxtyping_disable', True)  # users run without it
+def test_invalid_lengths_raise(lengths, message, monkeypatch):
+  monkeypatch.setattr(config, 'jaxtyping_disable', True)  # users run without jaxtyping
   lengths = jnp.asarray(lengths)
   for argument in (lengths, np.asarray(lengths)):
     with pytest.raises(aj.UserError, match=message):
@@ -51,16 +51,16 @@ def test_types_of_lengths_are_checked_under_jit(monkeypatch):
 
 
 @pytest.mark.parametrize(('size', 'left', 'right'), [(7, 2, 1), (5, 0, 0), (3, 9, 9), (1, 0, 0), (5, -1, 3)])
-def test_window_mask(size, left, right):
+def test_window_mask_equals_a_loop(size, left, right):
   expected = [[t - left <= s <= t + right for s in range(size)] for t in range(size)]
   np.testing.assert_array_equal(aj.window_mask(size, left, right), expected)
 
 
-def test_causal_mask():
+def test_causal_mask_equals_a_loop():
   np.testing.assert_array_equal(aj.causal_mask(5), [[s <= t for s in range(5)] for t in range(5)])
 
 
-def test_combine_masks():
+def test_combined_masks_equal_a_loop():
   padding = aj.padding_mask(jnp.asarray([2, 5, 0]), 5)[:, None]
   causal = aj.causal_mask(5)
   assert aj.combine_masks() is None
@@ -70,7 +70,7 @@ def test_combine_masks():
   np.testing.assert_array_equal(aj.combine_masks(padding, None, causal, jnp.ones(5, bool)), expected)
 
 
-def test_masks_that_do_not_broadcast():
+def test_masks_that_do_not_broadcast_raise():
   message = r'masks \[4, 5\], \[3, 5\] do not broadcast; pass a padding mask \[B, S\] as mask\[:, None\]'
   with pytest.raises(aj.UserError, match=message):
     aj.combine_masks(jnp.ones((4, 5), bool), None, jnp.ones((3, 5), bool))

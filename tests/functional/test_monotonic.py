@@ -64,7 +64,7 @@ def test_attention_equals_the_loop_of_the_paper(alignment, loop):
 
 @pytest.mark.parametrize('alignment', ALIGNMENTS)
 def test_a_memory_may_contain_the_projected_values(alignment):
-  """`remember` projects them once if the alignment is named; without it, every step does."""
+  """`remember` projects the values once if it receives the alignment; otherwise every step projects them."""
   problem = make_problem('dot', alignment)
 
   @jax.jit

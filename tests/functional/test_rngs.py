@@ -1,4 +1,4 @@
-"""Keys that are arguments of attention."""
+"""PRNG keys that are arguments of attention."""
 
 import jax
 import pytest
@@ -7,18 +7,18 @@ from attention_jax.errors import UserError
 from attention_jax.functional.rngs import check_rng, split_rng
 
 
-@pytest.mark.parametrize('rng', [None, jax.random.key(0), jax.random.PRNGKey(0)])
-def test_keys_and_none_are_accepted(rng):
+@pytest.mark.parametrize('rng', [None, jax.random.key(0), jax.random.PRNGKey(0)], ids=['None', 'key', 'PRNGKey'])
+def test_prng_keys_and_none_are_accepted(rng):
   check_rng('attend', rng)
 
 
 @pytest.mark.parametrize('rng', [3, 'key', 1.5])
-def test_anything_else_is_an_error(rng):
+def test_values_other_than_prng_keys_raise(rng):
   with pytest.raises(UserError, match=r'^attend: rng must be a PRNG key, such as jax.random.key\(0\), got '):
     check_rng('attend', rng)
 
 
-def test_every_query_has_a_key_of_its_own():
+def test_every_query_has_a_prng_key_of_its_own():
   assert split_rng(None, 3) is None
   keys = jax.random.key_data(split_rng(jax.random.key(1), 3))
   assert len({tuple(key) for key in keys.tolist()}) == 3

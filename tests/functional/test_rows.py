@@ -151,7 +151,7 @@ def test_float32_stays_float32_under_x64(module, case):
 
 @functools.cache
 def compiled_weights_and_gradient(row):
-  """Returns a compiled function of the scores and the mask, of which both are arguments."""
+  """Returns a compiled function (scores, mask) -> (weights, gradient) for the alignment named `row`."""
   case = next(case for case in ALIGNMENT_CASES + TEST_TIME_CASES if case.row == row)
   arguments = cast(case.arguments, jnp.float32)
 
@@ -173,7 +173,7 @@ def weights_and_gradient(case, arguments):
 
 @every_alignment
 @pytest.mark.parametrize('scale', [1e4, -1e4, 0.0], ids=['large', 'negated', 'equal'])
-def test_extreme_scores(case, scale):
+def test_extreme_scores_have_finite_weights_and_gradients(case, scale):
   arguments = cast(case.arguments, jnp.float32)
   arguments['scores'] = arguments['scores'] * scale
   mask = case.arguments['mask']
@@ -191,7 +191,7 @@ def test_extreme_scores(case, scale):
 @every_alignment
 @pytest.mark.parametrize('size', [1, pytest.param(2000, marks=pytest.mark.long)])
 @pytest.mark.parametrize('first_unmasked', [0, 1], ids=['unmasked', 'masked'])
-def test_any_length(case, size, first_unmasked):
+def test_alignments_of_any_length_equal_the_literal_loop(case, size, first_unmasked):
   mask = np.arange(size) % 3 >= first_unmasked
   arguments = resize_arguments(case.arguments, size) | {'scores': draw(size), 'mask': mask}
   weights = without_state(call(aj.alignments, case, cast(arguments, jnp.float32)))
@@ -214,7 +214,7 @@ def test_an_empty_memory_gets_zero_weights_and_zero_gradient(case):
 
 
 @pytest.mark.parametrize(('size', 'width'), [(2, 31), (7, 4), (1, 1), (31, 2)])
-def test_location_sensitive_for_any_memory_and_filter_width(size, width):
+def test_location_sensitive_equals_the_literal_loop_for_any_memory_and_filter_width(size, width):
   arguments = {
     'query': draw(FEATURES),
     'key': draw(size, FEATURES),

@@ -38,7 +38,7 @@ def test_limits_of_entmax_are_softmax_and_hardmax():
 
 
 @pytest.mark.parametrize('alpha', [1.1, 1.5, 2.0, 2.7])
-def test_gradient_for_alpha(alpha):
+def test_gradients_for_scores_and_alpha_equal_numeric_gradients(alpha):
   with jax.enable_x64(True):
     scores = jnp.asarray(SCORES[0])
     mask = jnp.asarray(MASKS[1])

@@ -28,7 +28,7 @@ def test_the_grid_equals_the_product_for_each_pixel():
 
 
 def literal_sample(x, y):
-  """V and its derivatives by x and y. Jaderberg et al. 2015, equations 5 and 7."""
+  """The value V and its derivatives with respect to x and y. Jaderberg et al. 2015, equations 5 and 7."""
   value, by_x, by_y = np.zeros(C), np.zeros(C), np.zeros(C)
   for n in range(H):
     for m in range(W):

@@ -11,7 +11,7 @@ def plain(query, key):
   return key @ query
 
 
-def test_an_entry_that_is_no_row(monkeypatch):
+def test_an_entry_that_is_no_row_raises(monkeypatch):
   monkeypatch.setitem(aj.SCORES, 'bare', plain)
   with pytest.raises(aj.UserError, match=r"score 'bare': the entry of the table must be a Row, got <function plain"):
     lookup('bare', aj.SCORES, 'score')

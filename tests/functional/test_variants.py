@@ -18,7 +18,7 @@ def attend(**options) -> aj.Attended:
 
 
 def negative_distance(query, key, *, sharpness=2.0):
-  """Score: minus the mean squared distance of the first coordinates."""
+  """Score: minus the mean squared distance of the first coordinates, times `sharpness`."""
   return -sharpness * jnp.mean((key[:, : query.shape[0]] - query[None]) ** 2, -1)
 
 
@@ -27,7 +27,7 @@ def uniform(scores, mask):
   return mask / jnp.maximum(jnp.sum(mask), 1)
 
 
-def test_functions_instead_of_names():
+def test_functions_are_accepted_instead_of_names():
   attended = attend(score=negative_distance, alignment=uniform)
   np.testing.assert_allclose(attended.weights, np.tile(np.where(MASK, 0.2, 0.0), (T, 1)), rtol=1e-6)
   np.testing.assert_allclose(attended.context, np.tile(VALUES[:5].mean(0), (T, 1)), rtol=1e-4, atol=1e-6)
@@ -35,7 +35,7 @@ def test_functions_instead_of_names():
   assert params == {'score': {}, 'alignment': {}}
 
 
-def test_a_function_with_parameters(rng):
+def test_a_function_with_parameters_reads_them_from_params_and_has_no_initialiser(rng):
   def bilinear(query, key, *, w):
     return key @ w @ query
 
@@ -46,7 +46,7 @@ def test_a_function_with_parameters(rng):
     aj.init_params(rng, score=bilinear, **SIZES)
 
 
-def test_a_row_with_parameters_and_projections(rng):
+def test_a_row_with_parameters_and_projections_has_initial_values_of_its_shapes(rng):
   def gated(query, key, *, gate, shift):
     return jnp.sum(jnp.tanh(gate * query)[None] * key, -1) + jnp.sum(shift)
 
@@ -72,7 +72,7 @@ def test_a_recurrent_function_is_scanned():
   np.testing.assert_array_equal(attended.weights.argmax(-1), [0, 1, 2])
 
 
-def test_options_in_spec_strings():
+def test_options_in_spec_strings_are_applied():
   default = attend(score=negative_distance)
   sharper = attend(score=negative_distance, alignment='softmax(temperature=0.1)')
   assert np.all(sharper.weights.max(-1) > default.weights.max(-1))
@@ -163,7 +163,7 @@ def test_a_nan_in_the_bias_propagates():
   assert np.all(np.isnan(attend(score=negative_distance, bias=bias).context[0]))
 
 
-def test_hard_returns_the_expectation_with_the_probability_expected():
+def test_hard_returns_the_expectation_with_the_probability_of_its_option():
   scores = jnp.asarray(draw(S), jnp.float32)
   state = jnp.array(-1.5)
   rngs = jax.random.split(jax.random.key(0), 400)

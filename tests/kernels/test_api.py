@@ -1,4 +1,4 @@
-"""`attend` raises a one-line error for arguments that do not match, with their names, shapes and what is expected."""
+"""The public `attend`: errors with the names and shapes of arguments and what is expected, and batch axes."""
 
 import sys
 
@@ -93,7 +93,7 @@ def sampling_alignment(scores, mask, *, rng):
   ],
 )
 def test_mismatched_arguments_raise(changes, message, monkeypatch):
-  # Without this, jaxtyping reports wrong shapes of a score first; users run without it.
+  # jaxtyping, without which users run, would report wrong shapes of a score first.
   monkeypatch.setattr(config, 'jaxtyping_disable', True)
   with pytest.raises(ValueError, match=message):
     aj.attend(**(ARGUMENTS | changes))
@@ -133,13 +133,13 @@ def test_xla_is_the_definition():
 
 
 @pytest.mark.parametrize('shape', [(), (3,), (2, 5), (0,)])
-def test_any_batch_axes(shape):
+def test_any_batch_axes_are_accepted(shape):
   attended = jax.jit(aj.attend)(*(jnp.ones((*shape, *x.shape[1:])) for x in ARGUMENTS.values()))
   assert attended.context.shape == (*shape, T, V)
   assert attended.weights.shape == (*shape, T, S)
 
 
-def test_a_name_that_needs_a_missing_package(monkeypatch):
+def test_a_name_that_needs_a_missing_package_raises(monkeypatch):
   monkeypatch.delitem(sys.modules, 'attention_jax.modules.attention', raising=False)
   monkeypatch.setitem(sys.modules, 'flax', None)
   with pytest.raises(
@@ -153,7 +153,7 @@ def test_batch_axes_broadcast(implementation):
   rng = jax.random.split(jax.random.key(0), 3)
   query = jax.random.normal(rng[0], (4, B, T, D))  # four beams of each source
   key = jax.random.normal(rng[1], (B, S, D))
-  value = jax.random.normal(rng[2], (1, S, V))  # one table of values for all
+  value = jax.random.normal(rng[2], (1, S, V))  # one table of values for all sources
   mask = aj.padding_mask(jnp.array([5, 7]), S)[:, None]
   full = (jnp.broadcast_to(key[None], (4, B, S, D)), jnp.broadcast_to(value[None], (4, B, S, V)))
 

@@ -1,4 +1,4 @@
-"""The implementation auto chooses by pair, size and device."""
+"""Implementation 'auto' chooses by pair, size and platform."""
 
 import jax
 import jax.numpy as jnp
@@ -33,12 +33,12 @@ def test_auto_chooses_by_pair_and_size(monkeypatch):
 def test_auto_chooses_chunked_where_memory_is_the_limit(monkeypatch):
   monkeypatch.setattr(auto, 'MIN_SCORES', {'cpu': {'window': 150, 'factored': 100}})
   assert auto.describe_choice(*lookup_rows('location_sensitive', 'softmax')) == f'xla, chunked from T S = {2**7}'
-  monkeypatch.setattr(auto, 'MIN_SCORES', {'gpu': {'factored': 0}})  # no measurement for this backend
+  monkeypatch.setattr(auto, 'MIN_SCORES', {'gpu': {'factored': 0}})  # no entry for this platform
   assert choose_implementation('additive', 'softmax', 10**6) == 'xla'
   assert choose_implementation('additive', 'softmax', 2**20) == 'chunked'
 
 
-def test_auto_estimates_on_accelerators_and_logs_it(monkeypatch):
+def test_auto_describes_its_choice_on_accelerators_as_estimated(monkeypatch):
   monkeypatch.setattr(auto, 'MIN_SCORES', MIN_SCORES)
   query = jnp.zeros([2, 8], jnp.bfloat16)
   memory = aj.Memory(query, query, jnp.ones(2, bool))
@@ -66,7 +66,7 @@ def test_auto_saves_memory_for_types_that_a_kernel_does_not_support(monkeypatch)
     assert auto.choose_implementation(*additive, 2**20) == 'pallas_additive'
 
 
-def test_auto_leaves_out_widths_that_a_kernel_does_not_support(monkeypatch):
+def test_auto_excludes_kernels_that_do_not_support_a_width(monkeypatch):
   monkeypatch.setattr(auto, 'MIN_SCORES', MIN_SCORES)
   query = jnp.zeros([2, 8], jnp.bfloat16)
   memory = aj.Memory(query, query, jnp.ones(2, bool))

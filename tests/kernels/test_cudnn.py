@@ -82,7 +82,7 @@ def test_equals_definition(xla_kernel, score, bias):
 
 @pytest.mark.parametrize('limit', ['min', 'max'])
 def test_a_bias_beyond_the_range_of_the_kernel_is_clipped(xla_kernel, limit):
-  """All positions of one query have the bias, and some of the others; 'cudnn' pads to even lengths."""
+  """The first query has the bias at all positions, the others at two positions; 'cudnn' pads to even lengths."""
   extreme = float(getattr(jnp.finfo(jnp.float32), limit))
   bias = jnp.zeros((T, S)).at[0].set(extreme).at[1:, :2].set(extreme)
 

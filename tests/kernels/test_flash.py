@@ -39,7 +39,7 @@ def small_blocks(monkeypatch):
 
 
 def make_problem(score='scaled_dot', dtype=jnp.float32, shapes=((B, T, D), (B, S, D), (B, S, V))):
-  """params, query, key, value."""
+  """Returns params, query, key and value."""
   params = aj.init_params(jax.random.key(1), score=score, query=D, key=D, features=7)
   params = jax.tree.map(lambda x: x.astype(dtype), params)
   return params, *(jnp.asarray(np.random.default_rng(shape).normal(size=shape), dtype) for shape in shapes)
@@ -56,7 +56,7 @@ def compute_context(implementation, params, query, key, value, mask=None, bias=N
 
 
 def compute_gradients(implementation, problem, mask=None, bias=None, **options):
-  """A loss and its gradients, of the problem and of the bias if there is one."""
+  """Returns a loss and its gradients with respect to the problem and, if there is one, the bias."""
 
   def loss(problem, bias):
     context = compute_context(implementation, *problem, mask, bias, **options)
@@ -102,13 +102,13 @@ def test_drops_the_same_weights_as_the_definition(bias):
 @pytest.mark.parametrize(
   ('score', 'alignment'), sample_cases([*itertools.product(PRODUCTS, ['softmax', 'softmax(temperature=0.3)'])], 4)
 )
-def test_every_product_and_temperature(score, alignment):
+def test_equals_definition_for_every_product_and_temperature(score, alignment):
   options = {'problem': make_problem(score), 'mask': MASK, 'score': score, 'alignment': alignment}
   assert_close(compute_gradients('flash', **options), compute_gradients('xla', **options))
 
 
 @pytest.mark.parametrize(('steps', 'size'), [(1, 1), (1, 9), (4, 4), (5, 1), (17, 3)])
-def test_any_length(steps, size):
+def test_equals_definition_for_any_length(steps, size):
   problem = make_problem(shapes=((steps, D), (size, D), (size, V)))
   assert_close(compute_gradients('flash', problem), compute_gradients('xla', problem))
 
@@ -136,8 +136,8 @@ def test_extreme_scores_stay_finite(scale):
 
 
 @pytest.mark.parametrize('size', [jnp.inf, 3e38, -3e38])
-def test_a_bias_that_is_infinite_or_is_so_after_the_temperature(size):
-  """It counts as the largest finite score, as in the definition; only a bias of -inf itself is a mask."""
+def test_a_bias_that_is_or_becomes_infinite_counts_as_the_nearest_finite_score(size):
+  """The temperature makes a finite bias infinite. Only a bias that is -inf itself is a mask."""
   bias = jnp.zeros((B, T, S)).at[0, 1, :2].set(size).at[1, 4].set(size)
   options = {'problem': make_problem(), 'bias': bias, 'alignment': 'softmax(temperature=0.3)'}
   expected = compute_gradients('xla', **options)
@@ -145,12 +145,12 @@ def test_a_bias_that_is_infinite_or_is_so_after_the_temperature(size):
   assert_close(compute_gradients('flash', **options), expected)
 
 
-# In float32 the last two are so large that adding the log of a sum of exponentials has no effect.
+# In float32, -1e9 and 8e7 are so large that adding the log of a sum of exponentials has no effect.
 @pytest.mark.parametrize(
   'size', [pytest.param(-1e9, marks=pytest.mark.long), pytest.param(8e5, marks=pytest.mark.long), 8e7]
 )
-def test_scores_that_are_all_large(size):
-  """Such as those of a query whose positions are all padding, masked by a bias of -1e9."""
+def test_equals_definition_for_scores_that_are_all_large(size):
+  """For example, all scores of a query are large if all positions are padding, masked by a bias of -1e9."""
   params, query, key, value = make_problem()
   bias = jnp.zeros((B, T, S)).at[:, 2].set(size).at[0].set(size)
   gradients = functools.partial(compute_gradients, problem=(params, query, key, value), bias=bias)
@@ -180,7 +180,7 @@ def test_unmasked_nan_propagates_as_in_the_definition():
   assert_close(*attended)
 
 
-def test_bfloat16_and_float64():
+def test_bfloat16_equals_definition_and_gradients_in_float64_equal_numeric_gradients():
   problem = make_problem(dtype=jnp.bfloat16)
   actual, expected = (compute_context(name, *problem, MASK) for name in ('flash', 'xla'))
   assert actual.dtype == expected.dtype == jnp.bfloat16
@@ -195,22 +195,22 @@ def test_bfloat16_and_float64():
     check_grads(jax.jit(context), problem, order=1, modes=('rev',), eps=1e-6, rtol=1e-5, atol=1e-7)
 
 
-def test_under_vmap_scan_and_shard_map():
+def test_vmap_scan_and_shard_map_do_not_change_the_result():
   params, *arrays = make_problem()
   arrays.append(MASK)
   expected = compute_context('flash', params, *arrays)
 
-  def attend_one(query, key, value, mask):
+  def attend_example(query, key, value, mask):
     return compute_context('flash', params, query, key, value, mask)
 
   def scanned(*arrays):
-    return jax.lax.scan(lambda _, x: ((), attend_one(*x)), (), arrays)[1]
+    return jax.lax.scan(lambda _, x: ((), attend_example(*x)), (), arrays)[1]
 
   def query_gradient(fn):
     return jax.jit(jax.grad(lambda query: jnp.sum(jnp.sin(fn(query, *arrays[1:])))))(arrays[0])
 
   mesh = jax.make_mesh((B,), ('data',), axis_types=(jax.sharding.AxisType.Auto,))
-  mapped = jax.vmap(attend_one)
+  mapped = jax.vmap(attend_example)
   sharded = jax.shard_map(mapped, mesh=mesh, in_specs=P('data'), out_specs=P('data'))
   for fn in (mapped, scanned, sharded):
     assert_close(jax.jit(fn)(*arrays), expected)
@@ -218,7 +218,7 @@ def test_under_vmap_scan_and_shard_map():
 
 
 def scheduled_blocks(mask, blocks=None):
-  """Per block of queries, the (first block of keys, span, whether masked) that run, in order."""
+  """Returns, for each block of queries, the (first block of keys, span, has_masked) that run, in order."""
   blocks = blocks or flash_blocks.Blocks.of(*mask.shape)
   schedule = jax.device_get(jax.jit(lambda mask: blocks.schedule(*blocks.classify_blocks(blocks.pad(mask))))(mask))
   return [
@@ -251,7 +251,7 @@ def test_masked_blocks_are_skipped():
 
 @pytest.mark.parametrize('size', [1, *sample_cases([(size,) for size in (18, 4, 7, 28, 16)], 2)])
 def test_every_live_block_runs_once(size):
-  """Blocks that run together start at a multiple of their number, and the rest runs one by one."""
+  """Blocks that run together start at a multiple of their number, and the other blocks run one by one."""
   blocks = flash_blocks.Blocks.of(8, size)
   live = np.random.default_rng(size).random((8, blocks.num_key_blocks)) < 0.8
   mask = jnp.asarray(np.repeat(live, blocks.key_block, axis=1)[:, :size])
@@ -264,7 +264,7 @@ def test_every_live_block_runs_once(size):
 
 
 @biased_or_long
-def test_requested_weights_have_gradients(bias):
+def test_gradients_of_requested_weights_equal_those_of_the_definition(bias):
   params, query, key, value = make_problem()
 
   def loss(query, key, implementation):

@@ -23,7 +23,7 @@ def lookup_rows(score, alignment):
 
 
 def supporting(score, alignment):
-  """The implementations other than 'xla' that compute this pair."""
+  """Returns the names of the implementations other than 'xla' that compute this pair."""
   rows = lookup_rows(score, alignment)
   return [
     name
@@ -32,8 +32,8 @@ def supporting(score, alignment):
   ]
 
 
-# The default run covers every score under every implementation. It pairs sums of tanh, which 'factored' supports, with
-# one alignment of each kind: over all scores, by a threshold, in a window, and recurrent. `make test-all` sweeps all.
+# DEFAULT_PAIRS, which the default run samples, has every score under every implementation. It pairs sums of tanh, which
+# 'factored' supports, with alignments of each kind: over all scores, by a threshold, in a window, and recurrent.
 ALIGNMENT_KINDS = (
   'softmax',
   'sigmoid',
@@ -70,7 +70,7 @@ def several_blocks(monkeypatch):
 
 
 def assert_equal_xla(score, alignment, names, masks, biases):
-  """Compares values and gradients, mapped over an axis of masks and biases, which are None or have the same axis."""
+  """Asserts that values and gradients equal those of 'xla', mapped over the first axis of masks and, if any, biases."""
   problem = make_problem(score, alignment, batch=(2,))
 
   def run(implementation, problem):
@@ -93,7 +93,7 @@ def test_equals_xla_with_a_mask_per_query(score, alignment):
   rng = np.random.default_rng(1)
   masks = jnp.asarray(rng.random((2, 2, T, S)) < 0.5).at[0, 0, 1].set(False)  # all positions of a query masked
   biases = jnp.asarray(rng.normal(size=(2, 2, T, S)), jnp.float32).at[1, 0, 1, 2].set(-jnp.inf)
-  # 'auto' runs one of the other implementations: it is tested only where both kinds of masks are.
+  # 'auto' runs one of the other implementations: it is tested only for pairs with both kinds of masks.
   names = [name for name in supporting(score, alignment) if name != 'auto' or (score, alignment) in SHARED_MASK_PAIRS]
   assert_equal_xla(score, alignment, names, masks, biases)
 
@@ -131,7 +131,7 @@ SUPPORTED_EXAMPLES = [
 
 
 @pytest.mark.parametrize(('name', 'score', 'alignment'), sample_cases(SUPPORTED_EXAMPLES, 4))
-def test_mask_and_bias_shared_along_batch_axes(name, score, alignment):
+def test_mask_and_bias_shared_along_batch_axes_equal_their_copies(name, score, alignment):
   full_shape = (2, 3, T, S)
   problem = make_problem(score, alignment, batch=(2, 3))
   rng = np.random.default_rng(1)
@@ -153,7 +153,7 @@ def test_mask_and_bias_shared_along_batch_axes(name, score, alignment):
 
 
 @pytest.mark.parametrize(('name', 'score', 'alignment'), SUPPORTED_EXAMPLES)
-def test_no_queries(name, score, alignment):
+def test_no_queries_give_empty_results_and_zero_gradients(name, score, alignment):
   problem = make_problem(score, alignment, batch=(2,), queries=0)
 
   def total(problem):

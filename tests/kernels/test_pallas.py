@@ -44,7 +44,7 @@ def infinite_bias():
 
 
 def run_both(score, problem, mask, bias=None, alignment='softmax', **options):
-  """((loss, attended), gradients of the problem and the bias): of the definition, and of the kernels."""
+  """Returns ((loss, attended), gradients of the problem and the bias) of the definition, and of the kernels."""
 
   def run(implementation):
     def total(problem, bias):
@@ -90,7 +90,7 @@ def test_drops_the_same_weights_as_the_definition(interpreted, return_weights):
   assert_same(deterministic, without_dropout)
 
 
-def test_heads_and_contexts_without_weights(interpreted):
+def test_contexts_of_heads_without_weights_equal_the_definition(interpreted):
   problem = make_problem('normed_additive', 'softmax', (2, 3), T, S)
   run = functools.partial(run_softmax, 'normed_additive', problem, padding()[:, None])
   definition = run(implementation='xla')
@@ -126,7 +126,7 @@ def test_unmasked_nan_propagates_as_in_the_definition(interpreted):
 
 def test_bfloat16_inputs_are_computed_in_float32(interpreted):
   problem = make_problem('normed_additive', 'softmax', (2,), T, S, dtype=jnp.bfloat16)
-  # Projected here, so that nothing is rounded afterwards.
+  # Projected here in bfloat16, so that both computations begin with the same projections.
   query = problem.query @ problem.params['query']
   key = problem.key @ problem.params['key']
   problem = problem._replace(params={'score': problem.params['score']}, query=query, key=key)
@@ -139,14 +139,14 @@ def test_bfloat16_inputs_are_computed_in_float32(interpreted):
 
 
 @pytest.mark.parametrize(('steps', 'size'), [(1, 1), (0, 3)])
-def test_one_query_and_no_query(interpreted, steps, size):
+def test_equals_definition_for_one_query_and_for_none(interpreted, steps, size):
   definition, kernels = run_both('additive', make_problem('additive', 'softmax', (2,), steps, size), None)
   assert_same(kernels, definition, **CLOSE)
 
 
 @pytest.mark.parametrize('size', [-1e9, 8e7])
-def test_scores_that_are_all_large(interpreted, size):
-  """In float32, adding the log of a sum of exponentials leaves them unchanged. A bias of -1e9 is a common mask."""
+def test_equals_definition_for_scores_that_are_all_large(interpreted, size):
+  """In float32, adding the log of a sum of exponentials to them has no effect. A bias of -1e9 is a common mask."""
   bias = jnp.zeros((2, T, S)).at[:, 2].set(size).at[0].set(size)
   definition, kernels = run_both('additive', make_problem('additive', 'softmax', (2,), T, S), None, bias)
   assert_same(kernels, definition, **CLOSE)
@@ -155,8 +155,8 @@ def test_scores_that_are_all_large(interpreted, size):
 
 
 @pytest.mark.parametrize('size', [jnp.inf, 3e38, -3e38])
-def test_a_bias_that_is_infinite_or_is_so_after_the_temperature(interpreted, size):
-  """It counts as the largest finite score, as in the definition; only a bias of -inf itself is a mask."""
+def test_a_bias_that_is_or_becomes_infinite_counts_as_the_nearest_finite_score(interpreted, size):
+  """The temperature makes a finite bias infinite. Only a bias that is -inf itself is a mask."""
   bias = jnp.zeros((2, T, S)).at[0, 1, :2].set(size).at[1, 4].set(size)
   problem = make_problem('additive', 'softmax', (2,), T, S)
   definition, kernels = run_both('additive', problem, padding(), bias, 'softmax(temperature=0.5)')
@@ -190,7 +190,7 @@ def test_machine_without_accelerator_is_unsupported():
 
 @pytest.mark.parametrize(('target', 'platform', 'call'), [('gpu', 'cuda', 'triton'), ('tpu', 'tpu', 'tpu_custom_call')])
 def test_kernels_are_lowered_for_absent_accelerators(target, platform, call):
-  """Also on a mesh, whose axes the interpreter of Pallas does not support."""
+  """On a mesh, whose axes the interpreter of Pallas does not support."""
   params, *arrays = make_problem('additive', 'softmax', (2,), T, S)
 
   def gradients(params, *arrays):
@@ -207,18 +207,18 @@ def test_kernels_are_lowered_for_absent_accelerators(target, platform, call):
   assert len(kernels) == 4  # contexts, exponentials, sums over keys, sums over queries
 
 
-def largest_arrays(jaxpr):
+def array_sizes(jaxpr):
   """Sizes of all arrays that a program computes, those of inner programs included, but not of Pallas' kernels."""
   sizes = []
   for equation in jaxpr.eqns:
     sizes += [variable.aval.size for variable in equation.outvars]
     if equation.primitive.name != 'pallas_call':
-      sizes += [size for inner in jaxprs_in_params(equation.params) for size in largest_arrays(inner)]
+      sizes += [size for inner in jaxprs_in_params(equation.params) for size in array_sizes(inner)]
   return sizes
 
 
 @pytest.mark.parametrize('score_limit', [pytest.param(4 * 16 * S, marks=pytest.mark.long), 1])
-def test_gradients_in_blocks_of_queries(interpreted, monkeypatch, score_limit):
+def test_gradients_in_blocks_of_queries_equal_those_of_a_single_block(interpreted, monkeypatch, score_limit):
   """No array [T, S] is computed, and the gradients are those of a single block."""
   steps = 150
   problem = make_problem('additive', 'softmax', (), steps, S)
@@ -227,12 +227,12 @@ def test_gradients_in_blocks_of_queries(interpreted, monkeypatch, score_limit):
   options = {'implementation': 'pallas_additive', 'return_weights': False}
   expected = jax.jit(lambda problem: gradients(problem))(problem)  # jit of `gradients` itself would cache its trace
   monkeypatch.setattr(pallas_additive, 'MAX_BLOCK_SCORES', score_limit)
-  assert max(largest_arrays(jax.make_jaxpr(gradients)(problem).jaxpr)) < steps * S
+  assert max(array_sizes(jax.make_jaxpr(gradients)(problem).jaxpr)) < steps * S
   assert_same(jax.jit(lambda problem: gradients(problem))(problem), expected, **CLOSE)
 
 
 @pytest.mark.long
-def test_gradients_in_blocks_with_mask_bias_and_dropout_per_query(interpreted, monkeypatch):
+def test_gradients_in_blocks_equal_the_definition_with_mask_bias_and_dropout_per_query(interpreted, monkeypatch):
   monkeypatch.setattr(pallas_additive, 'MAX_BLOCK_SCORES', 1)
   row = aj.with_dropout(lookup('softmax(temperature=0.5)', aj.ALIGNMENTS, 'alignment'), 0.4)
   options = {'rng': jax.random.key(5), 'deterministic': False}
@@ -242,7 +242,7 @@ def test_gradients_in_blocks_with_mask_bias_and_dropout_per_query(interpreted, m
 
 
 @pytest.mark.long
-def test_values_wider_than_a_tile(interpreted):
+def test_equals_definition_for_values_wider_than_a_tile(interpreted):
   problem = make_problem('additive', 'softmax', (2,), T, S)
   problem = problem._replace(value=jnp.asarray(draw(2, S, 37), jnp.float32))
   definition, kernels = run_both('additive', problem, padding())

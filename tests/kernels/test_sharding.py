@@ -57,7 +57,7 @@ def test_value_and_gradient_stay_sharded(score, implementation, batch, mesh):
   assert gradients.query.sharding.spec == row_spec
 
 
-def test_nested_vmaps(mesh):
+def test_nested_vmaps_stay_sharded(mesh):
   """The outer vmap maps an axis that both arguments have, the inner one an axis that only `rows` has."""
   fn = shard_over_rows(sequential_vmap(lambda row, table: {'product': row @ table, 'sum': row.sum()}))
   rows = jnp.arange(2.0 * B * 15).reshape(2, B, 3, 5)
@@ -72,7 +72,7 @@ def test_nested_vmaps(mesh):
   run_sharded(mapped(None), mesh, (P(None, 'data'), P()), (rows, tables))
 
 
-def test_vmap_inside_a_scan(mesh):
+def test_vmap_inside_a_scan_stays_sharded(mesh):
   """As in a recurrent decoder: mapped over rows, inside a loop over time."""
   sort = jax.vmap(shard_over_rows(sequential_vmap(lambda row: jnp.sort(row))), spmd_axis_name='data')
 
@@ -105,7 +105,7 @@ def test_batch_mesh_axis_is_none_within_shard_map(mesh):
   assert set(axes) == {None}
 
 
-def test_flash_within_a_partial_shard_map(mesh):
+def test_flash_within_a_partial_shard_map_equals_the_definition(mesh):
   problem = make_problem('dot', 'softmax', (B,), T, S)
 
   def context(query):

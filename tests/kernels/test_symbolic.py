@@ -61,7 +61,7 @@ def symbolic_arrays(constraints=('s <= 20',)):
   [pytest.param(*pair, marks=() if pair in SAMPLE else pytest.mark.product) for pair in dict.fromkeys(PAIRS + SAMPLE)],
 )
 def test_every_pair_is_exported_for_any_size(score, alignment):
-  """With 'auto', which then selects 'xla'."""
+  """Implementation 'auto' selects 'xla' for symbolic sizes."""
   attend = attention(score, alignment)
   rng = jax.random.key(0)
   exported = export.export(jax.jit(attend))(*symbolic_arrays(), rng)
@@ -71,7 +71,7 @@ def test_every_pair_is_exported_for_any_size(score, alignment):
 
 
 @pytest.mark.parametrize('implementation', ['chunked', 'factored'])
-def test_blocks_of_queries_of_any_size(implementation):
+def test_blocks_of_queries_are_exported_for_any_size(implementation):
   exported = export.export(jax.jit(attention('additive', 'softmax', implementation)))(*symbolic_arrays())
   inputs = arrays(steps=300)  # several blocks, the last of which is not full
   for got, expected in zip(exported.call(*inputs), attention('additive', 'softmax', 'xla')(*inputs), strict=True):
@@ -80,7 +80,7 @@ def test_blocks_of_queries_of_any_size(implementation):
 
 @pytest.mark.parametrize(('implementation', 'alignment'), [('flash', 'softmax'), ('window', 'local_m')])
 def test_other_implementations_reject_symbolic_sizes_in_one_line(implementation, alignment):
-  # not 'factored', which computes additive scores alone
+  # The list does not have 'factored', which computes additive scores alone.
   message = (
     f"implementation '{implementation}' needs fixed numbers .*, got T=t and S=s; expected one of: xla, chunked, auto"
   )

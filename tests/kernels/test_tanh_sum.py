@@ -41,7 +41,8 @@ def value_and_gradients(q, k, v, g):
   return value, *vjp(g)
 
 
-# In range; far from zero, which requires centring; at the edge of the range; beyond it, where tanh itself is used.
+# In range; far from zero, which requires centring; at the edge of the range; twice beyond the range, where tanh itself
+# is used; near zero.
 @pytest.mark.parametrize(('spread', 'offset'), [(1, 0), (3, 40), (7, 0), (20, 0), (1e4, 0), (1e-4, 0)])
 def test_equals_formula_for_any_input(spread, offset):
   problem = make_problem(spread, offset)
@@ -53,7 +54,7 @@ def test_equals_formula_for_any_input(spread, offset):
 
 
 @pytest.mark.parametrize('size', [1e-30, 1e15, 1e30])
-def test_large_and_small_weights_and_cotangents(size):
+def test_large_and_small_weights_and_cotangents_scale_the_results(size):
   """A division has several denominators, of up to 1e9 each."""
   q, k, v, g = make_problem(7)
   expected = reference(q, k, v, g)
@@ -76,7 +77,7 @@ def test_both_branches_are_used(monkeypatch, name):
     assert np.allclose(result, jnp.sum(v), atol=1e-4) == (used == name)
 
 
-def test_gradients_in_float64():
+def test_gradients_in_float64_equal_numeric_gradients():
   with jax.enable_x64(True):
     q, k, v, _ = make_problem(dtype=jnp.float64)
     fn = jax.jit(scores)
@@ -99,9 +100,9 @@ def test_batch_equals_its_members_with_one_out_of_range():
   problems = [make_problem(spread)[:3] for spread in (1.0, 20.0, 3.0)]
   q, k, v = (jnp.stack(x) for x in zip(*problems, strict=True))
   mapped = jax.vmap(jax.vmap(scores, in_axes=(0, None, None)), in_axes=(0, 0, 0))
-  together = jax.jit(mapped)(q[:, None], k, v)
+  batched = jax.jit(mapped)(q[:, None], k, v)
   for i, problem in enumerate(problems):
-    np.testing.assert_allclose(together[i, 0], scores(*problem), rtol=1e-4, atol=2e-4)
+    np.testing.assert_allclose(batched[i, 0], scores(*problem), rtol=1e-4, atol=2e-4)
 
 
 def test_neither_scores_nor_their_terms_are_stored():

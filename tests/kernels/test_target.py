@@ -1,4 +1,4 @@
-"""What kernels are traced for: a platform, or a count of products."""
+"""Kernels are traced for a platform, or for a count of products."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from attention_jax.errors import UserError
 from attention_jax.kernels.target import compile_for, count_products, kernel_platform
 
 
-def test_blocks_may_be_nested():
+def test_nested_compile_for_restores_the_outer_platform():
   machine = kernel_platform()
   with compile_for('tpu'):
     with compile_for('gpu'):

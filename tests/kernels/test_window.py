@@ -1,4 +1,4 @@
-"""The implementation window reads only its window."""
+"""Implementation 'window' reads only its window."""
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ def test_window_reads_only_its_window(alignment):
 
 
 @pytest.mark.parametrize('size', [1, 2, 5])
-def test_memory_shorter_than_the_window(size):
+def test_equals_definition_for_a_memory_shorter_than_the_window(size):
   problem = make_problem('dot', 'local_p(width=4)', size=size)
 
   @jax.jit

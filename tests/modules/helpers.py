@@ -34,7 +34,7 @@ def gradient_error_of_16_bits(make_module, params, *args) -> float:
   """Returns the largest difference of gradients in bfloat16 and float32, relative to the largest entry of each leaf.
 
   Args:
-    make_module: dtype -> module; its output, or the first of its outputs, is summed with random positive weights.
+    make_module: dtype -> module; its output, or the first of its outputs, is summed with random weights of mean 1.
     params: variables of the module.
     *args: arguments of the module.
   """

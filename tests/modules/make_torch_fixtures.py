@@ -2,8 +2,8 @@
 
   python tests/modules/make_torch_fixtures.py
 
-Not run by the tests, which read the files: it needs torch, safetensors and joeynmt, none of which the tests need. The
-files in the repository are of torch 2.13.0 and joeynmt 2.3.0; their metadata name the versions. Weights have the names
+The tests read the files and do not run this program, which needs torch, safetensors and joeynmt. The files in the
+repository are of torch 2.13.0 and joeynmt 2.3.0; their metadata name the versions. Weights have the names
 of torch, inputs and outputs names that begin with 'io.'. All numbers are random: nothing was trained.
 """
 
@@ -19,7 +19,7 @@ from torch import nn
 
 FOLDER = Path(__file__).parent / 'torch_fixtures'
 B, S, T, D, HEADS, HIDDEN = 2, 5, 4, 8, 2, 12
-SOURCE_MASK = torch.arange(S) < torch.tensor([[S], [3]])  # True = real
+SOURCE_MASK = torch.arange(S) < torch.tensor([[S], [3]])  # True = not padding
 SPECIAL = {
   'unk_token': '<unk>',
   'pad_token': '<pad>',
@@ -37,9 +37,8 @@ SPECIAL = {
 
 def save(name: str, module: nn.Module, **arrays: torch.Tensor) -> None:
   weights = {key: value.detach().clone().contiguous() for key, value in module.state_dict().items()}
-  weights = {
-    key: value[:, :1].clone() if key.endswith('pe.pe') else value for key, value in weights.items()
-  }  # large constants
+  # Positional encodings are large constants.
+  weights = {key: value[:, :1].clone() if key.endswith('pe.pe') else value for key, value in weights.items()}
   arrays = {f'io.{key}': value.detach().clone().contiguous() for key, value in arrays.items()}
   versions = {'torch': torch.__version__, 'joeynmt': joeynmt.__version__}
   save_file(weights | arrays, FOLDER / f'{name}.safetensors', versions)

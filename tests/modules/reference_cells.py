@@ -1,4 +1,4 @@
-"""Recurrences of one sequence as NumPy formulas: (projected inputs, state, recurrent kernel, bias) -> state."""
+"""Steps of recurrences of one sequence in NumPy: (projected inputs, state, recurrent kernel, bias) -> state."""
 
 import numpy as np
 

@@ -23,7 +23,7 @@ EPSILON = 0.05
 
 
 def literal(kind, params, inputs):
-  """Outputs [S, F], the last state, N and N + R [S] of one sequence. Graves 2016, section 2."""
+  """Outputs [S, F], the last state, updates N [S] and costs N + R [S] of one sequence. Graves 2016, section 2."""
   arrays, formula = REFERENCE_CELLS[kind]
   cell = params['RecurrentCell_0']
   state = (np.zeros(F),) * arrays
@@ -57,7 +57,7 @@ def test_a_layer_equals_the_literal_loop_over_unmasked_steps(kind, reverse):
   run = jax.jit(layer.apply)
   outputs, state, pondered = run(params, inputs, MASK)
   order = slice(None, None, -1 if reverse else 1)
-  seen = set()
+  update_counts = set()
   for b, length in enumerate(LENGTHS):
     expected, last, updates, costs = literal(
       kind, jax.tree.map(np.asarray, params['params']), np.asarray(inputs)[b, :length][order]
@@ -67,8 +67,8 @@ def test_a_layer_equals_the_literal_loop_over_unmasked_steps(kind, reverse):
     assert_close(pondered.updates[b, :length], updates[order])
     assert_close(pondered.cost[b, :length], costs[order])
     assert not any(np.any(x[b, length:]) for x in (outputs, *pondered))
-    seen |= set(updates)
-  assert len(seen) > 1, 'steps of different numbers of updates'
+    update_counts |= set(updates)
+  assert len(update_counts) > 1, f'expected steps with different numbers of updates, got {update_counts}'
   assert_same(run(params, jnp.where(MASK[..., None], inputs, jnp.nan), MASK), (outputs, state, pondered))
 
 
@@ -112,13 +112,13 @@ def test_gradients_in_16_bits_keep_small_terms_over_many_steps():
   mask = jnp.ones((2, 1024), bool)
 
   def make_layer(dtype):
-    return AdaptiveLayer('gru', F, limit=1, dtype=dtype)  # more updates halt at other times in other precisions
+    return AdaptiveLayer('gru', F, limit=1, dtype=dtype)  # with a larger limit, N would depend on the precision
 
   params = variables(make_layer(jnp.float32), inputs, mask, scale=0.3)
   assert gradient_error_of_16_bits(make_layer, params, inputs, mask) < 0.03
 
 
-def test_a_model_logs_its_updates_and_minimises_their_cost():
+def test_the_loss_of_a_model_reports_the_updates_and_contains_their_cost():
   model = build_tiny(encoder=f'act(features=10, limit={LIMIT}, layers=2)')
   source, source_mask, target = model_inputs()
   batch = Batch(source, source_mask, target, jnp.ones(target.shape, bool), jnp.arange(len(source)), None)

@@ -181,8 +181,8 @@ def test_padding_does_not_change_results(score, heads):
     filled = np.where(MASK[..., None], encoded, np.float32(filler))
     assert_same(run_both_ways(module, params, query, filled, MASK), result)
   short = LENGTHS[1]
-  alone = run_both_ways(module, params, query[1:], encoded[1:, :short], MASK[1:, :short])
-  for padded, unpadded in zip(result, alone, strict=True):
+  unpadded_result = run_both_ways(module, params, query[1:], encoded[1:, :short], MASK[1:, :short])
+  for padded, unpadded in zip(result, unpadded_result, strict=True):
     assert_close(padded.context[1:], unpadded.context)
     assert_close(padded.weights[1:, ..., :short], unpadded.weights)
 
@@ -290,7 +290,7 @@ def test_options_of_specs_determine_the_parameters():
     ({'implementation': 'fused'}, "unknown implementation 'fused'"),
   ],
 )
-def test_user_errors(fields, message):
+def test_invalid_fields_raise(fields, message):
   module = aj.Attention(**{'features': FEATURES} | fields)
   with pytest.raises(aj.UserError, match=message):
     parameters(module, *make_inputs('additive'))
@@ -303,7 +303,7 @@ def test_user_errors(fields, message):
     ('flash', "'flash' computes all queries at once, .*; expected one of: auto, .*xla"),
   ],
 )
-def test_implementations_without_steps_are_reported_before_there_are_parameters(implementation, message):
+def test_implementations_without_steps_raise_before_there_are_parameters(implementation, message):
   with pytest.raises(aj.UserError, match=message):
     aj.Attention('dot', implementation=implementation).check_step_support()
 
@@ -335,5 +335,5 @@ def test_the_examples_of_the_docstring_run():
 
 def test_the_examples_show_every_public_method():
   names = [name for name, value in vars(Attention).items() if inspect.isfunction(value) and not name.startswith('_')]
-  shown = Attention.__doc__
-  assert [name for name in names if name != 'setup' and f'.{name}(' not in shown] == []
+  docstring = Attention.__doc__
+  assert [name for name in names if name != 'setup' and f'.{name}(' not in docstring] == []

@@ -1,4 +1,4 @@
-"""Embeddings have dropout during training alone."""
+"""Embeddings: dropout during training alone, and gradients in 16 bits."""
 
 import jax
 import jax.numpy as jnp

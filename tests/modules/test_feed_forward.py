@@ -36,7 +36,7 @@ def random_params(module, x):
 
 
 @pytest.mark.parametrize('activation', ACTIVATIONS)
-def test_feed_forward(activation):
+def test_feed_forward_equals_numpy(activation):
   module = FeedForward(D, HIDDEN, activation)
   x = draw(B, T, D)
   params = random_params(module, x)
@@ -47,7 +47,7 @@ def test_feed_forward(activation):
 
 
 @pytest.mark.parametrize('norm', NORMS)
-def test_norms(norm):
+def test_norms_equal_numpy(norm):
   module = make_norm(norm, jnp.float32)
   x = draw(B, T, D)
   params = random_params(module, x)

@@ -43,20 +43,20 @@ def linen(score, alignment, heads, **options):
   return variables['params'], result
 
 
-def assert_equal(got, expected):
-  for one, other in zip(got, expected, strict=True):
-    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+def assert_equal(actual, expected):
+  for array, expected_array in zip(actual, expected, strict=True):
+    np.testing.assert_allclose(array, expected_array, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(('score', 'alignment', 'heads'), sample_cases(CASES, 4))
-def test_equals_linen(score, alignment, heads):
+def test_attend_heads_equals_linen(score, alignment, heads):
   params, expected = linen(score, alignment, heads)
   query, encoded, mask = inputs()
   attend = jax.jit(functools.partial(attend_heads, score=score, alignment=alignment))
   assert_equal(attend(params, query, encoded, mask[:, None]), expected)
   sizes = {'query': DQ, 'key': DK, 'features': FEATURES, 'heads': heads}
-  made = jax.eval_shape(lambda: init_heads(jax.random.key(0), score=score, alignment=alignment, **sizes))
-  assert jax.tree.map(jnp.shape, made) == jax.tree.map(jnp.shape, params)
+  initial_params = jax.eval_shape(lambda: init_heads(jax.random.key(0), score=score, alignment=alignment, **sizes))
+  assert jax.tree.map(jnp.shape, initial_params) == jax.tree.map(jnp.shape, params)
 
 
 def test_nnx_equals_linen_and_trains():
@@ -141,7 +141,7 @@ def test_a_mask_of_another_length_is_an_error_in_one_line():
     attend_heads(params, query, encoded, mask[:, None, 1:])
 
 
-def test_parameters_of_a_linen_module_with_one_projected_value():
+def test_attend_heads_equals_linen_for_one_head_with_projected_values():
   query, encoded, mask = inputs()
   params, expected = linen('scaled_dot', 'softmax', 1, project_values=True)
   assert_equal(attend_heads(params, query, encoded, mask[:, None], score='scaled_dot'), expected)

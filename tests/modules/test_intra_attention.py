@@ -86,6 +86,6 @@ def test_bfloat16_layers_compute_in_bfloat16_with_float32_weights():
     ({'score': 'dot'}, r'query \(9,\) and key \(7, 4\) .* must be of the same width'),
   ],
 )
-def test_user_errors(options, message):
+def test_invalid_options_raise(options, message):
   with pytest.raises(aj.UserError, match=message):
     variables(IntraAttentionLayer(**{'features': F} | options), draw(B, S, D), MASK)

@@ -51,7 +51,7 @@ def test_the_result_may_have_a_higher_precision():
   assert jax.grad(lambda x: product(x, kernel, jnp.float32).sum())(x).dtype == jnp.bfloat16
 
 
-def test_float32_can_be_differentiated_forward():
+def test_float32_products_support_forward_mode_differentiation():
   x, kernel, _ = make_operands(jnp.float32)
   _, actual = jax.jvp(lambda x: product(x, kernel), (x,), (jnp.ones_like(x),))
   np.testing.assert_allclose(actual, einsum_float64('btd,df->btf', jnp.ones_like(x), kernel), rtol=1e-4, atol=1e-4)
@@ -59,7 +59,7 @@ def test_float32_can_be_differentiated_forward():
 
 @pytest.mark.parametrize('rows', [1, 3, 12, 16])
 @pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float32])
-def test_sums_over_rows(rows, dtype):
+def test_sums_of_outer_products_equal_einsum(rows, dtype):
   left, right = (jax.random.normal(jax.random.key(i), (rows, 3 + i)).astype(dtype) for i in range(2))
   for x, y in ((left, right), (right, left)):
     actual = sum_outer_products(x, y, jnp.float32)
@@ -70,7 +70,7 @@ def test_sums_over_rows(rows, dtype):
 
 
 @pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float32])
-def test_products_with_a_transposed_kernel(dtype):
+def test_products_with_a_transposed_kernel_equal_einsum(dtype):
   x = jax.random.normal(jax.random.key(0), (5, 64)).astype(dtype)
   kernel = jax.random.normal(jax.random.key(1), (3, 64)).astype(dtype)
   actual = product_with_transpose(x, kernel)
@@ -88,7 +88,7 @@ def test_dense_has_the_parameters_and_values_of_flax(use_bias):
   np.testing.assert_allclose(Dense(4, use_bias).apply(params, x), nn.Dense(4, use_bias).apply(params, x), rtol=1e-6)
 
 
-@pytest.mark.parametrize('layer', [Dense, functools.partial(ConcatDense, bias=True)])
+@pytest.mark.parametrize('layer', [Dense, functools.partial(ConcatDense, bias=True)], ids=['Dense', 'ConcatDense'])
 def test_gradients_of_biases_are_not_summed_in_16_bits(layer):
   x = draw(64, 40, 3)
   assert gradient_error_of_16_bits(lambda dtype: layer(4, dtype=dtype), variables(layer(4), x), x) < 0.01

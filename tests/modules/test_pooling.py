@@ -78,7 +78,7 @@ def test_masked_positions_do_not_change_gradients(name):
   assert not expected[1][2].any() and not expected[1][1, 3:].any()
 
 
-def test_poolings_without_parameters():
+def test_poolings_without_parameters_equal_their_formulas():
   row = np.asarray(MEMORY[1, :3])
   expected = {'mean': row.mean(0), 'sum': row.sum(0), 'max': row.max(0), 'last': FINAL[1]}
   for name, vector in expected.items():

@@ -70,8 +70,8 @@ def test_buckets_grow_with_the_logarithm_of_the_distance():
   offsets = jnp.asarray([-1000, -127, -90, -40, -17, -16, -15, -3, -1, 0, 1, 7, 8, 9, 30, 1000])
   expected = [literal_bucket(max(-int(o), 0), 32, 128) for o in offsets]
   assert bucket_of(offsets, 32, 128, bidirectional=False).tolist() == expected
-  both = [16 * (o > 0) + literal_bucket(abs(int(o)), 16, 128) for o in offsets]
-  assert bucket_of(offsets, 32, 128, bidirectional=True).tolist() == both
+  expected_bidirectional = [16 * (o > 0) + literal_bucket(abs(int(o)), 16, 128) for o in offsets]
+  assert bucket_of(offsets, 32, 128, bidirectional=True).tolist() == expected_bidirectional
 
   module = POSITIONS['t5'](N, F, False, buckets=4, max_distance=8)
   params = variables(module, None, INDICES, T, method='bias')

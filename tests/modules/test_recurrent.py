@@ -185,6 +185,6 @@ def test_gradients_in_16_bits_keep_small_terms_over_many_steps(kind):
     ),
   ],
 )
-def test_user_errors(stack, message):
+def test_invalid_options_raise(stack, message):
   with pytest.raises(aj.UserError, match=message):
     variables(stack, draw(B, 11), draw(B, D), method=start_and_step)

@@ -1,4 +1,4 @@
-"""The module of a spatial transformer: what it reads at first, its gradients, and user errors."""
+"""The module of a spatial transformer: its initial region, its gradients, and user errors."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ PICTURES = jnp.asarray(np.random.default_rng(0).uniform(size=(2, 9, 11, 3)), jnp
 MODULE = SpatialTransformer(size=5, filters=4, hidden=6)
 
 
-def test_the_first_region_is_the_whole_picture():
+def test_the_initial_region_is_the_whole_picture():
   (regions, theta), params = jax.jit(lambda rng: MODULE.init_with_output(rng, PICTURES))(jax.random.key(0))
   np.testing.assert_array_equal(theta, np.broadcast_to([[1, 0, 0], [0, 1, 0]], (2, 2, 3)))
   grid = affine_grid(theta[0], 5, 5)

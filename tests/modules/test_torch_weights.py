@@ -1,4 +1,4 @@
-"""Weights of torch and Joey NMT: models here return what those of make_torch_fixtures.py returned."""
+"""Models with converted weights of torch and Joey NMT return the outputs that make_torch_fixtures.py stored."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ class Vectors(nn.Module):
     return x
 
 
-def fit(module: nn.Module, weights, *inputs, method=None):
+def apply_converted(module: nn.Module, weights, *inputs, method=None):
   """Result of a module with converted weights, which must have exactly the names and shapes of its parameters."""
   like = jax.eval_shape(lambda: module.init(jax.random.key(0), *inputs, method=method))['params']
   params = jax.tree.map(jnp.asarray, unflatten_names(weights, like))
@@ -48,7 +48,7 @@ def test_fixtures_name_their_versions():
     assert read_metadata(path)['torch'].startswith('2.13.0'), path
 
 
-def test_multihead_attention():
+def test_multihead_attention_equals_torch():
   weights, io = read('multihead_attention')
   module = aj.Attention('scaled_dot', features=FEATURES, heads=HEADS, bias=True)
 
@@ -56,19 +56,19 @@ def test_multihead_attention():
     return module.parallel(query, module.remember(memory, mask))
 
   converted = convert_weights('multihead_attention', weights, HEADS)
-  attended = fit(module, converted, io['query'], io['memory'], io['mask'], method=run)
+  attended = apply_converted(module, converted, io['query'], io['memory'], io['mask'], method=run)
   np.testing.assert_allclose(attended.context, io['context'], **CLOSE)
   np.testing.assert_allclose(attended.weights, io['weights'], **CLOSE)
 
 
 @pytest.mark.parametrize('norm_first', [False, True])
-def test_transformer(norm_first):
+def test_transformer_equals_torch(norm_first):
   weights, io = read(f'transformer_{"pre" if norm_first else "post"}')
   options = {'features': FEATURES, 'layers': 2, 'heads': HEADS, 'hidden': 12, 'position': 'none', 'bias': True}
   options |= {'norm_first': norm_first, 'normalize_last': True}
   cross = aj.Attention('scaled_dot', features=FEATURES, heads=HEADS, bias=True)
 
-  class Both(nn.Module):
+  class EncoderAndDecoder(nn.Module):
     def setup(self):
       self.encoder = TransformerEncoder(embedding=Vectors(), **options)
       self.decoder = TransformerDecoder(attention=cross, **options)
@@ -78,11 +78,11 @@ def test_transformer(norm_first):
 
   scale = FEATURES**-0.5  # our Transformers multiply embeddings by √D
   inputs = (io['source'] * scale, io['mask'], io['target'] * scale)
-  result = fit(Both(), convert_weights('transformer', weights, HEADS), *inputs)
+  result = apply_converted(EncoderAndDecoder(), convert_weights('transformer', weights, HEADS), *inputs)
   np.testing.assert_allclose(result, io['result'], **CLOSE)
 
 
-def test_bahdanau_decoder():
+def test_bahdanau_decoder_equals_torch():
   weights, io = read('bahdanau')
   params = {name: jnp.asarray(array) for name, array in convert_weights('bahdanau', weights).items()}
   attention = {'score': {name: params[f'attention.score.{name}'] for name in ('v', 'bias')}}
@@ -99,7 +99,7 @@ def test_bahdanau_decoder():
   row = aj.Row(biased_additive, params={'v': aj.Param(('features',)), 'bias': aj.Param(('features',))}, project=True)
 
   def decode(tokens, memory, mask, state):
-    """The decoder of one sequence."""
+    """Decodes one sequence."""
     remembered = aj.remember(memory, memory, mask, params=attention)
 
     def step(loop, token):
@@ -114,9 +114,9 @@ def test_bahdanau_decoder():
 
     return jax.lax.scan(step, (aj.init_carry(row, 'softmax', len(memory)), state), tokens)[1]
 
-  logits, found = jax.vmap(decode)(io['tokens'], io['memory'], io['mask'], io['state'])
+  logits, attention_weights = jax.vmap(decode)(io['tokens'], io['memory'], io['mask'], io['state'])
   np.testing.assert_allclose(logits, io['logits'], **CLOSE)
-  np.testing.assert_allclose(found, io['weights'], **CLOSE)
+  np.testing.assert_allclose(attention_weights, io['weights'], **CLOSE)
 
 
 JOEYNMT = {
@@ -142,7 +142,7 @@ JOEYNMT = {
 
 
 @pytest.mark.parametrize('name', JOEYNMT)
-def test_joeynmt(name):
+def test_models_equal_joeynmt(name):
   weights, io = read(name)
   encoder, decoder, attention = JOEYNMT[name]
   is_transformer = 'transformer' in name
@@ -151,20 +151,20 @@ def test_joeynmt(name):
   layout = 'joeynmt_transformer' if is_transformer else 'joeynmt_recurrent'
   to_our_id = jnp.array([3, 0, 1, 2, *range(4, 11)])
   source, target = (to_our_id[io[side]] for side in ('source', 'target'))
-  output = fit(model, convert_weights(layout, weights, HEADS), source, io['mask'], target)
+  output = apply_converted(model, convert_weights(layout, weights, HEADS), source, io['mask'], target)
   np.testing.assert_allclose(output.logits[..., to_our_id[:9]], io['logits'], **CLOSE)
   np.testing.assert_allclose(output.weights, io['weights'], **CLOSE)
 
 
 @pytest.mark.parametrize(('encoder', 'decoder'), [('bahdanau', 'luong'), ('luong', 'bahdanau')])
-def test_joeynmt_with_an_lstm_on_one_side_and_a_gru_on_the_other(encoder, decoder):
+def test_a_joeynmt_model_with_an_lstm_on_one_side_and_a_gru_on_the_other_is_converted(encoder, decoder):
   sides = [f'joeynmt_{name}' for name in (encoder, decoder)]
   weights = [read(name)[0] for name in sides]
   joined = _join(*weights, 'encoder.rnn')
   converted = convert_weights('joeynmt_recurrent', joined)
   expected = [convert_weights('joeynmt_recurrent', arrays) for arrays in weights]
   for name, array in _join(*expected, 'encoder.RecurrentLayer').items():
-    if 'bridges' not in name:  # they have a row for each number of the states of the encoder
+    if 'bridges' not in name:  # bridges have a row for each entry of the encoder states
       np.testing.assert_array_equal(converted[name], array, err_msg=name)
   if decoder == 'bahdanau':
     kernel = converted['decoder.cell.stack.bridges_0_0.kernel'].reshape(2, 2, 4, 8)  # direction, output or cell
@@ -173,7 +173,7 @@ def test_joeynmt_with_an_lstm_on_one_side_and_a_gru_on_the_other(encoder, decode
   fields = vars(ModelConfig(JOEYNMT[sides[0]][0], JOEYNMT[sides[1]][1], embedding=6))
   model = build(fields | {'attention': JOEYNMT[sides[1]][2]}, 11, 9)
   ids = jnp.full((1, 2), 4)
-  assert np.all(np.isfinite(fit(model, converted, ids, ids > 0, ids).logits))
+  assert np.all(np.isfinite(apply_converted(model, converted, ids, ids > 0, ids).logits))
 
 
 def _join(encoder, decoder, prefix):
@@ -203,7 +203,7 @@ def test_mismatches_are_named_in_one_line(layout, change, message):
 
 
 @pytest.mark.parametrize('heads', [0, 3])
-def test_heads_divide_the_width(heads):
+def test_heads_that_do_not_divide_the_width_raise(heads):
   weights, _ = read('multihead_attention')
   with pytest.raises(aj.UserError, match=f'in_proj_weight: heads must divide 8, .*, got {heads}'):
     convert_weights('multihead_attention', weights, heads)
