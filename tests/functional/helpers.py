@@ -62,11 +62,11 @@ def is_continuous(alignment: str) -> bool:
 
 
 def loss(score: str, alignment: str, problem: Problem, mask=None, **options):
-  """Returns a weighted sum of context and weights, in which the first entry of each row has weight 0, and both."""
+  """Returns a weighted sum of context and weights, and both."""
   attended = attend(score, alignment, problem, mask, **options)
 
   def probe(x: jax.Array) -> jax.Array:
-    return jnp.sin(jnp.arange(x.shape[-1])).astype(x.dtype)
+    return jnp.sin(1 + jnp.arange(x.shape[-1])).astype(x.dtype)
 
   total = sum(jnp.sum(jnp.einsum('...i,i->...', x, probe(x)).astype(jnp.float32)) for x in attended if x is not None)
   return total, attended

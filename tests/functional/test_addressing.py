@@ -8,7 +8,7 @@ import pytest
 from attention_jax.functional.addressing import sharpen, shift_weights, write_memory
 from tests.modules.helpers import draw
 
-SLOTS, WIDTH, FEATURES, INPUTS, OUTPUTS = 5, 3, 4, 2, 2
+SLOTS, WIDTH = 5, 3
 
 
 def test_write_erases_then_adds():

@@ -23,7 +23,6 @@ MASK = aj.padding_mask(jnp.asarray(LENGTHS), S)
 EQUAL_WIDTH_SCORES = ('dot', 'scaled_dot', 'cosine')  # with one head, query and memory must have the same width
 # Every row once: each score with softmax, and each other alignment with a recurrent score.
 CORE_PAIRS = [(score, 'softmax') for score in aj.SCORES] + [('coverage', a) for a in aj.ALIGNMENTS if a != 'softmax']
-every_row = pytest.mark.parametrize(('score', 'alignment'), CORE_PAIRS)
 # An eighth of the rows; `make test-all` tests all of them.
 sampled_rows = pytest.mark.parametrize(('score', 'alignment'), sample_cases(CORE_PAIRS, 8))
 

@@ -7,7 +7,7 @@ import numpy as np
 from attention_jax.modules.embedding import Embedding
 from tests.modules.helpers import gradient_error_of_16_bits, variables
 
-B, T, FEATURES, EMBEDDED, WORDS = 2, 3, 7, 5, 11
+EMBEDDED, WORDS = 5, 11
 
 
 IDS = jnp.asarray([[1, 4, 2], [10, 0, 3]])
