@@ -1,4 +1,4 @@
-"""Pictures of captions: a panel and a frame for every word, references and gold boxes, and light by the weights."""
+"""Pictures of captions: a panel and a frame for every word, references and gold boxes, and brightness by weights."""
 
 import numpy as np
 import pytest
