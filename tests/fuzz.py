@@ -58,7 +58,7 @@ class _Payload:
 
 
 def _png(width: int, height: int, data: bytes = b'') -> bytes:
-  """A PNG file with a header that may lie about its size."""
+  """A PNG file whose header may state another size than that of its data."""
 
   def chunk(kind: bytes, content: bytes) -> bytes:
     return struct.pack('>I', len(content)) + kind + content + struct.pack('>I', zlib.crc32(kind + content))
@@ -213,7 +213,7 @@ def _read_spec(path: Path) -> None:
 
 
 def _read_flags(path: Path) -> None:
-  """Reads a line per flag --config.LINE, as programs do before they read any data."""
+  """Reads each line as a flag --config.LINE, as programs do before they read any data."""
   lines = path.read_text('utf-8', errors='surrogateescape').splitlines()
   arguments = [f'--config={CONFIG}', *(f'--config.{line}' for line in lines)]
   check_config_arguments(arguments)
