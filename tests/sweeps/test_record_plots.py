@@ -39,7 +39,7 @@ def store_figures(monkeypatch):
     (range(1, 20), {'log_y': True}),
   ],
 )
-def test_pictures_are_small(x_values, options, monkeypatch):
+def test_pictures_are_small_and_have_the_panels_and_names_of_the_plot(x_values, options, monkeypatch):
   figures = store_figures(monkeypatch)
   plot = Plot('x', {'a': 'metric a', 'b': 'metric b'}, colour='kind', style='when', **options)
   png = draw_rows(Table([], rows(x_values)), plot)

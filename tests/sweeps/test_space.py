@@ -48,7 +48,7 @@ def test_a_setting_is_parsed():
     (parse_setting, '=1', 'expected field=value; field=value'),
   ],
 )
-def test_mistakes(parse, text, message):
+def test_mistakes_in_flags_raise(parse, text, message):
   with pytest.raises(UserError) as error:
     parse(text)
   assert message in str(error.value)
