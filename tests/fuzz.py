@@ -105,7 +105,7 @@ def _sentencepiece() -> bytes:
   return vocab.train('subword(size=20)', ['ab cd ef gh', 'ab ab cd'])._model
 
 
-# Hostile files and whole ones, from which hypothesis makes others by flipping, cutting, repeating and joining bytes.
+# Hostile files and whole ones, from which hypothesis makes others by replacing, cutting and joining bytes.
 CORPUS: Mapping[str, list[bytes]] = {
   'text': [
     b'a b\tA B\t0-0 1-1\nc\tC\n',

@@ -149,7 +149,7 @@ def test_programs_of_the_wheels_run_without_a_clone(wheels, tmp_path):
 
 
 def find_interpreters():
-  """The supported Pythons on PATH besides the one that runs the tests."""
+  """Python 3.11 to 3.13 on PATH, without the version that runs the tests."""
   names = [f'python3.{minor}' for minor in range(11, 14) if minor != sys.version_info.minor]
   paths = [path for path in map(shutil.which, names) if path is not None]
   return [path for path in paths if not subprocess.run([path, '--version'], capture_output=True).returncode]

@@ -1,4 +1,4 @@
-"""Every combination of parts that configs and presets select is built; one update of each preset runs at tiny sizes."""
+"""Every combination of parts that configs and presets select is valid; one update runs of each distinct tiny preset."""
 
 import functools
 import gzip

@@ -133,7 +133,7 @@ def test_given_translations_are_scored(trained, tmp_path):
 
 
 def write_pairs(folder):
-  """Writes two pairs with a blank line between them; returns the flags that name the files."""
+  """Writes two pairs and their gold links, with a blank line between; returns the flags that name the files."""
   folder.mkdir(exist_ok=True)
   for name, text in (('source', 'a b c\n\nd\n'), ('target', 'A B C\n\nD\n'), ('gold', '0-0 1-1 2?2\n\n0-0\n')):
     (folder / name).write_text(text)
@@ -205,7 +205,7 @@ def test_mistakes_are_reported_in_one_line(trained, flags, message):
   ), result.err
 
 
-def test_searches_and_samples_with_a_shortlist(trained, task, tmp_path, monkeypatch):
+def test_searches_and_samples_use_shortlists_of_a_stored_lexicon(trained, task, tmp_path, monkeypatch):
   copy = tmp_path / 'run'
   shutil.copytree(trained[0], copy)
   workdir = f'--workdir={copy}'
