@@ -22,6 +22,7 @@ PEER_TIMEOUT = 5  # seconds
     ((*FLAGS, '--coordinator=host:65536'), ["--coordinator must be HOST:PORT, got 'host:65536'"]),
     ((*FLAGS, '--process=-1'), ['--process=-1']),
   ],
+  ids=' '.join,
 )
 def test_mistakes_in_the_flags_are_reported(flags, parts, task, tmp_path):
   assert_user_error(run('train', *tiny_arguments(task, tmp_path / 'run', *flags)), parts)
