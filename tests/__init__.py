@@ -1,1 +1,1 @@
-"""Tests of everything, with the folders of the package."""
+"""Tests of the package, in folders with the names of its folders, and of the programs."""

@@ -62,7 +62,7 @@ def shapes_of(state):
 
 @pytest.fixture(scope='package', autouse=True)
 def shared_compilation_cache(compilation_cache_folder):
-  """Caches the compilations of a package whose conftest.py imports this and `compilation_cache_folder`."""
+  """Caches the compilations of a package whose conftest.py imports this fixture and `compilation_cache_folder`."""
   with cache_compilations(compilation_cache_folder):
     yield
 

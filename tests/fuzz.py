@@ -58,7 +58,7 @@ class _Payload:
 
 
 def _png(width: int, height: int, data: bytes = b'') -> bytes:
-  """A PNG file with a header that may lie about its size."""
+  """A PNG file whose header may state another size than that of its data."""
 
   def chunk(kind: bytes, content: bytes) -> bytes:
     return struct.pack('>I', len(content)) + kind + content + struct.pack('>I', zlib.crc32(kind + content))
@@ -105,7 +105,7 @@ def _sentencepiece() -> bytes:
   return vocab.train('subword(size=20)', ['ab cd ef gh', 'ab ab cd'])._model
 
 
-# Hostile files and whole ones, from which hypothesis makes others by flipping, cutting, repeating and joining bytes.
+# Hostile files and whole ones, from which hypothesis makes others by replacing, cutting and joining bytes.
 CORPUS: Mapping[str, list[bytes]] = {
   'text': [
     b'a b\tA B\t0-0 1-1\nc\tC\n',
@@ -213,7 +213,7 @@ def _read_spec(path: Path) -> None:
 
 
 def _read_flags(path: Path) -> None:
-  """Reads a line per flag --config.LINE, as programs do before they read any data."""
+  """Reads each line as a flag --config.LINE, as programs do before they read any data."""
   lines = path.read_text('utf-8', errors='surrogateescape').splitlines()
   arguments = [f'--config={CONFIG}', *(f'--config.{line}' for line in lines)]
   check_config_arguments(arguments)

@@ -16,7 +16,7 @@ def build_once(tmp_path_factory, worker_id: str, name: str, build: Callable[[Pat
     tmp_path_factory: the fixture of pytest.
     worker_id: the fixture of pytest-xdist.
     name: a name of the folder, unique among all tests.
-    build: fills the folder that it is called with, which does not exist; returns an object that can be pickled.
+    build: creates and fills the folder that it is called with; returns an object that can be pickled.
   """
   base = tmp_path_factory.getbasetemp()
   shared = (base if worker_id == 'master' else base.parent) / 'shared' / name

@@ -88,8 +88,8 @@ def test_the_wheels_have_every_file_once_and_the_lean_one_is_small(wheels):
   files = {path.relative_to(ROOT).as_posix() for folder in SOURCE_FOLDERS for path in (ROOT / folder).rglob('*.py')}
   modules = {name if name.startswith('attention_jax/') else f'attention_jax/programs/{name}' for name in files}
   package = ROOT / 'attention_jax'
-  others = {path.relative_to(ROOT).as_posix() for kind in DATA_FILES for path in package.rglob(kind)}
-  assert len(others) > 4 and lean | train == modules | others
+  data_files = {path.relative_to(ROOT).as_posix() for kind in DATA_FILES for path in package.rglob(kind)}
+  assert len(data_files) > 4 and lean | train == modules | data_files
   assert {_train_module(name) for name in train} == {*TRAIN_MODULES, 'attention_jax.programs'}
 
 
@@ -139,7 +139,7 @@ def test_the_lean_wheel_names_the_extra_that_is_missing(wheels, tmp_path):
 
 
 def test_programs_of_the_wheels_run_without_a_clone(wheels, tmp_path):
-  """Runs against this environment's packages; `test_extras` uses fresh environments."""
+  """Runs against this environment's packages; `test_each_extra_installs_and_runs` uses fresh environments."""
   for wheel in wheels:
     zipfile.ZipFile(wheel).extractall(tmp_path / 'site')
   arguments = ['train', '--config=configs/dates.py:bahdanau2015_deep_tanh', '--help_config']
@@ -149,7 +149,7 @@ def test_programs_of_the_wheels_run_without_a_clone(wheels, tmp_path):
 
 
 def find_interpreters():
-  """The supported Pythons on PATH besides the one that runs the tests."""
+  """Python 3.11 to 3.13 on PATH, without the version that runs the tests."""
   names = [f'python3.{minor}' for minor in range(11, 14) if minor != sys.version_info.minor]
   paths = [path for path in map(shutil.which, names) if path is not None]
   return [path for path in paths if not subprocess.run([path, '--version'], capture_output=True).returncode]
@@ -181,7 +181,7 @@ def run_extra(programs, extra, folder):
 
 @pytest.mark.packaging
 @pytest.mark.parametrize('extra', EXTRAS)
-def test_extras(extra, tmp_path):
+def test_each_extra_installs_and_runs(extra, tmp_path):
   """Installs a clone with one extra into a fresh environment and runs one command of it there."""
   clone = tmp_path / 'a clone'  # the space must be quoted in the URL of train/
   files = copy_sources(clone)
@@ -199,7 +199,7 @@ def make_version_cases():
 
 @pytest.mark.packaging
 @pytest.mark.parametrize('python, jax_version', make_version_cases())
-def test_versions_of_python_and_jax(python, jax_version, tmp_path):
+def test_supported_versions_of_python_and_jax_install_and_run(python, jax_version, tmp_path):
   copy_sources(tmp_path / 'clone')
   programs = create_environment(tmp_path / 'venv', python)
   for extra, requirement in {'': '.', 'train': '.[train]'}.items():

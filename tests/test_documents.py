@@ -20,13 +20,13 @@ MAX_README_LINES = 150
 
 
 def blocks(language):
-  """(document, code, expected output or None) of every block in this language."""
-  found = []
+  """Returns (document, code, expected output or '') of every block in this language."""
+  params = []
   for document in DOCUMENTS:
     for name, code, output in BLOCK.findall(document.read_text('utf-8')):
       if name == language:
-        found.append(pytest.param(document.name, code, output, id=f'{document.stem}-{len(found)}'))
-  return found
+        params.append(pytest.param(document.name, code, output, id=f'{document.stem}-{len(params)}'))
+  return params
 
 
 SHARED = ('launch', 'distributed', 'topologies')  # modules that define flags of several programs
@@ -34,7 +34,7 @@ SHARED = ('launch', 'distributed', 'topologies')  # modules that define flags of
 
 @functools.cache
 def program_flags(name):
-  """The flags that a program defines, read from its source and from what all programs share."""
+  """The flags that a program defines, read from its source and from the modules of SHARED."""
   sources = [
     ROOT / 'experiments' / f'{name}.py',
     *(ROOT / 'experiments' / f'{shared}.py' for shared in SHARED),
@@ -67,7 +67,7 @@ def test_python_blocks_run(document, code, output, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(('document', 'code', 'output'), blocks('sh'))
-def test_shell_blocks_name_what_exists(document, code, output):
+def test_shell_blocks_parse_and_name_flags_and_fields_that_exist(document, code, output):
   subprocess.run(['bash', '-n'], input=code, text=True, check=True)
   for line in code.replace('\\\n', ' ').splitlines():
     words = shlex.split(line, comments=True)

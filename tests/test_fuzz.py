@@ -1,4 +1,4 @@
-"""Hostile files end in a result or in one line, whatever reads them; `make chaos` reads 2000 others."""
+"""Every reader of a hostile file ends in a result or in a UserError of one line; `make chaos` reads 2000 others."""
 
 import numpy as np
 import pytest

@@ -48,9 +48,9 @@ FOLDERS = ('attention_jax', 'experiments', 'configs', 'tests')
 FILES = sorted(p.relative_to(ROOT) for folder in FOLDERS for p in (ROOT / folder).rglob('*.py'))
 LAYERED_FILES = [p for p in FILES if p.parts[0] in ('attention_jax', 'experiments')]
 TEST_FILES = [p for p in FILES if p.parts[0] == 'tests' and p.name.startswith('test_')]
-# Ports of the modules to other libraries, with the same names.
+# Ports of the modules to other libraries, whose classes have the same names.
 PORTS = {'attention_equinox.py', 'attention_nnx.py', 'torch_model.py'}
-# Tests of several modules; every other tests/ROOM/test_MODULE.py tests attention_jax/ROOM/MODULE.py.
+# Tests of several modules, by folder; every other test_MODULE.py tests MODULE.py of the folder with the same name.
 CROSS_MODULE_TESTS = {
   '': 'documentation documents fuzz house lesson',
   'data': 'links',
@@ -67,7 +67,7 @@ CROSS_MODULE_TESTS = {
   'training': 'fit_own_model',
 }
 
-# Modules whose functions are tested through those that use them: module -> room/module of the tests.
+# Modules whose functions are tested through those that use them: module -> folder/module of the tests.
 TESTED_BY = {
   'analysis/fonts': 'analysis/plots',
   'analysis/pages': 'analysis/reading_page',
@@ -142,7 +142,7 @@ def test_imports_point_down(path):
     return  # the public names
   for name in project_imports(path):
     imported_layer = layer_of(name)
-    if imported_layer not in LAYER_NUMBERS:  # a public name of the package, for programs and whatever is above them
+    if imported_layer not in LAYER_NUMBERS:  # a public name of the package
       assert layer == 'experiments', f'{path} imports {name}; import it from the module that defines it'
     elif imported_layer != layer:
       assert LAYER_NUMBERS[imported_layer] < LAYER_NUMBERS[layer], f'{path} ({layer}) imports {name}'
@@ -170,11 +170,11 @@ def test_files_do_not_disable_the_formatter(path):
 @pytest.mark.parametrize('path', TEST_FILES, ids=str)
 def test_tests_mirror_the_package(path):
   module = path.stem.removeprefix('test_')
-  room = '.'.join(path.parts[1:-1])
-  if module in CROSS_MODULE_TESTS.get(room, '').split():
+  name = '.'.join(path.parts[1:-1])
+  if module in CROSS_MODULE_TESTS.get(name, '').split():
     return
-  folder = ROOT / room if room == 'experiments' else ROOT / 'attention_jax' / room
-  modules = folder.glob('*.py') if room == '' else folder.rglob('*.py')
+  folder = ROOT / name if name == 'experiments' else ROOT / 'attention_jax' / name
+  modules = folder.glob('*.py') if name == '' else folder.rglob('*.py')
   assert module in {p.stem for p in modules}, f'{path} tests no module of {folder.relative_to(ROOT)}'
 
 
@@ -192,7 +192,7 @@ def test_every_module_with_behaviour_has_a_test_file():
 
 
 def test_public_functions_document_their_arguments():
-  """Scores, alignments and edits (functional/) have an equation instead."""
+  """Those with more than two arguments; scores, alignments and edits (functional/) have an equation instead."""
   undocumented = []
   for path in LAYERED_FILES:
     tree = ast.parse((ROOT / path).read_text('utf-8'))
@@ -207,7 +207,7 @@ def test_public_functions_document_their_arguments():
 
 
 def test_cross_module_tests_exist():
-  listed = {(room, module) for room, modules in CROSS_MODULE_TESTS.items() for module in modules.split()}
+  listed = {(folder, module) for folder, modules in CROSS_MODULE_TESTS.items() for module in modules.split()}
   assert listed <= {('.'.join(p.parts[1:-1]), p.stem.removeprefix('test_')) for p in TEST_FILES}
 
 

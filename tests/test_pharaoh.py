@@ -11,7 +11,7 @@ LINKS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12)
 
 
 @given(LINKS)
-def test_round_trip(links):
+def test_formatted_links_are_parsed_back(links):
   assert parse_pharaoh(format_pharaoh(links)) == tuple(sorted(set(links)))
 
 
@@ -21,7 +21,7 @@ def test_possible_links_round_trip(sure, possible):
   assert gold == (tuple(sorted(set(sure))), tuple(sorted({*sure, *possible})))
 
 
-def test_sure_and_possible_links_of_a_line():
+def test_possible_links_that_are_not_sure_are_parsed_in_gold_lines_only():
   assert parse_gold('1-0 1?0 2?1') == (((1, 0),), ((1, 0), (1, 0), (2, 1)))
   assert parse_pharaoh('1-0') == parse_gold('1-0').sure
   with pytest.raises(UserError, match=r"^a: expected links such as '0-0', got the possible link '2\?1'$"):

@@ -46,7 +46,7 @@ TABLE = {'read_table': read_table, 'read_many': read_many, 'no_options': no_opti
     ("text(train='a, b', sizes=(1, -2), level=None)", ('text', {'train': 'a, b', 'sizes': (1, -2), 'level': None})),
   ],
 )
-def test_specs(spec, expected):
+def test_a_spec_is_parsed_to_a_name_and_options(spec, expected):
   assert parse(spec) == expected
 
 
@@ -67,12 +67,12 @@ def test_specs(spec, expected):
     'dot + sum',
   ],
 )
-def test_unreadable_specs(spec):
+def test_unreadable_specs_raise(spec):
   with pytest.raises(aj.UserError, match=r"^cannot parse .*; expected 'name' or 'name\(option=literal, ...\)'$"):
     parse(spec)
 
 
-def test_an_option_is_given_once():
+def test_an_option_that_is_set_twice_raises():
   with pytest.raises(aj.UserError, match='dot: option x must be set once, got it 2 times'):
     parse('dot(x=1, y=2, x=2)')
 
@@ -92,7 +92,7 @@ def test_an_option_is_given_once():
     ('a, b', None),
   ],
 )
-def test_sums_of_specs(specs, expected):
+def test_sums_of_distinct_specs_are_parsed_and_other_expressions_raise(specs, expected):
   if expected is not None:
     assert parse_sum(specs) == expected and list(parse_sum(specs)) == list(expected)
     return
@@ -186,7 +186,7 @@ def test_schema_of_a_dataclass_a_function_and_a_mapping():
     (Range(high=2, include_high=False), 'less than 2', (-5, 1.9), (2,)),
   ],
 )
-def test_ranges(limits, text, inside, outside):
+def test_a_range_contains_the_values_that_its_text_states(limits, text, inside, outside):
   assert str(limits) == text
   assert all(value in limits for value in inside) and not any(value in limits for value in outside)
 

@@ -53,7 +53,7 @@ def check_page(page: Page) -> None:
 
 @contextlib.contextmanager
 def open_page(address: str):
-  """Opens a page in Chromium in dark colours; fails for messages on the console and requests to other addresses.
+  """Opens a page in Chromium in dark colours; fails for console messages, errors and requests to other addresses.
 
   Needs the package playwright, without which the test is skipped, and Debian's chromium in /usr/bin.
   """

@@ -65,7 +65,7 @@ def test_divergences_of_tiny_weights_and_their_gradients_are_finite(small):
   assert gradient[1] == pytest.approx(np.log(2) / 2 if small > 1e-35 else 0, rel=1e-4)
 
 
-def test_permutations_of_weights():
+def test_the_effect_of_permutations_is_0_for_a_constant_output_and_for_masked_positions():
   rng = jax.random.key(0)
   assert analysis.permutation_effect(constant, WEIGHTS, MASK, rng) == 0
   # With one weight of 1 over four positions, three of four permutations move it: the median is of a moved one.
@@ -76,25 +76,25 @@ def test_permutations_of_weights():
 
   assert analysis.permutation_effect(is_first, one_hot, MASK, rng) == 1
 
-  def last_is_masked(weights):
+  def is_masked_position(weights):
     return jnp.stack([weights[4], 1 - weights[4]])
 
-  assert analysis.permutation_effect(last_is_masked, one_hot, MASK, rng) == 0
+  assert analysis.permutation_effect(is_masked_position, one_hot, MASK, rng) == 0
 
 
 def test_the_output_of_adversarial_weights_is_within_epsilon():
-  found = analysis.adversarial_weights(outputs, WEIGHTS, MASK, jax.random.key(1), epsilon=0.05)
-  assert 0.01 < found.divergence < np.log(2)
-  assert analysis.total_variation(outputs(found.weights), outputs(WEIGHTS)) <= 0.05
-  assert found.weights.sum() == pytest.approx(1, rel=1e-5) and found.weights[4] == 0
+  adversarial = analysis.adversarial_weights(outputs, WEIGHTS, MASK, jax.random.key(1), epsilon=0.05)
+  assert 0.01 < adversarial.divergence < np.log(2)
+  assert analysis.total_variation(outputs(adversarial.weights), outputs(WEIGHTS)) <= 0.05
+  assert adversarial.weights.sum() == pytest.approx(1, rel=1e-5) and adversarial.weights[4] == 0
 
 
 def test_adversarial_weights_of_a_constant_output_are_opposite():
-  found = analysis.adversarial_weights(constant, jnp.array([1.0, 0, 0, 0, 0]), MASK, jax.random.key(1))
-  assert found.divergence > 0.9 * np.log(2) and found.weights[0] < 0.1
+  adversarial = analysis.adversarial_weights(constant, jnp.array([1.0, 0, 0, 0, 0]), MASK, jax.random.key(1))
+  assert adversarial.divergence > 0.9 * np.log(2) and adversarial.weights[0] < 0.1
 
 
-def test_without_weights_within_epsilon_the_original_ones_remain():
-  found = analysis.adversarial_weights(outputs, WEIGHTS, MASK, jax.random.key(1), epsilon=1e-9, steps=3)
-  np.testing.assert_array_equal(found.weights, WEIGHTS)
-  assert found.divergence == 0
+def test_adversarial_weights_are_the_original_ones_if_no_step_is_within_epsilon():
+  adversarial = analysis.adversarial_weights(outputs, WEIGHTS, MASK, jax.random.key(1), epsilon=1e-9, steps=3)
+  np.testing.assert_array_equal(adversarial.weights, WEIGHTS)
+  assert adversarial.divergence == 0

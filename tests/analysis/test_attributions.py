@@ -16,12 +16,12 @@ def linear(x):
 
 
 @pytest.mark.parametrize('attribute', [analysis.gradient_times_input, analysis.integrated_gradients])
-def test_of_a_linear_function_they_are_its_terms(attribute):
+def test_attributions_of_a_linear_function_are_its_terms(attribute):
   np.testing.assert_allclose(attribute(linear, INPUTS), jnp.einsum('tsd,sd->ts', KERNEL, INPUTS), rtol=1e-5)
 
 
 def test_integrated_gradients_of_a_square_are_the_square():
-  # f = Σ x²: the gradient is 2x, its mean on the way from 0 is x. gradient x input is twice as much as f has.
+  # f = Σ x²: the gradient is 2x, its mean on the path from 0 is x. gradient x input is 2x², twice the square.
   def square(x):
     return jnp.sum(x**2)[None]
 
@@ -42,7 +42,7 @@ def test_integrated_gradients_sum_to_the_change_of_the_output():
   assert errors[1] < 1e-3 and errors[1] < errors[0]
 
 
-def test_integrated_gradients_of_16_bit_inputs_add_any_number_of_steps():
+def test_integrated_gradients_of_16_bit_inputs_are_summed_in_32_bits():
   inputs = INPUTS.astype(jnp.bfloat16)
 
   def fn(x):
@@ -54,7 +54,7 @@ def test_integrated_gradients_of_16_bit_inputs_add_any_number_of_steps():
   np.testing.assert_allclose(attributions, expected, atol=0.01)
 
 
-def test_leaving_one_out_of_a_sum_loses_its_term():
+def test_leaving_a_position_out_of_a_sum_loses_its_term():
   terms = jnp.array([[1.0, 2.0, 3.0, 7.0], [0.0, -1.0, 0.5, 7.0]])
   mask = jnp.array([True, True, True, False])
   lost = analysis.leave_one_out(lambda mask: terms @ mask.astype(jnp.float32), mask)

@@ -48,7 +48,7 @@ def test_path_is_drawn_on_its_image():
   assert [patch.get_xy() for patch in axes.patches] == [(3.5, 1.5), (6.5, -0.5)]
 
 
-def test_one_row_per_image(tmp_path):
+def test_the_picture_has_a_row_for_each_image(tmp_path):
   item = glimpse_paths.GlimpsePath(np.zeros((8, 8, 3), np.uint8), np.zeros((3, 2)))
   shorter = item._replace(locations=np.zeros((1, 2)))
 

@@ -49,7 +49,7 @@ def test_gradients_of_a_linear_recurrence_have_a_closed_form(attends):
     assert factor == pytest.approx(DECAY, rel=1e-5)
 
 
-def test_distances_are_those_of_a_walk():
+def test_recurrent_distances_count_steps_to_the_nearer_end_and_in_the_decoder():
   distances = recurrent_distances(5, 3)
   for target in range(3):
     for source in range(5):

@@ -1,4 +1,4 @@
-"""Gates of heads: scaled weights by another way, the importance of each, and pruning."""
+"""Gates of heads against gates on the values, the importance of each head, and pruning."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ def transformer():
 
 
 def attend(params, gates=None):
-  """Contexts of ATTENTION; with gates, those of weights that are multiplied by the gate of their head."""
+  """Returns the contexts of ATTENTION, with values multiplied by the gate of their head; initial params for None."""
   query = jax.random.normal(jax.random.key(1), (2, 4, 5))
   encoded = jax.random.normal(jax.random.key(2), (2, 7, 5))
 
@@ -35,7 +35,7 @@ def attend(params, gates=None):
   return jax.jit(lambda params: ATTENTION.apply({'params': params}, method=run).context)(params)
 
 
-def test_a_gate_multiplies_what_its_head_adds():
+def test_a_gate_multiplies_the_output_of_its_head():
   params = {'layer': attend(None)}
   gates = jnp.array([0.0, 1.0, 2.5])
   gated = analysis.gate_heads(params, {'layer': gates})
@@ -87,7 +87,7 @@ def test_the_least_important_heads_are_pruned(transformer):
 
 
 @pytest.mark.parametrize('count', [-1, 25])
-def test_no_more_heads_are_pruned_than_there_are(transformer, count):
+def test_a_count_below_0_or_above_the_number_of_heads_raises(transformer, count):
   importance = analysis.open_gates(transformer[1])
   with pytest.raises(UserError, match=f'^count must be from 0 to 24, the number of heads, got {count}$'):
     analysis.prune_heads(transformer[1], importance, count)

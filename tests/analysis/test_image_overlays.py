@@ -1,4 +1,4 @@
-"""Pictures of captions: a panel and a frame for every word, references and gold boxes, and light by the weights."""
+"""Pictures of captions: a panel and a frame for every word, references and gold boxes, and brightness by weights."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def test_references_are_above_and_gold_boxes_in_the_image(tmp_path):
   item = image_overlays.CaptionOverlay(GREY, ['a'], np.ones((1, 2, 2)))
 
   def measure(item):
-    """The height of the picture, and the number of pixels in the colour of gold captions and boxes."""
+    """The height of the picture, and the number of pixels in the colour of references and boxes."""
     image_overlays.write([item], tmp_path / 'out.png')
     with Image.open(tmp_path / 'out.png') as panels:
       pixels = np.asarray(panels.convert('RGB')).astype(int)

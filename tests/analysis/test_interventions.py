@@ -47,7 +47,7 @@ def model_and_params(request):
 
 
 def step_through(model, params, source, mask, target):
-  """Outputs of one step after another, which read the tokens of the target."""
+  """Returns the logits and weights of single steps, each of which reads the target token before it."""
   step = jax.jit(functools.partial(model.apply, {'params': params}, method='step'))
 
   def start():
@@ -172,7 +172,7 @@ def test_source_vectors_can_be_replaced(shared):
   assert abs(expected - same).max() > 1e-4
 
 
-def test_self_attention_of_the_encoder():
+def test_encoder_weights_are_those_of_each_layer_and_head():
   pair = make_pair(build_transformer(heads=4))
   weights = jax.jit(lambda params: interventions.encoder_weights(pair._replace(params=params)))(pair.params)
   assert weights.shape == (2, 4, S, S)

@@ -1,4 +1,4 @@
-"""Pages in a notebook: a frame with the whole page, escaped, and the request that a call stands for."""
+"""Pages in a notebook: a frame with the whole page, escaped, and the request that `show` makes."""
 
 import html
 import types
@@ -25,7 +25,7 @@ def run():
   return types.SimpleNamespace(system=FakeSystem(), params='params', folder='runs/dates')
 
 
-def test_a_call_is_a_request(run):
+def test_show_requests_readings_of_its_arguments(run):
   page = analysis.show(run, 'a <b>', 'c', analyses=['entropy'], hypotheses=2, height=400)
   assert run.system.params == 'params'
   assert run.system.request.inputs == ('a <b>', 'c') and run.system.request.hypotheses == 2
@@ -50,7 +50,7 @@ def test_a_notebook_gets_the_page_in_a_frame(run, tmp_path):
   assert (tmp_path / 'page.html').read_text('utf-8') == page.text
 
 
-def test_without_a_line_or_readings_show_raises(run):
+def test_show_raises_without_lines_and_for_systems_without_readings(run):
   with pytest.raises(UserError, match='at least one line'):
     analysis.show(run)
   run.system = object()

@@ -60,7 +60,7 @@ def test_a_caption_has_a_picture_for_all_words_and_one_for_each(tmp_path):
 GLIMPSES = glimpse_paths.GlimpsePath(np.zeros((8, 16, 1), np.uint8), np.array([[0.0, 0.0], [-0.5, 0.5]]), 'test 1')
 
 
-def test_a_glimpse_has_its_place_its_box_and_what_was_read(tmp_path):
+def test_each_glimpse_has_a_place_boxes_and_a_picture_of_its_patches(tmp_path):
   glimpse_paths.write([GLIMPSES], tmp_path / 'page.html', 4, 2)
   (record,) = read_page(tmp_path / 'page.html').data
   assert record['steps'] == ['glimpse 1', 'glimpse 2'] and len(record['frames']) == 1
@@ -88,7 +88,7 @@ def test_another_suffix_raises(tmp_path):
 
 
 @pytest.mark.packaging
-def test_the_pages_in_a_browser(tmp_path):
+def test_the_pages_work_in_a_browser(tmp_path):
   image_overlays.write([CAPTION._replace(title=HOSTILE), CAPTION], tmp_path / 'captions.html')
   with open_page((tmp_path / 'captions.html').as_uri()) as page:
     assert page.locator('h2').text_content() == HOSTILE and page.locator('.box').count() == 1

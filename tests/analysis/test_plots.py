@@ -1,4 +1,4 @@
-"""Heatmaps: every script has glyphs, padding is not drawn, no global setting changes, and errors take one line."""
+"""Heatmaps: every script has glyphs, padding is not drawn, no global setting changes, and invalid input raises."""
 
 import subprocess
 import sys

@@ -12,7 +12,7 @@ RIGHT = (4, 0, 8, 8)
 CENTRES = np.array([2.0, 6.0]), np.array([2.0, 6.0])
 
 
-def test_words_and_phrases():
+def test_merged_words_of_a_phrase_count_once_and_words_without_a_box_not_at_all():
   weights = np.zeros((5, 4))
   weights[0, 1] = 1.0  # a word without a box
   weights[1, [0, 1]] = 0.9, 0.1  # a hit

@@ -1,4 +1,4 @@
-"""Readings: which measurements are maps, and their records."""
+"""Readings: which measurements are maps, and the records of readings."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Files of readings: the format is that of the suffix, and pictures contain what was measured."""
+"""Files of readings: the format is that of the suffix, and pictures contain weights and maps."""
 
 import json
 
@@ -18,7 +18,7 @@ def test_pictures_show_weights_and_maps(tmp_path):
   assert imread(tmp_path / 'both.png').shape[1] == 2 * imread(tmp_path / 'weights.png').shape[1]
 
 
-def test_pictures_show_maps_of_other_tokens_and_leave_out_lists(tmp_path):
+def test_pictures_show_maps_of_other_tokens_and_leave_out_lists_and_numbers(tmp_path):
   square = {'rollout': Measurement(np.eye(3), (SOURCE, SOURCE))}
   reading_files.write([READING._replace(measurements={})], tmp_path / 'weights.png')
   reading_files.write([READING._replace(measurements=square)], tmp_path / 'both.png')
@@ -51,7 +51,7 @@ def test_maps_without_any_value_are_drawn(tmp_path):
   assert (tmp_path / 'zeros.png').exists()
 
 
-def test_json(tmp_path):
+def test_json_holds_the_records_of_readings(tmp_path):
   reading_files.write([READING], tmp_path / 'readings.json')
   (record,) = json.loads((tmp_path / 'readings.json').read_text('utf-8'))
   assert record['source'] == 'a b' and record['target_tokens'] == TARGET

@@ -33,12 +33,12 @@ def test_hostile_text_stays_text():
   assert run['name'] == run['readings'][0]['source_tokens'][0].replace('␣', ' ') == HOSTILE
 
 
-def test_runs_stand_side_by_side():
+def test_readings_are_grouped_by_run():
   runs = Page(render_page([READING._replace(run='a'), READING._replace(run='b')])).data
   assert [run['name'] for run in runs] == ['a', 'b']
 
 
-def test_agreement_with_gold_links():
+def test_agreement_with_gold_links_is_precision_and_recall():
   agreement = Page(render_page([READING])).data[0]['readings'][0]['agreement']
   assert agreement == {'precision': 0, 'recall': 0}  # the largest weight of x is on b, its gold link on a
   other = READING._replace(gold=np.array([[1, 0], [0, 0]]))
@@ -65,7 +65,7 @@ def test_invisible_tokens_are_visible(tmp_path):
 
 
 @pytest.mark.packaging
-def test_the_page_in_a_browser(tmp_path):
+def test_the_page_works_in_a_browser(tmp_path):
   rng = np.random.default_rng(0)
   readings = []
   for example in range(500):

@@ -87,7 +87,8 @@ def test_other_paths_and_other_hosts_are_rejected(port):
 
 
 @pytest.mark.parametrize('host', ['localhost', HOST])
-def test_browsers_leave_out_port_80(port, host):
+def test_a_host_without_a_port_is_accepted(port, host):
+  """Browsers leave out port 80."""
   assert get(port, '/', host)[0] == 200
 
 

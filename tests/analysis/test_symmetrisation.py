@@ -64,7 +64,7 @@ def test_every_method_lies_between_intersection_and_union(forward, reverse):
     assert forward & reverse <= links <= forward | reverse
 
 
-def test_an_example():
+def test_links_of_an_example_are_those_by_hand():
   forward = [(0, 0), (1, 1), (2, 2), (4, 4)]
   reverse = [(0, 0), (1, 1), (1, 2), (3, 3), (0, 4)]
   assert symmetrise(forward, reverse, 'grow_diag') == [(0, 0), (1, 1), (1, 2), (2, 2), (3, 3), (4, 4)]

@@ -35,13 +35,18 @@ from tests.experiments.train_every_system import CONFIGS, configs, shrink_tasks
 # Files that are compared otherwise, or not at all: there may be a commit while the runs are made.
 MACHINE_FILES = {'metrics.jsonl', 'digests.json', '.lock', 'commits.txt'}
 MACHINE_DEPENDENT = {'train/tokens_per_second', 'train/steps_per_second', 'train/compilations'}
-# Updates, evaluations and checkpoints of a run that is killed.
-LONGER = {'training.steps': 30, 'training.evaluate_every': 6, 'training.checkpoint_every': 4, 'training.keep': 2}
+# Longer than the runs of CONFIGS, so that kills hit updates, evaluations and checkpoints.
+LONGER_TRAINING = {
+  'training.steps': 30,
+  'training.evaluate_every': 6,
+  'training.checkpoint_every': 4,
+  'training.keep': 2,
+}
 INTERRUPTED = 75  # exit status of a run that saved its state in the grace period
 TRAIN = 'train'  # the first argument of a process that trains one run
 READY = 'ready'  # the line of a process that has imported everything
-COLD_SHARE = 0.15  # share of starts with an empty compilation cache, killed while compiling
-STARTING_SHARE = 0.1  # share of kills before the process is ready
+COLD_SHARE = 0.15  # share of starts without the compilation cache, so that kills hit compilations
+STARTING_SHARE = 0.1  # share of starts whose time to the kill begins before the process is ready
 TIMEOUT = 1800  # seconds for a run, on a machine that is shared with others
 SECOND_KILL_SHARE = 0.3  # share of SIGTERMs that SIGKILL follows within a second, in the grace period
 
@@ -54,7 +59,7 @@ class Chaos:
     system: a key of train_every_system.CONFIGS.
     folder: the folder of its runs, of which `whole` is the uninterrupted one.
     task: the folder of a task of pairs.
-    kills: number of kills to make.
+    kills: number of starts; each is killed unless the run ends before.
     seed: seed of the moments.
   """
 
@@ -86,7 +91,7 @@ class Chaos:
     return self.counts
 
   def _kill(self, name: str) -> bool:
-    """Starts or resumes a run and kills it; returns whether it had ended before."""
+    """Starts or resumes a run and kills it unless it ends before; returns whether the run is finished."""
     is_cold = self.random.random() < COLD_SHARE
     process = self._start(name, is_cold)
     if self.random.random() > STARTING_SHARE:
@@ -140,14 +145,14 @@ def wait_for_line(process: subprocess.Popen, text: str) -> None:
       return
 
 
-def check_same_params(one: Path, other: Path) -> None:
+def check_same_params(first: Path, second: Path) -> None:
   """Checks that the latest and the best parameters of two runs are the same, bit for bit."""
   for kind in ('latest', 'best'):
-    runs = open_run(one, kind), open_run(other, kind)
+    runs = open_run(first, kind), open_run(second, kind)
     assert runs[0].step == runs[1].step
     params = [flatten_dict(run.params, sep='/') for run in runs]
     for name, value in params[0].items():
-      assert np.array_equal(value, params[1][name]), f'{other}: {kind} {name} differs'
+      assert np.array_equal(value, params[1][name]), f'{second}: {kind} {name} differs'
 
 
 def comparable_text(path: Path) -> str:
@@ -182,7 +187,7 @@ def main(kills: int) -> None:
 def train(output: Path, pairs: Path, system: str) -> None:
   """Trains, or resumes, a tiny run of one system; exits with the status of train.py."""
   shrink_tasks(pytest.MonkeyPatch())
-  config = flatten_dict(dict(configs(pairs, [system]))[system], sep='.') | LONGER
+  config = flatten_dict(dict(configs(pairs, [system]))[system], sep='.') | LONGER_TRAINING
   print(READY, flush=True)
   results = experiment.train(unflatten_dict(config, sep='.'), output / system)
   sys.exit(INTERRUPTED if results is None else 0)

@@ -9,7 +9,7 @@ from tests.shared_runs import build_once, train_once
 
 @pytest.fixture(scope='session')
 def task(tmp_path_factory, worker_id):
-  """The folder of a task, the same for all test workers, as the config of `trained` names it."""
+  """The folder of a task, the same for all test workers, because the config of `trained` names it."""
   folder, _ = build_once(tmp_path_factory, worker_id, 'task', write_task)
   return folder
 

@@ -117,7 +117,7 @@ def start_together(
   Args:
     module: name of the module.
     *args: its arguments.
-    settings: environment variables of each process; by default of two.
+    settings: environment variables of each process; by default none, for two processes.
   """
   with socket.socket() as free:
     free.bind(('127.0.0.1', 0))
@@ -143,7 +143,7 @@ def start_together(
 def wait_for_outputs(processes: list[subprocess.Popen], runs: int = 1, expected: int = 0) -> list[str]:
   """Returns what the processes printed, after all have ended with the expected exit code.
 
-  When one fails the others would wait for it, so all are killed.
+  Kills all of them if one fails, because the others would block, or after TIMEOUT seconds for each of `runs`.
   """
   deadline = time.monotonic() + runs * TIMEOUT
   while (

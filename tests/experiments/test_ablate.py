@@ -45,7 +45,9 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(('arguments', 'parts'), MISTAKES)
+@pytest.mark.parametrize(
+  ('arguments', 'parts'), MISTAKES, ids=[' '.join(arguments) or 'no arguments' for arguments, _ in MISTAKES]
+)
 def test_mistakes_are_one_line(arguments, parts, tmp_path):
   result = run('ablate', *arguments)
   assert result.code == 2 and result.err.startswith('error: ') and result.err.count('\n') == 1, result.err
@@ -60,7 +62,7 @@ def test_several_mistakes_are_one_line_each(tmp_path):
   assert not (tmp_path / 'x').exists()
 
 
-def test_a_file_that_defines_a_sweep(tmp_path, monkeypatch):
+def test_mistakes_with_a_file_that_defines_a_sweep_name_the_file(tmp_path, monkeypatch):
   path = tmp_path / 'mine.py'
   path.write_text(SWEEP_FILE)
   result = run('ablate', f'--workdir={tmp_path / "x"}', f'--config={path}', '--grid=model.embedding=3')
@@ -88,7 +90,7 @@ def test_a_report_is_written_from_the_ledger(tmp_path):
 
 
 @pytest.mark.long
-def test_a_sweep_of_real_runs(task, tmp_path, monkeypatch):
+def test_a_sweep_of_real_runs_is_planned_run_reported_and_compared(task, tmp_path, monkeypatch):
   environment = compiled.cache_environment() | {
     'XLA_FLAGS': f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count={DEVICES}'
   }
@@ -113,7 +115,7 @@ def test_a_sweep_of_real_runs(task, tmp_path, monkeypatch):
   assert '| model.attention.alignment | softmax | sparsemax |' in text and '| p = ' in text
 
 
-def test_compare_needs_finished_runs(trained, tmp_path):
+def test_compare_needs_two_run_folders(trained, tmp_path):
   folder, _ = trained
   assert 'expected at least two run folders' in run('compare', str(folder)).err
   result = run('compare', str(folder), str(tmp_path))

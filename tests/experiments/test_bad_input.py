@@ -132,13 +132,13 @@ def assert_user_error(result, parts):
     assert part in result.err, result.err
 
 
-@pytest.mark.parametrize(('args', 'parts'), FLAGS)
-def test_wrong_flags(args, parts):
+@pytest.mark.parametrize(('args', 'parts'), FLAGS, ids=[' '.join(args) or 'no flags' for args, _ in FLAGS])
+def test_wrong_flags_are_user_errors(args, parts):
   assert_user_error(run('train', *args), parts)
 
 
 @pytest.mark.parametrize(('field', 'parts'), FIELDS)
-def test_wrong_config_fields(field, parts, tmp_path):
+def test_wrong_config_fields_are_user_errors(field, parts, tmp_path):
   assert_user_error(run('train', CONFIG, f'--workdir={tmp_path / "run"}', f'--config.{field}'), parts)
   assert not (tmp_path / 'run').exists()
 
@@ -149,7 +149,7 @@ def test_a_decoder_without_attention_cannot_be_selected_by_alignments(tmp_path):
   assert_user_error(result, ["training.select='precision' measures alignments", 'has no attention'])
 
 
-def test_buckets_longer_than_the_positions(task, tmp_path):
+def test_buckets_longer_than_the_positions_are_user_errors(task, tmp_path):
   encoder = 'transformer(features=4, heads=2, hidden=4, position="learned(max_positions=3)")'
   result = run('train', *tiny_arguments(task, tmp_path / 'run', f'--config.model.encoder={encoder}'))
   assert_user_error(result, ["position 'learned': sequences must have at most max_positions=3 positions, got 5"])
@@ -157,7 +157,7 @@ def test_buckets_longer_than_the_positions(task, tmp_path):
 
 
 @pytest.mark.parametrize(('content', 'parts'), TABLES)
-def test_wrong_tables(task, content, parts, tmp_path):
+def test_wrong_tables_are_user_errors(task, content, parts, tmp_path):
   path = tmp_path / 'table.tsv'
   path.write_bytes(content)
   result = run('train', *tiny_arguments(task, tmp_path / 'run', f"--config.data.task=tsv(train='{path}')"))
@@ -165,7 +165,7 @@ def test_wrong_tables(task, content, parts, tmp_path):
   assert not (tmp_path / 'run').exists()
 
 
-def test_unreadable_files(task, tmp_path):
+def test_unreadable_files_are_user_errors(task, tmp_path):
   def assert_task_error(spec, *parts):
     result = run('train', *tiny_arguments(task, tmp_path / 'run', f'--config.data.task={spec}'))
     assert_user_error(result, parts)
@@ -185,7 +185,7 @@ def test_unreadable_files(task, tmp_path):
   assert_task_error("tfds(name='nosuchset/de-en')", "tfds set 'nosuchset/de-en' is not prepared in")
 
 
-def test_losses_and_schedules_whose_requirements_are_not_met(task, tmp_path):
+def test_losses_and_schedules_whose_requirements_are_not_met_are_user_errors(task, tmp_path):
   def assert_fields_error(fields, *parts):
     result = run('train', *tiny_arguments(task, tmp_path / 'run', *(f'--config.{field}' for field in fields)))
     assert_user_error(result, parts)
@@ -214,7 +214,7 @@ def test_a_vocabulary_too_large_for_the_data_leaves_no_folder(task, tmp_path):
   assert not (tmp_path / 'run').exists()
 
 
-def test_unusable_folders(task, trained, tmp_path):
+def test_unusable_folders_are_user_errors(task, trained, tmp_path):
   before = read_tree(task)
   assert_user_error(
     run('train', *tiny_arguments(task, task)), ['holds files (dev.tsv, test.tsv, train.tsv) but no config.json']
@@ -231,7 +231,7 @@ def test_unusable_folders(task, trained, tmp_path):
   assert read_tree(folder) == before
 
 
-def test_damaged_checkpoints(trained, task, tmp_path):
+def test_damaged_checkpoints_are_user_errors(trained, task, tmp_path):
   folder = tmp_path / 'run'
   shutil.copytree(trained[0], folder)
   for path in (folder / 'checkpoints').rglob('*'):
@@ -247,7 +247,7 @@ def test_damaged_checkpoints(trained, task, tmp_path):
 
 
 @pytest.mark.parametrize('program', ['evaluate', 'translate', 'inspect_attention'])
-def test_folders_without_a_run(program, tmp_path):
+def test_folders_without_a_run_are_user_errors(program, tmp_path):
   assert_user_error(run(program), ['--workdir is missing'])
   assert_user_error(run(program, f'--workdir={tmp_path}/no'), [f'{tmp_path}/no holds no config.json'])
   assert_user_error(run(program, f'--workdir={tmp_path}', '--checkpoint=bst'), ['holds no config.json'])
@@ -255,14 +255,14 @@ def test_folders_without_a_run(program, tmp_path):
   assert os.listdir(tmp_path) == []
 
 
-def test_a_run_with_unknown_fields(trained, tmp_path):
+def test_a_run_with_unknown_fields_is_a_user_error(trained, tmp_path):
   config = (trained[0] / 'config.json').read_text()
   (tmp_path / 'config.json').write_text(config.replace('"seed": 0', '"sed": 0'))
   result = run('translate', f'--workdir={tmp_path}', stdin=b'eins')
   assert_user_error(result, [f'{tmp_path}/config.json', 'training.sed', 'default_config()'])
 
 
-def test_splits_rows_and_outputs_that_do_not_fit_a_run(trained, tmp_path):
+def test_splits_rows_and_outputs_that_do_not_fit_a_run_are_user_errors(trained, tmp_path):
   folder, _ = trained
   workdir = f'--workdir={folder}'
   existing = tmp_path / 'existing.txt'
@@ -285,7 +285,7 @@ def test_splits_rows_and_outputs_that_do_not_fit_a_run(trained, tmp_path):
   assert existing.read_text() == 'text'
 
 
-def test_input_and_options_of_translate(trained, tmp_path):
+def test_mistakes_in_input_and_options_of_translate_are_user_errors(trained, tmp_path):
   workdir = f'--workdir={trained[0]}'
   assert_user_error(run('translate', workdir, stdin=b''), ['stdin: the file is empty'])
   assert_user_error(run('translate', workdir, '--max_length=100000000'), ['--max_length=100000000', '100000'])

@@ -242,7 +242,7 @@ def test_the_suite_of_prepared_data_measures_every_step(pairs_folder, monkeypatc
 
 
 @pytest.mark.long
-def test_both_sides_of_the_seeds_run():
+def test_both_sides_of_the_suite_seeds_run():
   config, vocab_sizes, bucket = seeds.CASES['cmudict:luong2015_birnn']
   config = config.copy_and_resolve_references()
   config.model.update({'encoder': 'rnn(features=4)', 'decoder': 'luong(features=4)', 'embedding': 4})

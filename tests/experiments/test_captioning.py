@@ -42,7 +42,7 @@ def trained(tmp_path_factory):
   return folder, result.out
 
 
-def test_results_and_hypotheses(trained):
+def test_a_run_writes_results_and_hypotheses(trained):
   folder, out = trained
   assert 'test: 16 pictures (64 x 64 x 3), 16 captions' in out
   record = json.loads((folder / 'results.json').read_text())
@@ -76,7 +76,7 @@ def test_new_pictures_get_captions(trained, tmp_path):
   assert result.code == 2 and result.err == f'error: stdin:2: {tmp_path}/no.png: no such file\n'
 
 
-def test_evaluation_and_plots(trained, tmp_path):
+def test_splits_are_evaluated_and_drawn(trained, tmp_path):
   folder, _ = trained
   result = run('evaluate', f'--workdir={folder}', '--split=unseen', '--beams=1', f'--output={tmp_path}/hypotheses.txt')
   assert result.code == 0 and 'pointing' in result.out
@@ -106,7 +106,7 @@ def test_metrics_by_a_property_need_metrics(trained, tmp_path):
 
 
 @pytest.mark.long
-def test_plots_of_new_pictures_and_pages(trained, tmp_path):
+def test_new_pictures_are_drawn_and_rows_are_written_as_a_page(trained, tmp_path):
   folder, _ = trained
   Image.new('RGB', (90, 70), 'red').save(tmp_path / 'picture.png')
   result = run(
@@ -129,8 +129,8 @@ def test_hard_attention_is_trained_with_reinforce(tmp_path):
   assert any(record.get('train/reinforce') for record in records)
 
 
-@pytest.mark.parametrize('splits', [('train',), ('train', 'validation')])
-def test_a_selection_by_boxes_without_boxes_in_the_validation_split(splits, tmp_path):
+@pytest.mark.parametrize('splits', [('train',), ('train', 'validation')], ids=['without validation', 'with validation'])
+def test_a_selection_by_boxes_needs_boxes_in_the_validation_split_if_there_is_one(splits, tmp_path):
   for split in splits:
     Image.new('RGB', (64, 64), 'red').save(tmp_path / f'{split}.png')
   rows = ['image,caption,split', *(f'{split}.png,red,{split}' for split in splits)]

@@ -1,4 +1,4 @@
-"""Every claim has a sweep whose settings exist in both forms, records, a small picture and a page with a verdict."""
+"""Claims have a sweep with valid settings; measured ones have records, a small picture and a page with a verdict."""
 
 import itertools
 import re

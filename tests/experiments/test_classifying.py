@@ -37,7 +37,7 @@ def trained(reviews):
   return reviews[0] / 'run', result.out
 
 
-def test_it_learns_and_reports_its_data(trained):
+def test_training_learns_the_labels_and_reports_the_data(trained):
   folder, out = trained
   assert 'train: 32 documents (16 blame, 16 praise); unknown words: 0.00 %' in out
   results = json.loads((folder / 'results.json').read_text())['results']['validation']
@@ -46,7 +46,7 @@ def test_it_learns_and_reports_its_data(trained):
   assert labels == list(LABELS.values()) * 8
 
 
-def test_evaluation_and_plots(trained, tmp_path):
+def test_splits_are_evaluated_and_drawn(trained, tmp_path):
   folder, _ = trained
   result = run('evaluate', f'--workdir={folder}', '--split=train', f'--output={tmp_path}/hypotheses.txt')
   assert result.code == 0 and 'accuracy' in result.out and len((tmp_path / 'hypotheses.txt').read_text().split()) == 32

@@ -51,7 +51,7 @@ def test_another_system_is_compiled_from_its_data(config):
   assert line.startswith('6 x (20, 20): ') and '; fits; ' in line
 
 
-def test_tokens_are_those_of_translation(config):
+def test_the_tokens_of_a_batch_are_an_error_for_other_systems_than_translation(config):
   result = run('plan_pods', '--config=configs/digits.py:mnih2014')
   assert result.code == 2 and "config.system must be 'translation' for tokens of both sides" in result.err
 
@@ -69,7 +69,7 @@ def test_it_is_an_error_if_no_mesh_fits(config, monkeypatch):
   assert 'no mesh of --topology=v5e:2x2 fits' in result.err
 
 
-def test_a_table_of_slices(config):
+def test_plan_pods_prints_a_table_of_slices(config):
   result = run('plan_pods', config, '--entries=20', '--tokens=16', '--topologies=v5e:2x2', '--config.mesh.fsdp=8')
   assert result.code == 0, result.err
   head, rule, row = result.out.splitlines()

@@ -1,4 +1,4 @@
-"""Every combination of parts that configs and presets select is built; one update of each preset runs at tiny sizes."""
+"""Every combination of parts that configs and presets select is valid; one update runs of each distinct tiny preset."""
 
 import functools
 import gzip
@@ -184,7 +184,7 @@ def _distinct_presets_of(system: str) -> list:
 
 
 @pytest.mark.parametrize(('name', 'preset'), distinct_presets())
-def test_one_update(name, preset, folder):
+def test_one_update_is_finite_and_has_a_gradient(name, preset, folder):
   config = tiny_config(name, preset)
   system = load_system(config, folder)
   training = Training(**config['training'])

@@ -1,4 +1,4 @@
-"""Options of translate, and score, on a tiny run."""
+"""Options of translate, evaluate, score and align, on a tiny run."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ def read_columns(result):
   return [line.split('\t') for line in result.out.splitlines()]
 
 
-def test_diverse_beams(trained):
+def test_diverse_beams_do_not_repeat_hypotheses(trained):
   rows = read_columns(run('translate', f'--workdir={trained[0]}', '--beams=4', '--groups=2', '--nbest=4', stdin=INPUT))
   assert {number for number, *_ in rows} == {'1', '3'} and len(rows) > 4
   assert len({(number, text) for number, _, text, *_ in rows}) == len(rows)  # no repetition
@@ -38,7 +38,7 @@ def test_samples_depend_on_the_number_of_their_line(trained):
 
 @pytest.mark.long
 def test_an_ensemble_of_one_run_twice_is_that_run(trained):
-  """The quick forms: two steps as an ensemble, below, and a run with itself in tests/systems/test_runs.py."""
+  """The quick forms: an ensemble of two checkpoints, below, and of a run with itself in tests/systems/test_runs.py."""
   twice = f'--workdir={trained[0]}, {trained[0]}'
   assert run('translate', twice, stdin=INPUT).out == run('translate', f'--workdir={trained[0]}', stdin=INPUT).out
 
@@ -95,7 +95,7 @@ def test_outputs_begin_with_their_prefixes(trained, tmp_path):
   assert lines[0].split()[0] == plain[2].split()[0] and lines[1:] == plain[1:]
 
 
-def test_minimum_bayes_risk_reranking(trained):
+def test_minimum_bayes_risk_reranking_selects_one_of_the_samples(trained):
   reranked = run('translate', f'--workdir={trained[0]}', '--samples=4', '--temperature=3', '--mbr=chrf', stdin=INPUT)
   samples = read_columns(run('translate', f'--workdir={trained[0]}', '--samples=4', '--temperature=3', stdin=INPUT))
   assert reranked.out.count('\n') == 3
@@ -133,7 +133,7 @@ def test_given_translations_are_scored(trained, tmp_path):
 
 
 def write_pairs(folder):
-  """Writes two pairs with a blank line between them; returns the flags that name the files."""
+  """Writes two pairs and their gold links, with a blank line between; returns the flags that name the files."""
   folder.mkdir(exist_ok=True)
   for name, text in (('source', 'a b c\n\nd\n'), ('target', 'A B C\n\nD\n'), ('gold', '0-0 1-1 2?2\n\n0-0\n')):
     (folder / name).write_text(text)
@@ -205,12 +205,12 @@ def test_mistakes_are_reported_in_one_line(trained, flags, message):
   ), result.err
 
 
-def test_shortlists(trained, task, tmp_path, monkeypatch):
+def test_searches_and_samples_use_shortlists_of_a_stored_lexicon(trained, task, tmp_path, monkeypatch):
   copy = tmp_path / 'run'
   shutil.copytree(trained[0], copy)
   workdir = f'--workdir={copy}'
   full = run('translate', workdir, '--json', stdin=INPUT)
-  short = run('translate', workdir, '--json', '--shortlist=3', stdin=INPUT)  # of a vocabulary below the multiple: all
+  short = run('translate', workdir, '--json', '--shortlist=3', stdin=INPUT)  # all tokens: fewer than SHORTLIST_MULTIPLE
   assert short == full and (copy / 'lexicon.npz').exists()
   monkeypatch.setattr('attention_jax.data.lexicon.SHORTLIST_MULTIPLE', 1)
   result = run('translate', workdir, '--json', '--shortlist=1', '--nbest=2', stdin=INPUT)

@@ -1,4 +1,4 @@
-"""Flags of programs that several processes run together, and what happens when one of them is lost."""
+"""Flags of programs that several processes run together, and errors when a process is lost or has another config."""
 
 import socket
 import time
@@ -9,7 +9,7 @@ from tests.experiments.helpers import start_together, start_training, tiny_argum
 from tests.experiments.test_bad_input import assert_user_error, run
 
 FLAGS = ('--coordinator=127.0.0.1:7613', '--processes=2', '--process=1')
-SOON = 5  # seconds of --peer_timeout
+PEER_TIMEOUT = 5  # seconds
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,7 @@ SOON = 5  # seconds of --peer_timeout
     ((*FLAGS, '--coordinator=host:65536'), ["--coordinator must be HOST:PORT, got 'host:65536'"]),
     ((*FLAGS, '--process=-1'), ['--process=-1']),
   ],
+  ids=' '.join,
 )
 def test_mistakes_in_the_flags_are_reported(flags, parts, task, tmp_path):
   assert_user_error(run('train', *tiny_arguments(task, tmp_path / 'run', *flags)), parts)
@@ -29,7 +30,7 @@ def test_mistakes_in_the_flags_are_reported(flags, parts, task, tmp_path):
 
 @pytest.mark.long
 def test_a_process_that_never_arrives_ends_the_others(task, tmp_path):
-  process = start_training(*tiny_arguments(task, tmp_path / 'run', *FLAGS, f'--peer_timeout={SOON}'))
+  process = start_training(*tiny_arguments(task, tmp_path / 'run', *FLAGS, f'--peer_timeout={PEER_TIMEOUT}'))
   output, _ = process.communicate(timeout=120)
   assert process.returncode == 2
   expected = 'error: process 1 of 2 has waited 5 s at 127.0.0.1:7613 for process 0, which did not arrive; start one '
@@ -42,10 +43,10 @@ def test_a_process_that_never_arrives_ends_the_others(task, tmp_path):
   [(1, 'The following tasks are unhealthy (stopped sending heartbeats):\n1\n'), (0, 'leader task')],
   ids=['process 1', 'process 0, the coordinator'],
 )
-def test_a_process_that_dies_ends_the_others_by_name(killed, message, task, tmp_path):
+def test_a_process_that_dies_ends_the_other_with_a_message_that_names_it(killed, message, task, tmp_path):
   folder = tmp_path / 'run'
   settings = [f'--config.training.{name}' for name in ('steps=1000000', 'evaluate_every=0', 'checkpoint_every=0')]
-  arguments = tiny_arguments(task, folder, *settings, f'--peer_timeout={SOON}')
+  arguments = tiny_arguments(task, folder, *settings, f'--peer_timeout={PEER_TIMEOUT}')
   processes = start_together('experiments.train', '--distributed', *arguments)
   wait_for_step(folder, 2, processes)
   processes[killed].kill()
@@ -59,7 +60,7 @@ def test_a_process_that_dies_ends_the_others_by_name(killed, message, task, tmp_
 
 
 def start_by_flags(*arguments):
-  """Starts a process for each list of arguments, which find each other by flags."""
+  """Starts a process for each list of arguments; the processes find each other by flags."""
   with socket.socket() as free:
     free.bind(('127.0.0.1', 0))
     flags = (f'--coordinator=127.0.0.1:{free.getsockname()[1]}', f'--processes={len(arguments)}')

@@ -8,7 +8,7 @@ import pytest
 from tests.experiments.helpers import run
 
 
-def test_metrics_by_a_property(trained, tmp_path, monkeypatch):
+def test_metrics_by_a_property_are_a_table_json_and_a_picture(trained, tmp_path, monkeypatch):
   monkeypatch.setenv('HOME', str(tmp_path))
   folder, _ = trained
   picture = tmp_path / 'bins.png'
@@ -32,7 +32,7 @@ def test_metrics_by_a_property(trained, tmp_path, monkeypatch):
   assert record['bins']['metrics']['phoneme_error_rate']['values'][0]['low'] is None
 
 
-def test_mistakes(trained, tmp_path):
+def test_mistakes_are_reported_in_one_line(trained, tmp_path):
   folder, _ = trained
   (tmp_path / 'a.png').write_bytes(b'')
   for arguments, message in [

@@ -19,7 +19,7 @@ from attention_jax.systems.translation import initial_params
 from tests.experiments.helpers import run
 
 LINES = ['a b', 'c', 'b c a']
-# Uses the files as docs/interop.md shows it, in a process that cannot import this package.
+# Uses the files as docs/interop.md describes, in a process that cannot import this package.
 RUN_ELSEWHERE = """
 import json, sys
 from pathlib import Path
@@ -86,7 +86,7 @@ def test_an_exported_run_translates_without_this_package(trained, tmp_path):
   ('encoder', 'alignment', 'source_length'),
   [('act(features=4)', 'softmax', 0), ('lstmn(features=4)', 'softmax', 3), ('embedded', 'latent_monotonic', 3)],
 )
-def test_exports_of_recurrent_models_search_as_the_model(encoder, alignment, source_length):
+def test_exports_of_recurrent_models_find_the_hypotheses_of_the_model(encoder, alignment, source_length):
   config = default_config().to_dict()['model'] | {'encoder': encoder, 'embedding': 4}
   config |= {'decoder': 'bahdanau(features=4, readout=4)'}
   config['attention'] |= {'features': 4, 'alignment': alignment}

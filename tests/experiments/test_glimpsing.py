@@ -33,7 +33,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.long
-def test_results_and_hypotheses(trained):
+def test_a_run_writes_results_and_hypotheses(trained):
   folder, out = trained
   assert 'train: 1297 pictures (20 x 20)' in out and 'hard, by glimpses' in out
   results = json.loads((folder / 'results.json').read_text())['results']['test']
@@ -51,7 +51,7 @@ def test_the_same_command_resumes_exactly(trained, tmp_path):
   assert uninterrupted == resumed
 
 
-def test_evaluation_and_plots(trained):
+def test_splits_are_evaluated_and_drawn(trained):
   folder, _ = trained
   result = run('evaluate', f'--workdir={folder}', '--split=validation')
   assert result.code == 0 and 'error' in result.out

@@ -9,7 +9,7 @@ from attention_jax.training.writers import read_metrics
 from tests.experiments.helpers import start_training, tiny_arguments
 
 UPDATES = 5000
-SLACK = 64 * 2**20  # bytes by which the resident memory may differ between the first and the last fifth
+SLACK = 64 * 2**20  # bytes by which the largest resident memory may grow from the second fifth to the last
 
 
 def measure(pid: int) -> tuple[int, int, int]:
@@ -30,7 +30,7 @@ def test_memory_files_and_threads_are_flat_over_5000_updates(task, tmp_path):
     records = read_metrics(folder) if (folder / 'metrics.jsonl').exists() else []
     try:
       samples.append((records[-1]['step'] if records else 0, *measure(process.pid)))
-    except (FileNotFoundError, ProcessLookupError, KeyError):  # it has just ended
+    except (FileNotFoundError, ProcessLookupError, KeyError):  # the process has just ended
       break
     time.sleep(0.2)
   output, _ = process.communicate(timeout=300)

@@ -70,7 +70,7 @@ def test_training_does_not_write_to_a_ready_made_model(commands):
   assert result.err == "error: '@dates' names a ready-made model, which is only read; expected a folder\n"
 
 
-def test_export_run(trained, tmp_path):
+def test_an_exported_run_translates_like_the_original(trained, tmp_path):
   folder = tmp_path / 'exported'
   result = run('export_run', f'--workdir={trained[0]}', f'--output={folder}')
   assert result.code == 0 and result.out.startswith(f'written to {folder} (0.')

@@ -24,7 +24,7 @@ def train(task, folder, **fields):
 
 
 @pytest.mark.long
-def test_auxiliary_losses_and_annealing(task, tmp_path):
+def test_auxiliary_losses_are_added_and_the_temperature_is_annealed(task, tmp_path):
   spec = 'temperature: linear(peak=2.0, end=0.5)'
   logged, validated, opened = train(
     task,

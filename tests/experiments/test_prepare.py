@@ -1,4 +1,4 @@
-"""Prepared data sets train as the same data in memory does, and the program explains what it cannot prepare."""
+"""Prepared data sets train as the same data in memory does, and configs that cannot be prepared are errors."""
 
 import jax
 import numpy as np
@@ -18,13 +18,14 @@ def prepared(task, tmp_path):
   return tmp_path / 'prepared'
 
 
-def on_disk(prepared, workdir, *more):
-  return tiny_arguments(prepared, workdir, '--config.data.task=prepared', *more)
+def prepared_arguments(prepared, workdir, *fields):
+  """Returns the arguments of train.py for prepared data."""
+  return tiny_arguments(prepared, workdir, '--config.data.task=prepared', *fields)
 
 
-def test_training_is_that_on_data_in_memory(trained, prepared, tmp_path):
+def test_training_on_prepared_data_equals_training_on_data_in_memory(trained, prepared, tmp_path):
   folder, _ = trained
-  result = run('train', *on_disk(prepared, tmp_path / 'disk'))
+  result = run('train', *prepared_arguments(prepared, tmp_path / 'disk'))
   assert result.code == 0, result.err
   runs = [open_run(path, 'latest') for path in (tmp_path / 'disk', folder)]
   jax.tree.map(np.testing.assert_array_equal, runs[0].params, runs[1].params)
@@ -35,22 +36,22 @@ def test_training_is_that_on_data_in_memory(trained, prepared, tmp_path):
 
 
 @pytest.mark.long
-def test_another_number_of_processes_resumes_in_the_middle_of_an_epoch(prepared, tmp_path):
-  """Three updates of one process and three of two processes are six of one; an epoch has four batches or more."""
+def test_another_number_of_processes_resumes_after_an_epoch(prepared, tmp_path):
+  """Three updates of one process and three of two processes equal six of one process; an epoch has three batches."""
   arguments = [*SETTINGS, '--config.mesh.fsdp=1', '--config.training.checkpoint_every=3']
   changed = '--config.training.steps=6'
-  assert run('train', *on_disk(prepared, tmp_path / 'one', *arguments, changed)).code == 0
-  assert run('train', *on_disk(prepared, tmp_path / 'two', *arguments)).code == 0
+  assert run('train', *prepared_arguments(prepared, tmp_path / 'uninterrupted', *arguments, changed)).code == 0
+  assert run('train', *prepared_arguments(prepared, tmp_path / 'resumed', *arguments)).code == 0
   processes = start_together(
-    'experiments.train', '--distributed', *on_disk(prepared, tmp_path / 'two', *arguments, changed)
+    'experiments.train', '--distributed', *prepared_arguments(prepared, tmp_path / 'resumed', *arguments, changed)
   )
   first, _ = wait_for_outputs(processes)
   assert 'resuming at step 3 of 6' in first
-  runs = [open_run(tmp_path / name, 'latest') for name in ('one', 'two')]
+  runs = [open_run(tmp_path / name, 'latest') for name in ('uninterrupted', 'resumed')]
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), *(x.params for x in runs))
 
 
-def test_other_systems_are_an_error(tmp_path):
+def test_configs_that_cannot_be_prepared_are_errors(tmp_path):
   result = run('prepare', '--config=configs/digits.py:mnih2014', f'--output={tmp_path / "prepared"}')
   assert result.code == 2 and "got a config of system 'glimpsing'" in result.err
   result = run('prepare', f'--output={tmp_path / "prepared"}')

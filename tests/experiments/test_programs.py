@@ -27,7 +27,7 @@ METRICS = [
 ]
 
 
-def test_training_prints_and_writes(trained):
+def test_training_prints_progress_and_writes_the_run_folder(trained):
   folder, printed = trained
   for line in (
     'source vocabulary word: 11 entries',
@@ -144,7 +144,7 @@ def error_rate_row(result) -> list[str]:
   return next(line.split() for line in result.out.splitlines() if 'phoneme_error_rate' in line)
 
 
-def test_translate_lines(trained, tmp_path):
+def test_translate_reads_lines_of_stdin_or_a_file_and_keeps_empty_ones(trained, tmp_path):
   workdir = f'--workdir={trained[0]}'
   lines = 'eins zwei\r\n\nneun fünf drei'.encode()
   result = run('translate', workdir, stdin=lines)
@@ -156,7 +156,7 @@ def test_translate_lines(trained, tmp_path):
   assert run('translate', workdir, f'--input={tmp_path}/long').code == 0
 
 
-def test_translate_with_alternatives_and_alignments(trained):
+def test_translate_prints_alternatives_and_alignments_as_columns_and_json(trained):
   workdir = f'--workdir={trained[0]}'
   lines = b'eins zwei\n\ndrei'
   plain = run('translate', workdir, stdin=lines).out.splitlines()
@@ -184,7 +184,7 @@ def test_translate_with_alternatives_and_alignments(trained):
     assert {tuple(link) for link in hypothesis['alignment']} == set(parse_pharaoh(columns[3]))
 
 
-def test_translate_by_sampling(trained):
+def test_samples_are_reproducible_and_depend_on_line_number_and_seed(trained):
   workdir = f'--workdir={trained[0]}'
   lines = b'eins zwei\n\ndrei\neins zwei'
   sampled = run('translate', workdir, '--samples=3', '--temperature=5', stdin=lines)
@@ -223,7 +223,7 @@ def test_hypotheses_are_ranked_by_the_config(trained, tmp_path, fields):
 
 
 @pytest.mark.long
-def test_several_seeds(trained, task, tmp_path):
+def test_several_seeds_have_run_folders_and_a_summary(trained, task, tmp_path):
   folder = tmp_path / 'both'
   result = run('train', *tiny_arguments(task, folder, '--config.seeds=2'))
   assert result.code == 0, result.err
@@ -253,7 +253,7 @@ def read_test_loss(folder):
   return json.loads((folder / 'results.json').read_text())['results']['test']['loss']
 
 
-def test_inspect_attention(trained, tmp_path):
+def test_inspect_attention_draws_rows_and_lines(trained, tmp_path):
   folder, _ = trained
   result = run('inspect_attention', f'--workdir={folder}', '--rows=0,3', f'--output={tmp_path}/rows.png')
   assert result.code == 0 and result.out == f'written to {tmp_path}/rows.png\n'
@@ -264,7 +264,7 @@ def test_inspect_attention(trained, tmp_path):
   (folder / 'attention.png').unlink()
 
 
-def test_analyses_of_a_trained_run(trained, tmp_path):
+def test_analyses_are_written_as_json_and_maps_are_drawn(trained, tmp_path):
   workdir = f'--workdir={trained[0]}'
   path = tmp_path / 'rows.json'
   analyses = ['entropy', 'coverage', 'leave_one_out', 'what_if(edit="fixed(at=0, position=1)")']
@@ -313,13 +313,13 @@ def test_a_page_compares_runs_and_hypotheses(trained, tmp_path):
     ('--port=8766', '--port has no effect without --serve'),
   ],
 )
-def test_mistakes_of_inspect_attention(trained, flag, message):
+def test_mistakes_of_inspect_attention_are_reported_in_one_line(trained, flag, message):
   result = run('inspect_attention', f'--workdir={trained[0]}', '--rows=0', flag)
   assert result.code == 2 and message in result.err and result.err.count('\n') == 1, result.err
 
 
 @pytest.mark.parametrize('flag', ['--analyses=entropi', '--edit=unifrom', '--split=tset', '--rows=x', '--output=a.jpg'])
-def test_mistakes_of_inspect_attention_are_found_before_data_are_read(trained, flag, monkeypatch):
+def test_mistakes_of_inspect_attention_are_found_before_the_run_is_opened(trained, flag, monkeypatch):
   monkeypatch.setattr(runs, 'open_run', lambda *args, **kwargs: pytest.fail('the run was opened'))
   result = run('inspect_attention', f'--workdir={trained[0]}', flag)
   assert result.code == 2 and result.err.count('\n') == 1, result.err
@@ -339,7 +339,7 @@ def test_skipped_rows_are_reported(tmp_path):
 
 
 @pytest.mark.long
-def test_an_ablation_is_one_flag(task, tmp_path):
+def test_score_and_alignment_are_set_by_flags(task, tmp_path):
   """Rows with state and with options; test_launch.py has a quick form, with a score of the user."""
   variants = (
     '--config.model.attention.score=location_sensitive',

@@ -26,7 +26,7 @@ def trained(tmp_path_factory):
   return folder, result.out
 
 
-def test_results_and_hypotheses(trained):
+def test_a_run_writes_results_and_hypotheses(trained):
   folder, out = trained
   assert 'unseen: 256 episodes of up to 11 steps' in out and 'cosine(beta=1.0) and addressing' in out
   results = json.loads((folder / 'results.json').read_text())['results']
@@ -57,7 +57,7 @@ def test_the_same_command_resumes_exactly(trained, tmp_path):
   assert uninterrupted == resumed
 
 
-def test_evaluation_and_plots(trained, tmp_path):
+def test_splits_are_evaluated_and_drawn(trained, tmp_path):
   folder, _ = trained
   result = run('evaluate', f'--workdir={folder}', '--split=validation')
   assert result.code == 0 and 'exact_match' in result.out

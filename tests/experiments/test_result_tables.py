@@ -1,4 +1,4 @@
-"""The tables of the documents are those of the records, and new results are added to them."""
+"""The tables of the documents are those of the records, and the results of runs are added to the records."""
 
 import json
 
@@ -42,7 +42,7 @@ def test_records_name_configs_presets_and_commits(path):
       assert names <= measurable_metrics(config.to_dict())
 
 
-def test_a_change_by_hand_is_found_and_undone(tmp_path):
+def test_a_table_changed_by_hand_is_outdated(tmp_path):
   (tmp_path / 'docs').mkdir()
   (tmp_path / 'results').symlink_to(RECORDS)
   document = tmp_path / 'docs' / 'x.md'
@@ -54,7 +54,7 @@ def test_a_change_by_hand_is_found_and_undone(tmp_path):
   assert outdated_documents(tmp_path) == {document: text}
 
 
-def test_results_are_added(tmp_path):
+def test_results_of_a_run_replace_the_row_with_the_same_flags(tmp_path):
   records = tmp_path / 'results'
   records.mkdir()
   (records / 'nettalk.json').write_bytes((RECORDS / 'nettalk.json').read_bytes())

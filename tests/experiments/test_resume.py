@@ -58,7 +58,7 @@ def test_every_system_survives_random_kills(system, task, tmp_path):
 
 
 @pytest.mark.long
-def test_an_interrupted_run_exits_with_its_own_status(task, tmp_path):
+def test_an_interrupted_run_exits_with_status_75(task, tmp_path):
   """The quick form, with two processes, is in test_two_processes.py."""
   process = start_training(*tiny_arguments(task, tmp_path / 'run', '--config.training.steps=3000'))
   for line in process.stdout:

@@ -106,11 +106,11 @@ def test_tokens_are_printed_before_the_line_has_ended(streaming_run):
 
 
 @pytest.mark.parametrize('flag', ['--nbest=2', '--alignments', '--json', '--beams=2', '--input=lines.txt'])
-def test_options_that_cannot_be_combined_with_stream(flag, tmp_path):
+def test_options_that_cannot_be_combined_with_stream_are_errors(flag, tmp_path):
   assert_user_error(run('translate', f'--workdir={tmp_path}', '--stream', flag), [flag.split('=')[0], 'with --stream'])
 
 
-def test_runs_and_input_that_cannot_be_streamed(trained, streaming_run):
+def test_runs_and_input_that_cannot_be_streamed_are_errors(trained, streaming_run):
   result = run('translate', f'--workdir={trained[0]}', '--stream', stdin=b'eins')
   assert_user_error(result, ["'bahdanau'", 'bahdanau(bridge=False)', 'gnmt(bridge=False)'])
   workdir = f'--workdir={streaming_run}'

@@ -37,7 +37,7 @@ SETTINGS = (
 )
 INTERRUPTED = 75  # exit code of train.py
 
-# Files of every run, and those of each system: written once each, under another name that is then renamed.
+# Files of every run, and those of each system: each is written once, under a temporary name, and then renamed.
 COMMON_FILES = {'commits.txt', 'config.json', 'data.json', 'results.json'}
 SYSTEM_FILES = {
   'translation': {'vocabulary.source.json', 'vocabulary.target.json', 'hypotheses.test.txt'},
@@ -53,36 +53,36 @@ CHECKPOINT_FOLDERS = {'checkpoints', 'best'}  # orbax coordinates its processes 
 
 @pytest.mark.long
 def test_two_processes_train_as_one_does(task, tmp_path):
-  arguments = tiny_arguments(task, tmp_path / 'two', *SETTINGS, '--config.mesh.fsdp=4')  # over both processes
+  arguments = tiny_arguments(task, tmp_path / 'distributed', *SETTINGS, '--config.mesh.fsdp=4')  # over both processes
   first, second = wait_for_outputs(start_together('experiments.train', '--distributed', *arguments))
   assert '4 x cpu' in first and '(4, 5, 5)' in first and 'all 3 steps are done' in first
   assert 'parameters sharded over fsdp=4: 0.0 of 0.0 MiB on each device' in first
   assert not any(word in second for word in ('vocabulary', 'step', 'loss')), second  # process 0 alone logs
-  assert run('train', *tiny_arguments(task, tmp_path / 'one', *SETTINGS)).code == 0
+  assert run('train', *tiny_arguments(task, tmp_path / 'single', *SETTINGS)).code == 0
 
   def values(records, name):
     return [record[name] for record in records if name in record]
 
-  two = read_metrics(tmp_path / 'two')
-  one = read_metrics(tmp_path / 'one')
-  assert (tmp_path / 'two' / METRICS_FILE).read_text().count(
+  distributed = read_metrics(tmp_path / 'distributed')
+  single = read_metrics(tmp_path / 'single')
+  assert (tmp_path / 'distributed' / METRICS_FILE).read_text().count(
     '\n'
   ) == 4  # three updates and one evaluation, by one writer
   for name in ('train/loss', 'train/grad_norm', 'validation/loss', 'validation/entropy'):
-    assert values(two, name) == pytest.approx(values(one, name), rel=1e-5)
-  assert two[2]['train/loss'] < two[0]['train/loss'] - 0.01
+    assert values(distributed, name) == pytest.approx(values(single, name), rel=1e-5)
+  assert distributed[2]['train/loss'] < distributed[0]['train/loss'] - 0.01
 
   for checkpoint in ('latest', 'best'):
-    two, one = (open_run(tmp_path / name, checkpoint) for name in ('two', 'one'))
-    assert two.step == one.step == 3
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), two.params, one.params)
+    distributed, single = (open_run(tmp_path / name, checkpoint) for name in ('distributed', 'single'))
+    assert distributed.step == single.step == 3
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), distributed.params, single.params)
 
-  def test_results(name):
+  def read_test_results(name):
     results = json.loads((tmp_path / name / 'results.json').read_text())['results']['test']
     return {metric: result['value'] for metric, result in results.items()}
 
-  assert test_results('two') == pytest.approx(test_results('one'), rel=1e-5)
-  hypotheses = [(tmp_path / name / 'hypotheses.test.txt').read_text() for name in ('two', 'one')]
+  assert read_test_results('distributed') == pytest.approx(read_test_results('single'), rel=1e-5)
+  hypotheses = [(tmp_path / name / 'hypotheses.test.txt').read_text() for name in ('distributed', 'single')]
   assert hypotheses[0] == hypotheses[1] and hypotheses[0].count('\n') == 5
 
 
@@ -90,12 +90,12 @@ def test_two_processes_train_as_one_does(task, tmp_path):
 @pytest.mark.parametrize('seeds', [2, 3], ids=['each process has a seed', 'each process has a share of all'])
 def test_two_processes_train_several_seeds_and_resume(seeds, task, tmp_path):
   fields = (*SETTINGS, f'--config.seeds={seeds}', '--config.training.checkpoint_every=1')
-  arguments = tiny_arguments(task, tmp_path / 'two', *fields)
+  arguments = tiny_arguments(task, tmp_path / 'distributed', *fields)
   wait_for_outputs(start_together('experiments.train', '--distributed', *arguments, '--config.training.steps=2'))
   first, second = wait_for_outputs(start_together('experiments.train', '--distributed', *arguments))
   assert 'resuming at step 2 of 3' in first and f'the means over {seeds} seeds' in first and 'step' not in second
-  assert run('train', *tiny_arguments(task, tmp_path / 'one', *fields)).code == 0
-  results = json.loads((tmp_path / 'two' / 'results.json').read_text('utf-8'))['results']
+  assert run('train', *tiny_arguments(task, tmp_path / 'single', *fields)).code == 0
+  results = json.loads((tmp_path / 'distributed' / 'results.json').read_text('utf-8'))['results']
   assert len(results['test']['loss']['values']) == seeds
 
   def train_losses(name, seed):
@@ -103,20 +103,20 @@ def test_two_processes_train_several_seeds_and_resume(seeds, task, tmp_path):
     return [record['train/loss'] for record in records if 'train/loss' in record]
 
   for seed in range(seeds):
-    assert len(train_losses('two', seed)) == 3
-    assert train_losses('two', seed) == pytest.approx(train_losses('one', seed), rel=1e-5)
+    assert len(train_losses('distributed', seed)) == 3
+    assert train_losses('distributed', seed) == pytest.approx(train_losses('single', seed), rel=1e-5)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize('seeds', [1, 2])
 def test_two_machines_train_behind_a_url_as_in_a_shared_folder(seeds, task, tmp_path):
-  """Each process has a cache of its own, which is lost in between; parameters are divided over both."""
+  """Each process has a cache of its own, which is lost before the run resumes; parameters are sharded over fsdp."""
   fields = (*SETTINGS, f'--config.seeds={seeds}', f'--config.mesh.fsdp={4 // seeds}', '--config.training.keep=1')
   url = f'file://{tmp_path}/bucket/run'
 
-  def train(folder, machines, *more):
+  def train(folder, machines, *flags):
     caches = [{'XDG_CACHE_HOME': str(tmp_path / f'{machines}_{i}')} for i in range(2)]
-    arguments = (*tiny_arguments(task, folder, *fields), '--config.training.evaluate_every=2', *more)
+    arguments = (*tiny_arguments(task, folder, *fields), '--config.training.evaluate_every=2', *flags)
     return wait_for_outputs(start_together('experiments.train', '--distributed', *arguments, settings=caches))
 
   train(url, 'lost', '--config.training.steps=2')
@@ -128,10 +128,10 @@ def test_two_machines_train_behind_a_url_as_in_a_shared_folder(seeds, task, tmp_
   for name in ('results.json', 'seed_1/results.json')[:seeds]:
     results = [json.loads((folder / name).read_text('utf-8'))['results'] for folder in (bucket, tmp_path / 'shared')]
     assert results[0] == results[1]
-  member = 'seed_0' if seeds > 1 else ''
+  subfolder = 'seed_0' if seeds > 1 else ''
   copy = working_copy(tmp_path / 'new_0')
   for checkpoint in ('best', 'latest'):
-    runs = [open_run(folder / member, checkpoint) for folder in (copy, tmp_path / 'shared')]
+    runs = [open_run(folder / subfolder, checkpoint) for folder in (copy, tmp_path / 'shared')]
     assert runs[0].steps == runs[1].steps
     jax.tree.map(np.testing.assert_array_equal, runs[0].params, runs[1].params)
 
@@ -143,7 +143,7 @@ def working_copy(cache):
 
 
 @pytest.mark.long
-def test_what_process_0_has_not_uploaded_reaches_the_other_processes(task, tmp_path):
+def test_both_processes_resume_from_the_checkpoint_of_process_0_or_start_if_it_has_none(task, tmp_path):
   caches = [{'XDG_CACHE_HOME': str(tmp_path / str(i))} for i in range(2)]
   arguments = tiny_arguments(task, f'file://{tmp_path}/bucket/run', *SETTINGS)
 
@@ -168,7 +168,7 @@ def test_what_process_0_has_not_uploaded_reaches_the_other_processes(task, tmp_p
   'signalled', [(1,), pytest.param((0, 1), marks=pytest.mark.long)], ids=['one process', 'both processes']
 )
 def test_a_signal_to_any_process_stops_all_after_the_same_update(signalled, task, tmp_path):
-  """The updates until then are those of one process, which is also a quick form of the test before."""
+  """Updates before the signal equal those of one process: a quick form of test_two_processes_train_as_one_does."""
   folder = tmp_path / 'run'
   # Nothing is evaluated, and the encoder compiles quickly.
   settings = (*SETTINGS, "--config.data.task=tsv(train='train.tsv')", '--config.model.encoder=embedded')
@@ -182,9 +182,9 @@ def test_a_signal_to_any_process_stops_all_after_the_same_update(signalled, task
   assert f'run the same command again to resume from step {step}' in first and 'step' not in second
   records = read_metrics(folder)
   assert records[-1]['step'] == step >= 3
-  assert run('train', *tiny_arguments(task, tmp_path / 'one', *settings)).code == 0
+  assert run('train', *tiny_arguments(task, tmp_path / 'single', *settings)).code == 0
   for name in ('train/loss', 'train/grad_norm'):
-    expected = [record[name] for record in read_metrics(tmp_path / 'one') if name in record]
+    expected = [record[name] for record in read_metrics(tmp_path / 'single') if name in record]
     assert [record[name] for record in records[:3]] == pytest.approx(expected, rel=1e-5)
 
 
@@ -242,15 +242,17 @@ SYSTEMS = [pytest.param(system, marks=pytest.mark.long) for system in CONFIGS]
 def trained_together(task, tmp_path_factory, request):
   """The folder with a run of every system that the selected tests use, each trained by two processes."""
   folder = tmp_path_factory.mktemp('together')
-  selected = {test.callspec.params.get('together') for test in request.session.items if hasattr(test, 'callspec')}
+  selected = {
+    test.callspec.params.get('run_and_records') for test in request.session.items if hasattr(test, 'callspec')
+  }
   systems = [system for system in CONFIGS if system in selected]
   wait_for_outputs(start_together('tests.experiments.train_every_system', folder, task, *systems), len(systems))
   return folder
 
 
 @pytest.fixture(params=SYSTEMS)
-def together(request, trained_together):
-  """The folder of one run, and what each process recorded of it."""
+def run_and_records(request, trained_together):
+  """The folder of the run of a system, and the record of each process."""
   records = [json.loads((trained_together / f'{request.param}.{i}.json').read_text()) for i in range(2)]
   return trained_together / request.param, *records
 
@@ -261,8 +263,8 @@ def run_writes(record: dict, folder: Path) -> list[Write]:
   return [write for write in writes if write.path.split('/')[0] not in CHECKPOINT_FOLDERS]
 
 
-def test_every_system_trains_in_two_processes(together):
-  folder, first, second = together
+def test_every_system_trains_in_two_processes(run_and_records):
+  folder, first, second = run_and_records
   assert [first['process'], second['process']] == [0, 1]
   assert any('4 x cpu' in line for line in first['lines'])
   assert any(line.startswith('all 2 steps are done') for line in first['lines'])
@@ -270,38 +272,38 @@ def test_every_system_trains_in_two_processes(together):
   assert len(losses) == 2 and np.all(np.isfinite(losses))
 
 
-def test_both_processes_return_the_stored_results(together):
-  folder, first, second = together
+def test_both_processes_return_the_stored_results(run_and_records):
+  folder, first, second = run_and_records
   assert first['results'] == second['results'] == json.loads((folder / 'results.json').read_text('utf-8'))['results']
   assert 'test' in first['results'] and all(first['results'].values())
 
 
-def test_process_0_writes_every_file_once_and_whole(together):
-  folder, first, _ = together
+def test_process_0_writes_each_file_once_except_updated_and_appended_ones(run_and_records):
+  folder, first, _ = run_and_records
   writes = run_writes(first, folder)
   replaced = [write.path for write in writes if write.source]
   assert set(replaced) >= UPDATED_FILES
-  once = sorted(path for path in replaced if path not in UPDATED_FILES)
-  assert once == sorted(COMMON_FILES | SYSTEM_FILES[folder.name])
+  written_once = sorted(path for path in replaced if path not in UPDATED_FILES)
+  assert written_once == sorted(COMMON_FILES | SYSTEM_FILES[folder.name])
   temporary = {write.source for write in writes}
   in_place = {write.path for write in writes if not write.source and write.path not in temporary}
   assert {path.split('/')[0] for path in in_place} <= APPENDED_FILES
 
 
-def test_process_1_writes_nothing_but_checkpoints(together):
-  folder, _, second = together
+def test_process_1_writes_nothing_but_checkpoints(run_and_records):
+  folder, _, second = run_and_records
   assert second['lines'] == []
   assert run_writes(second, folder) == []
 
 
-def test_no_unfinished_file_remains(together):
-  folder, _, _ = together
+def test_no_unfinished_file_remains(run_and_records):
+  folder, _, _ = run_and_records
   names = {path.name for path in folder.iterdir()}
   assert names - APPENDED_FILES - CHECKPOINT_FOLDERS == COMMON_FILES | UPDATED_FILES | SYSTEM_FILES[folder.name]
 
 
-def test_one_process_opens_a_run_of_two(together, monkeypatch):
-  folder, first, _ = together
+def test_one_process_opens_a_run_of_two(run_and_records, monkeypatch):
+  folder, first, _ = run_and_records
   shrink_tasks(monkeypatch)
   run = open_run(folder)
   assert run.step == 2

@@ -1,4 +1,4 @@
-"""experiments.weights: a file of weights replaces the checkpoint of a run."""
+"""experiments.weights: files of the weights of a run, and of weights converted from torch."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from attention_jax.modules.weights import read_arrays, save_weights
 from tests.experiments.helpers import ROOT, run
 
 
-def test_weights_leave_and_enter_a_run(trained, tmp_path):
+def test_a_file_of_weights_replaces_the_checkpoint_of_a_run(trained, tmp_path):
   folder, _ = trained
   path = tmp_path / 'weights.safetensors'
   assert run('weights', f'--workdir={folder}', f'--output={path}').out == f'written to {path}\n'

@@ -1,6 +1,6 @@
-"""Trains a tiny run of every system in one of several processes, and records each file that the process writes.
+"""Trains a tiny run of each SYSTEM in one of several processes, and records each file that the process writes.
 
-python -m tests.experiments.train_every_system OUTPUT PAIRS
+  python -m tests.experiments.train_every_system OUTPUT PAIRS SYSTEM ...
 
 PAIRS is the folder of a task of tables. The run of each system has a folder below OUTPUT. Without the variables of a
 cluster in its environment, the process trains alone.

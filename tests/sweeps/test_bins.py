@@ -23,7 +23,7 @@ def make_corpus(rows=60):
   return Corpus(source, target), hypotheses
 
 
-def test_properties_of_rows():
+def test_properties_are_lengths_and_the_training_count_of_the_rarest_word():
   corpus = Corpus(['a b', 'a', 'd a'], ['x', 'x y', 'x y z'])
   values = {name: row(corpus, TRAIN) for name, row in PROPERTIES.items()}
   assert values == {'source_length': [2, 1, 2], 'target_length': [1, 2, 3], 'rarest_word': [2, 3, 0]}
@@ -62,7 +62,7 @@ def test_every_bin_has_the_metric_of_its_rows():
   assert draw_bins(table).startswith(b'\x89PNG')
 
 
-def test_rows_with_the_same_source_are_one():
+def test_rows_with_the_same_source_count_once_if_references_are_grouped():
   corpus = Corpus(['a', 'a', 'b b'], ['x', 'y', 'z'])
   options = OPTIONS | {'metrics': ('exact_match',), 'group_references': True}
   table = evaluate_bins(corpus, TRAIN, ['y', 'y', 'w'], options, 'source_length', 2)
@@ -70,7 +70,7 @@ def test_rows_with_the_same_source_are_one():
   assert [interval.value for interval in table.metrics['exact_match']] == [100, 0]
 
 
-def test_loss_and_alignment_error_rate_of_each_bin():
+def test_loss_and_alignment_error_rate_of_a_bin_are_those_of_its_rows():
   links = ['0-0', '0-0 1-1', '0-1 1-0 2-2']
   corpus = from_pairs(['a', 'a b', 'a b c'], ['x', 'x y', 'x y z'], links, level='word', name='made up')
   corpus = corpus._replace(possible=[corpus.links[0], corpus.links[1], ((0, 1), (1, 0), (2, 2), (0, 0))])
@@ -109,7 +109,7 @@ def test_forced_metrics_count_the_rows_whose_value_is_in_a_bin():
   ('by', 'count', 'message'),
   [('length', 3, "unknown value of --by 'length'"), ('source_length', 0, '--bins must be at least 1, got 0')],
 )
-def test_mistakes(by, count, message):
+def test_unknown_properties_and_counts_below_1_raise(by, count, message):
   corpus, hypotheses = make_corpus(6)
   with pytest.raises(UserError) as error:
     evaluate_bins(corpus, TRAIN, hypotheses, OPTIONS, by, count)

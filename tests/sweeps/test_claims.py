@@ -1,4 +1,4 @@
-"""Tables of claims: differences, lengths and gradients, each from made-up runs."""
+"""Tables of claims: differences, lengths, probes and gradients, each from made-up runs."""
 
 import types
 
@@ -68,18 +68,18 @@ def test_one_pair_of_runs_has_a_difference_without_an_interval(tmp_path):
   assert first['metrics']['test/exact_match']['difference'].keys() == {'value'}
 
 
-def test_conditions_and_unfinished_sweeps(tmp_path):
+def test_conditions_count_finished_runs_and_unfinished_sweeps_raise(tmp_path):
   make_sweep(tmp_path, SETTINGS[:2], seeds=2)
   measured = conditions(tmp_path, 'a machine')
   assert (measured['runs'], measured['seconds'], measured['processes']) == (4, 48, 1)
-  assert measured['commits'] == ['unknown']  # these runs have no event that started them, as adopted runs
+  assert measured['commits'] == ['unknown']  # these runs have no event that started them, like adopted runs
   with open_ledger(tmp_path) as ledger:
     ledger.append(PLANNED, **planned_event(Unit('x', 'x', {}, 'f.py', {}, (0,), 'x')))
   with pytest.raises(UserError, match='1 units have not finished, such as x'):
     finished_settings(tmp_path)
 
 
-def test_rows_by_length(folder, monkeypatch):
+def test_rows_by_length_have_the_metric_of_each_bin_and_seed(folder, monkeypatch):
   targets = ['x', 'x y', 'x y z', 'x y z x']
   corpus = from_pairs(['a', 'a b', 'a b c', 'a b c d'], targets, None, level='word', name='made up')
   system = types.SimpleNamespace(open=lambda config, folder: types.SimpleNamespace(corpus=lambda split: corpus))
@@ -126,7 +126,7 @@ def test_rows_are_spread_over_a_sorted_split():
   assert claims.spread_rows(2, 9).tolist() == [0, 1]
 
 
-def test_probes_of_each_setting_and_a_control(folder, monkeypatch, encoded_corpus):
+def test_probe_rows_are_those_of_each_setting_and_a_control(folder, monkeypatch, encoded_corpus):
   encoded, vocabularies = encoded_corpus
   system = types.SimpleNamespace(
     initializer=lambda: lambda seed: 0,
@@ -146,7 +146,7 @@ def test_probes_of_each_setting_and_a_control(folder, monkeypatch, encoded_corpu
   names = [(row['factors']['score'], row['factors']['states'], row['factors']['offset']) for row in rows]
   kinds = [('dot', 'before training'), ('dot', 'after training'), ('token alone', 'one-hot')]
   assert names == [(*kind, offset) for kind in kinds for offset in (0, 1)]
-  # a b c, b c: of constant states the probe predicts b or c, each 2 of 5, and c after them, 2 of 3.
+  # a b c, b c: of constant states the probe predicts b or c, each 2 of 5, and c as the next token, 2 of 3.
   values = [row['metrics']['probe/accuracy']['value'] for row in rows]
   np.testing.assert_allclose(values, [40, 200 / 3, 100, 100, 100, 100], atol=1e-3)
 
@@ -172,7 +172,7 @@ def test_gradients_are_grouped_by_distance_and_links(monkeypatch, encoded_corpus
   assert gradients.linked == pytest.approx(mean_by_distance(*map(np.array, zip(*pairs, strict=True))))
 
 
-def test_gradients_before_and_after_training(folder, monkeypatch):
+def test_gradient_rows_are_measured_before_and_after_training(folder, monkeypatch):
   settings = finished_settings(folder)[:1]
   system = types.SimpleNamespace(
     initializer=lambda: lambda seed: 0.5, model=None, data=types.SimpleNamespace(encoded={'test': None})

@@ -41,7 +41,7 @@ def test_a_job_that_is_killed_names_its_state(tmp_path):
   assert job.failure.startswith(f'job {number} ended in the state ') and job.failure.endswith('.err')
 
 
-def test_jobs_that_cannot_be_found_are_started_again(tmp_path):
+def test_jobs_that_cannot_be_found_are_none(tmp_path):
   executor = make_executor(tmp_path, 'local')
   assert executor.find({'pid': 3}) is None and executor.find({'job': '123456'}) is None
 
@@ -51,7 +51,7 @@ def test_a_preempted_job_is_queued_again(tmp_path):
   assert job.checkpoint().function is job and job() == 0
 
 
-def test_options_of_slurm():
+def test_options_of_slurm_become_parameters_of_submitit():
   cluster, jobs, parameters = slurm(jobs=7, timeout_min=9, gpus_per_node=2, partition='gpu', setup=('module load x',))
   assert (cluster, jobs) == ('slurm', 7)
   assert parameters == {
@@ -69,10 +69,10 @@ def test_options_of_slurm():
   [
     ('slrm', "unknown cluster 'slrm' (did you mean 'slurm'?)"),
     ('slurm(time=3)', "unknown option of cluster 'slurm': 'time'"),
-    ('slurm', '--cluster=slurm: '),  # this machine has no srun
+    ('slurm', '--cluster=slurm: '),  # there is no srun on PATH
   ],
 )
-def test_mistakes(tmp_path, spec, message, monkeypatch):
+def test_unknown_clusters_and_options_and_a_missing_srun_raise(tmp_path, spec, message, monkeypatch):
   monkeypatch.setenv('PATH', '')
   with pytest.raises(UserError) as error:
     make_executor(tmp_path, spec)

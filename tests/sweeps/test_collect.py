@@ -13,7 +13,7 @@ from attention_jax.training.file_digests import add_file_digests, drop_file_dige
 from tests.sweeps.helpers import NO_ROWS, SETTINGS, base_config, make_base, make_sweep, write_run
 
 
-def test_settings_that_were_dropped_or_have_no_runs_are_left_out(tmp_path):
+def test_dropped_settings_are_left_out_and_single_runs_are_not_tested(tmp_path):
   resolved = make_sweep(tmp_path, SETTINGS, seeds=1)
   with open_ledger(tmp_path) as ledger:
     ledger.append(RUNG, steps=10, dropped=[resolved[1].id])

@@ -55,8 +55,8 @@ def make_command(unit, steps):
   return ['train', f'--steps={steps}']
 
 
-class Silent:
-  """Progress that records the lines."""
+class RecordedProgress:
+  """Progress that records lines instead of printing them."""
 
   def __init__(self):
     self.lines = []
@@ -91,7 +91,7 @@ class FakeJob:
 
 
 class FakeExecutor:
-  """Starts jobs from a list; the results of finished ones are written."""
+  """Starts jobs from a list; their results are written by the fixture `ledger`."""
 
   slots = 2
 
@@ -99,10 +99,10 @@ class FakeExecutor:
     self._jobs = list(jobs)
     self._folder = folder
     self._found = list(found)
-    self.most = 0
+    self.most_jobs = 0
 
   def start(self, requests):
-    self.most = max(self.most, len(requests))
+    self.most_jobs = max(self.most_jobs, len(requests))
     return [self._jobs.pop(0) for _ in requests]
 
   def find(self, record):
@@ -126,7 +126,7 @@ def states(ledger):
 
 
 def run(ledger, executor, stop=None):
-  progress = Silent()
+  progress = RecordedProgress()
   Driver(ledger, executor, make_command, progress, stop or StopRequest()).run(['u0', 'u1', 'u2'], lambda unit: 40)
   return progress.lines
 
@@ -136,7 +136,7 @@ def test_exit_codes_become_states(ledger, tmp_path):
   executor = FakeExecutor([FakeJob(0, 3), FakeJob(75), FakeJob(0)], tmp_path)
   run(ledger, executor)
   assert states(ledger) == [FINISHED, INTERRUPTED, FAILED]
-  assert executor.most == 2 and ledger.state.units['u0'].steps == 40
+  assert executor.most_jobs == 2 and ledger.state.units['u0'].steps == 40
   assert '$ train --steps=40' in (tmp_path / 'u0.log').read_text()
 
 
@@ -149,8 +149,8 @@ def test_a_job_that_still_runs_is_taken_over(ledger, tmp_path):
 
 
 @pytest.mark.parametrize(('polls', 'seconds'), [(3, 100), (1, 0)])
-def test_a_job_that_is_taken_over_has_run_since_its_start(ledger, tmp_path, polls, seconds):
-  """A job that has ended meanwhile has no duration."""
+def test_the_duration_of_a_job_that_is_taken_over_is_counted_from_its_start(ledger, tmp_path, polls, seconds):
+  """The duration of a job that has ended before the sweep resumes is unknown: 0."""
   ledger.append(STARTED, unit='u0', job={'job': '17'}, time=time.time() - 100)
   run(ledger, FakeExecutor([FakeJob(0), FakeJob(0)], tmp_path, found=[FakeJob(0, polls)]))
   assert ledger.state.units['u0'].seconds == pytest.approx(seconds, abs=20)
@@ -162,7 +162,7 @@ def test_a_signal_stops_processes_and_starts_no_more(ledger, tmp_path):
     executor = FakeExecutor([FakeJob(0, 10**6), FakeJob(0, 10**6)], tmp_path)
     updates = iter(range(10))
 
-    class Interrupting(Silent):
+    class Interrupting(RecordedProgress):
       def update(self, entries, running):
         if next(updates) == 3:
           signal.raise_signal(signal.SIGTERM)

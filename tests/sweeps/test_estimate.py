@@ -28,6 +28,6 @@ def test_the_time_of_finished_runs_is_that_of_all_their_updates():
   assert estimate.source == 'the time of 2 finished units of this sweep'
 
 
-def test_without_finished_runs_the_time_is_that_of_the_products():
+def test_without_finished_runs_the_time_is_the_flop_divided_by_the_rate():
   assert estimate_seconds(make_state(), RESOLVED, COSTS, lambda: 1e9).seconds == {'a': 600, 'b': 1200}
   assert not estimate_seconds(make_state(), RESOLVED, COSTS, None).seconds

@@ -71,7 +71,7 @@ def rows(tmp_path_factory):
   return make_rows(tmp_path_factory.mktemp('sweep'), 3)
 
 
-def test_values_and_intervals(rows):
+def test_values_are_means_of_each_seed_and_intervals_are_over_examples(rows):
   measures = {row['factors']['measure']: row for row in rows[0]}
   assert list(measures) == list(MEASURES.values())
   row = measures[MEASURES['permutation']]
@@ -112,7 +112,7 @@ def test_guided_probes_need_the_right_weights(rows):
   assert max(accuracies['uniform'], accuracies['the same in random order']) < 90
 
 
-def test_guides():
+def test_guides_are_0_at_masked_positions():
   rng = np.random.default_rng(0)
   weights = np.array([[0.5, 0.3, 0.2, 0.0]])
   mask = np.array([True, True, True, False])

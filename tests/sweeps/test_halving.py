@@ -31,7 +31,7 @@ def test_the_best_settings_survive():
   assert survivors({'a': 1.0, 'b': 1.0}, 2, higher_is_better=True) == ['a']
 
 
-def test_values_after_a_rung_do_not_look_ahead(tmp_path):
+def test_values_after_a_rung_exclude_later_evaluations(tmp_path):
   first = write_run(tmp_path / 'a', base_config(), {}, curve=[5.0, 3.0, 9.0])  # steps 10, 20, 30
   second = write_run(tmp_path / 'b', base_config(), {}, curve=[1.0, 2.0])
   assert best_validation([first, second], 'exact_match', 20, higher_is_better=True) == (5 + 2) / 2
@@ -62,7 +62,7 @@ def test_schedules_are_those_of_the_whole_run():
   ('spec', 'message'),
   [('halving', 'needs first'), ('halving(first=3, factor=1)', 'factor must be at least 2'), ('half', "'half'")],
 )
-def test_mistakes(spec, message):
+def test_mistakes_in_a_spec_of_halving_raise(spec, message):
   with pytest.raises(UserError) as error:
     parse_halving(spec)
   assert message in str(error.value)

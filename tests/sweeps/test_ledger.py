@@ -73,7 +73,7 @@ def test_a_truncated_line_is_reported_and_left_alone(tmp_path):
   assert fold(events).units[UNIT.id].state == STARTED
 
 
-def test_a_second_process_cannot_open_it(tmp_path):
+def test_a_second_process_cannot_open_the_ledger(tmp_path):
   code = f"""
 from pathlib import Path
 from attention_jax.sweeps.ledger import open_ledger
@@ -87,7 +87,7 @@ with open_ledger(Path({str(tmp_path)!r})):
     pass
 
 
-def test_the_folder_of_a_run_is_left_alone(tmp_path):
+def test_opening_a_ledger_in_a_run_folder_raises_and_writes_nothing(tmp_path):
   (tmp_path / 'config.json').write_text('{}')
   with pytest.raises(UserError, match='holds a training run'), open_ledger(tmp_path):
     pass
@@ -108,6 +108,6 @@ def test_events_of_a_unit_whose_plan_is_damaged_are_left_out(tmp_path):
     assert [line.split(', left out: ')[0] for line in ledger.report] == expected
 
 
-def test_a_folder_without_a_ledger_has_no_state(tmp_path):
+def test_a_folder_without_a_ledger_raises(tmp_path):
   with pytest.raises(UserError, match=r'holds no ledger\.jsonl; expected the folder of a sweep'):
     read_state(tmp_path)

@@ -31,14 +31,14 @@ def test_units_are_ordered_by_seed_then_setting(resolved):
 
 def test_more_seeds_and_more_settings_extend_a_plan(resolved):
   units = plan_units(SweepState(), resolved[:1], [0, 1], together=False)
-  more = plan_units(state_with(units), resolved, [0, 1, 2], together=False)
-  assert [(unit.setting_id, unit.seeds) for unit in more] == [
+  added = plan_units(state_with(units), resolved, [0, 1, 2], together=False)
+  assert [(unit.setting_id, unit.seeds) for unit in added] == [
     (resolved[1].id, (0,)),
     (resolved[1].id, (1,)),
     (resolved[0].id, (2,)),
     (resolved[1].id, (2,)),
   ]
-  assert plan_units(state_with([*units, *more]), resolved, [0, 1, 2], together=False) == []
+  assert plan_units(state_with([*units, *added]), resolved, [0, 1, 2], together=False) == []
 
 
 def test_missing_seeds_are_trained_together_where_they_are_consecutive(resolved):
@@ -50,7 +50,7 @@ def test_missing_seeds_are_trained_together_where_they_are_consecutive(resolved)
   assert run_folders(first[0], Path('s')) == {2: Path('s') / first[0].folder}
 
 
-def test_the_command_repeats_a_unit(resolved):
+def test_the_command_trains_the_seeds_of_a_unit(resolved):
   (unit,) = plan_units(SweepState(), resolved[:1], [3, 4], together=True, variants='mine.py')
   assert command(unit, Path('runs/s'), TRAIN, 50) == [
     *TRAIN,
@@ -75,7 +75,9 @@ def test_the_command_repeats_a_unit(resolved):
     ('no', 'tpu', 9, 3, 1, False),
   ],
 )
-def test_when_seeds_are_trained_together(choice, backend, settings, seeds, slots, expected):
+def test_seeds_are_trained_together_by_choice_or_by_default_on_accelerators(
+  choice, backend, settings, seeds, slots, expected
+):
   assert trains_seeds_together(choice, backend, settings, seeds, slots) is expected
 
 

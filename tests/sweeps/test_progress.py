@@ -41,7 +41,7 @@ def test_time_left_subtracts_interrupted_processes_but_not_earlier_rungs():
   assert time_left([entries[0], after_a_rung], {'c': 2.0}, slots=1) == 10 - 2
 
 
-def test_lines_for_a_file(tmp_path):
+def test_a_file_receives_a_line_for_each_event_and_then_at_most_each_minute(tmp_path):
   out = io.StringIO()
   progress = SweepProgress(tmp_path, 2, rich.console.Console(file=out, width=40))
   entries = [entry('a', FINISHED, 60.0), entry('b', STARTED), entry('c', FAILED)]
@@ -64,7 +64,7 @@ def test_a_terminal_shows_what_runs(tmp_path):
   assert '0/1 done, 1 running, 0 failed' in out.getvalue() and 'b: starting, 3 s' in out.getvalue()
 
 
-def test_the_last_step_of_a_run(tmp_path):
+def test_the_last_step_is_that_of_the_last_whole_record(tmp_path):
   assert last_step(tmp_path) is None
   (tmp_path / 'metrics.jsonl').write_text('{"step": 3}\n{"step": 4}\n{"st')
   assert last_step(tmp_path) == 4

@@ -38,8 +38,9 @@ def store_figures(monkeypatch):
     ([4, 32, 256], {'log_x': True}),
     (range(1, 20), {'log_y': True}),
   ],
+  ids=['joined names', 'names that are not joined', 'log x', 'log y'],
 )
-def test_pictures_are_small(x_values, options, monkeypatch):
+def test_pictures_are_small_and_have_the_panels_and_names_of_the_plot(x_values, options, monkeypatch):
   figures = store_figures(monkeypatch)
   plot = Plot('x', {'a': 'metric a', 'b': 'metric b'}, colour='kind', style='when', **options)
   png = draw_rows(Table([], rows(x_values)), plot)

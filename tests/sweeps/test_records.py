@@ -45,7 +45,7 @@ MARKDOWN = """\
 """
 
 
-def test_cells():
+def test_a_table_is_formatted_as_markdown():
   assert format_table(TABLE) == MARKDOWN
 
 
@@ -58,7 +58,7 @@ def test_a_difference_may_have_no_interval(difference, text):
   assert format_table(Table([COLUMNS[3]], [row])).splitlines()[2] == f'| {text} |'
 
 
-def test_a_table_without_flags_is_named():
+def test_a_row_without_flags_is_named_none():
   columns = [Column('FLAGS', ['flags'])]
   assert format_table(Table(columns, [{}, {'note': 'softmax'}])).splitlines()[2:] == [
     '| (none) |',
@@ -82,7 +82,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path):
 
 
 @pytest.mark.parametrize('text', ['', '{}', '{"columns": [{"titel": "x"}], "rows": []}', '{"columns": [], "line": 1}'])
-def test_mistakes_in_a_file(tmp_path, text):
+def test_mistakes_in_a_file_raise(tmp_path, text):
   path = tmp_path / 'x.json'
   path.write_text(text)
   with pytest.raises(UserError, match=r'cannot read the results in .*x\.json'):
@@ -127,7 +127,7 @@ def test_a_row_replaces_the_one_with_the_same_flags():
   assert [*rows[:1], *rows[2:4]] == [*ROWS[:1], *ROWS[2:]] and rows[4] == {'preset': 'b'}
 
 
-def test_conditions():
+def test_conditions_are_formatted_as_a_sentence():
   conditions = {
     'runs': 27,
     'commits': ['abc'],

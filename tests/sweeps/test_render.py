@@ -44,7 +44,7 @@ def test_files_are_written_and_links_lead_to_runs(folder, report):
 
 
 class Tags(HTMLParser):
-  """The tags and the links of a page."""
+  """The tags, links and text of a page."""
 
   def __init__(self):
     super().__init__()

@@ -1,4 +1,4 @@
-"""The report: tables, findings, pictures, and that everything is escaped."""
+"""The report: tables, findings, notes and pictures."""
 
 import re
 
@@ -13,7 +13,7 @@ from attention_jax.sweeps.resolve import resolve
 from tests.sweeps.helpers import NO_ROWS, SETTINGS, add_run, make_base, make_sweep
 
 
-def test_the_main_table(report):
+def test_the_main_table_has_the_statistics_of_each_setting(report):
   assert [column.name for column in report.columns] == ['exact_match, test', 'alignment_error_rate, test']
   assert [column.higher_is_better for column in report.columns] == [True, False]
   assert [row.setting.label for row in report.rows] == [
@@ -30,7 +30,7 @@ def test_the_main_table(report):
     assert row.parameters == 1234 and row.seconds == pytest.approx(5 * 10 / 5.0)
 
 
-def test_comparisons_and_findings(report):
+def test_findings_state_the_verdict_of_each_comparison_with_the_baseline(report):
   assert report.baseline.label == 'score=dot, alignment=softmax' and len(report.contrasts) == 2 * 3
   last = report.contrasts[2]
   values = [[run.value('test', 'exact_match') for run in setting.runs] for setting in (last.setting, report.baseline)]
@@ -70,7 +70,7 @@ def test_outputs_that_cannot_be_compared_are_reported_once(tmp_path):
   assert sum('are not compared row by row' in line for line in lines) == 1
 
 
-def test_another_baseline_and_other_metrics(folder):
+def test_options_select_the_baseline_and_the_metrics(folder):
   options = ReportOptions(
     {'model.attention.score': 'general', 'model.attention.alignment': 'softmax'}, ['loss', 'entropy']
   )
@@ -94,7 +94,7 @@ def test_another_baseline_and_other_metrics(folder):
     ({'test': 'z'}, "unknown test 'z'"),
   ],
 )
-def test_mistakes(folder, options, message):
+def test_invalid_options_raise(folder, options, message):
   with pytest.raises(UserError) as error:
     sweep_report(folder, ReportOptions(**options), print)
   assert message in str(error.value)

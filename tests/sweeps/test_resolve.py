@@ -18,7 +18,7 @@ from attention_jax.systems.config import describe_config
 from attention_jax.systems.registry import SYSTEMS
 from tests.sweeps.helpers import PATH, base_config, make_base
 
-# setting -> parts of the message
+# setting -> part of the message
 MISTAKES = [
   ({'score': 'dot'}, "unknown field of config: 'score' (did you mean 'model.attention.score'?)"),
   ({'modle.dropout': '0'}, "unknown field of config: 'modle' (did you mean 'model'?)"),
@@ -44,7 +44,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(('setting', 'message'), MISTAKES)
-def test_mistakes(setting, message):
+def test_a_mistake_in_a_setting_is_reported_in_one_line(setting, message):
   with pytest.raises(UserError) as error:
     resolve_settings(make_base(), [setting])
   assert message in str(error.value) and len(error.value.lines) == 1
@@ -59,7 +59,7 @@ def test_strings_are_spec_strings_or_plain(system):
         assert is_spec != (f'{group}.{name}'.lstrip('.') in PLAIN_STRINGS), (group, name)
 
 
-def test_fields_that_only_the_config_file_sets():
+def test_unknown_fields_in_a_config_file_raise():
   config = base_config()
   config['model']['attention']['widht'] = 3
   with pytest.raises(UserError, match=r'unknown fields in configs/.*: model\.attention\.widht'):

@@ -68,7 +68,7 @@ def test_quasi_random_points_cover_a_range_more_evenly_than_random_ones():
     (RANGES, {'seed': -1}, '--search_seed must be at least 0, got -1'),
   ],
 )
-def test_mistakes(ranges, options, message):
+def test_invalid_ranges_and_options_raise(ranges, options, message):
   with pytest.raises(UserError) as error:
     search(ranges, **{'points': 4} | options)
   assert message in str(error.value)

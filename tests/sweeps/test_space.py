@@ -48,13 +48,13 @@ def test_a_setting_is_parsed():
     (parse_setting, '=1', 'expected field=value; field=value'),
   ],
 )
-def test_mistakes(parse, text, message):
+def test_mistakes_in_flags_raise(parse, text, message):
   with pytest.raises(UserError) as error:
     parse(text)
   assert message in str(error.value)
 
 
-def test_a_field_is_varied_once():
+def test_a_field_that_is_varied_twice_raises():
   with pytest.raises(UserError, match='a must be varied once'):
     product(parse_grid('a=1,2'), parse_grid('b=1'), parse_grid('a=3'))
 

@@ -37,7 +37,7 @@ def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end():
   assert bootstrap_interquartile_mean([1.0, 2.0, 9.0]).value == 4.0
 
 
-def test_intervals_of_few_or_equal_values():
+def test_the_interval_is_nan_for_one_value_or_nan_and_spans_two_values():
   assert all(math.isnan(end) for end in bootstrap_mean([3.0])[1:])
   assert bootstrap_mean([2.0, 2.0]) == (2.0, 2.0, 2.0)
   assert math.isnan(bootstrap_mean([1.0, math.nan]).low)

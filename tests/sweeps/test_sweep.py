@@ -87,8 +87,8 @@ def test_finished_runs_are_never_repeated_and_a_sweep_is_extended(folder):
   outcome, lines = run(make_request(folder))
   assert outcome == (8, 0, 0) and len(starts(folder)) == 8 and lines[-1] == '8 finished, 0 failed, 0 unfinished'
   assert run(make_request(folder))[0] == (8, 0, 0) and len(starts(folder)) == 8
-  more = [*SETTINGS, {'model.attention.score': 'cosine', 'model.attention.alignment': 'softmax'}]
-  assert run(make_request(folder, more, seeds=3))[0] == (15, 0, 0)
+  extended = [*SETTINGS, {'model.attention.score': 'cosine', 'model.attention.alignment': 'softmax'}]
+  assert run(make_request(folder, extended, seeds=3))[0] == (15, 0, 0)
   assert len(starts(folder)) == 15
   assert {entry.unit.seeds for entry in read_state(folder).units.values()} == {(0,), (1,), (2,)}
   assert run(make_request(folder, SETTINGS[:1], seeds=1))[0] == (1, 0, 0)
@@ -120,8 +120,8 @@ def test_a_plan_counts_the_runs_of_the_request(folder, monkeypatch):
   plain = request._replace(halving='', seeds=2, folder=folder.parent / 'plain')
   assert run(plain)[0] == (4, 4, 0)
   for retry, count in ((False, 4), (True, 4)):
-    more = plain._replace(seeds=3, retry=retry)
-    lines = plan(more, monkeypatch)
+    extended = plain._replace(seeds=3, retry=retry)
+    lines = plan(extended, monkeypatch)
     assert lines[-2].startswith('12 runs in 12 processes') and f' for the {count} to be run, ' in lines[-1]
   assert ' for the 0 to be run, ' in plan(plain, monkeypatch)[-1]
 
@@ -173,7 +173,7 @@ def test_an_interrupted_sweep_continues(folder, number):
   repeated = starts(folder)[before:]
   assert len(repeated) == 8 - len(finished) and not any(name in line for name in finished for line in repeated)
   pids = {int(line.split()[0]) for line in starts(folder)}
-  stop = time.monotonic() + 20  # a child learns of the end of its parent a moment later
+  stop = time.monotonic() + 20  # a child process ends a moment after its parent
   while any(is_running(pid) for pid in pids):
     assert time.monotonic() < stop, pids
     time.sleep(0.05)
@@ -197,18 +197,18 @@ def test_a_sweep_runs_as_jobs_of_a_cluster(folder):
 
 def test_finished_runs_are_adopted(folder, tmp_path, monkeypatch):
   config = base_config(model__attention__score='dot', model__attention__alignment='sparsemax', training__log_every=7)
-  several = tmp_path / 'old'
+  old = tmp_path / 'old'
   for seed in (0, 1):
-    write_run(several / f'seed_{seed}', config | {'training': config['training'] | {'seed': seed}}, {})
-  (several / 'config.json').write_text(json.dumps(config | {'seeds': 2}))
-  assert plan(make_request(folder, seeds=3, adopted=[several]), monkeypatch)[0] == f'{several}: adopted, seeds 0, 1'
+    write_run(old / f'seed_{seed}', config | {'training': config['training'] | {'seed': seed}}, {})
+  (old / 'config.json').write_text(json.dumps(config | {'seeds': 2}))
+  assert plan(make_request(folder, seeds=3, adopted=[old]), monkeypatch)[0] == f'{old}: adopted, seeds 0, 1'
   assert not folder.exists()
-  outcome, lines = run(make_request(folder, seeds=3, adopted=[several]))
-  assert outcome == (11, 0, 0) and len(starts(folder)) == 10 and lines[0] == f'{several}: adopted, seeds 0, 1'
-  lines = plan(make_request(folder, seeds=3, adopted=[several]), monkeypatch)
+  outcome, lines = run(make_request(folder, seeds=3, adopted=[old]))
+  assert outcome == (11, 0, 0) and len(starts(folder)) == 10 and lines[0] == f'{old}: adopted, seeds 0, 1'
+  lines = plan(make_request(folder, seeds=3, adopted=[old]), monkeypatch)
   assert lines[-2].startswith('12 runs in 11 processes') and '0:00:00 for the 0 to be run' in lines[-1]
-  _, lines = run(make_request(folder, seeds=3, adopted=[several]))
-  assert lines[0] == f'{several}: the sweep has a run of seed 0 of this setting already'
+  _, lines = run(make_request(folder, seeds=3, adopted=[old]))
+  assert lines[0] == f'{old}: the sweep has a run of seed 0 of this setting already'
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_runs_of_another_system_and_invalid_folders_are_not_adopted(folder, tmp_
 
 
 @pytest.mark.long
-def test_hopeless_settings_are_dropped(folder, capsys):
+def test_the_worst_settings_of_each_rung_are_dropped(folder, capsys):
   # The metric of a fake run grows with the number of 'dot' in its command.
   settings = grid({'model.attention.score': ['general', 'dot', 'cosine', 'additive']})
   request = make_request(folder, settings, halving='halving(first=25, factor=2)')
@@ -293,8 +293,8 @@ def test_settings_that_extend_a_sweep_pass_every_rung(folder):
   options = {'halving': 'halving(first=25, factor=2)'}
   run(make_request(folder, SETTINGS[2:], **options))  # of score general, worse than dot
   before = len(starts(folder))
-  more = [*SETTINGS, {'model.attention.score': 'cosine', 'model.attention.alignment': 'softmax'}]
-  run(make_request(folder, more, **options))
+  extended = [*SETTINGS, {'model.attention.score': 'cosine', 'model.attention.alignment': 'softmax'}]
+  run(make_request(folder, extended, **options))
   steps = [line.rpartition('steps=')[2] for line in starts(folder)[before:]]
   # The best three of five, then the best two of three, as if all had been compared at once.
   assert steps == ['25'] * 6 + ['50'] * 4 + ['100'] * 4

@@ -47,7 +47,7 @@ def test_resources_are_divided_in_order(monkeypatch):
   ('workers', 'message'),
   [(0, '--workers must be at least 1, got 0'), (3, '--workers=3: this machine has 2 cores')],
 )
-def test_impossible_numbers_of_workers(workers, message):
+def test_impossible_numbers_of_workers_raise(workers, message):
   with pytest.raises(UserError, match=message):
     divide_resources(workers, 'cpu', [0, 1])
 
@@ -59,7 +59,7 @@ def test_impossible_numbers_of_workers(workers, message):
     ('', 'its process ended with exit status -9'),
   ],
 )
-def test_a_machine_without_the_device(monkeypatch, stderr, reason):
+def test_a_machine_without_the_device_raises_with_the_reason(monkeypatch, stderr, reason):
   monkeypatch.setenv('JAX_PLATFORMS', 'cuda')
   failed = subprocess.CompletedProcess([], -9, stdout='', stderr=stderr)
   monkeypatch.setattr(subprocess, 'run', lambda *args, **options: failed)
