@@ -36,9 +36,9 @@ def test_training_on_prepared_data_equals_training_on_data_in_memory(trained, pr
 
 
 @pytest.mark.long
-def test_another_number_of_processes_resumes_after_an_epoch(prepared, tmp_path):
-  """Three updates of one process and three of two processes equal six of one process; an epoch has three batches."""
-  arguments = [*SETTINGS, '--config.mesh.fsdp=1', '--config.training.checkpoint_every=3']
+def test_another_number_of_processes_resumes_within_an_epoch(prepared, tmp_path):
+  """Four updates of one process and two of two processes equal six of one process; an epoch has three batches."""
+  arguments = [*SETTINGS, '--config.mesh.fsdp=1', '--config.training.checkpoint_every=4', '--config.training.steps=4']
   changed = '--config.training.steps=6'
   assert run('train', *prepared_arguments(prepared, tmp_path / 'uninterrupted', *arguments, changed)).code == 0
   assert run('train', *prepared_arguments(prepared, tmp_path / 'resumed', *arguments)).code == 0
@@ -46,7 +46,7 @@ def test_another_number_of_processes_resumes_after_an_epoch(prepared, tmp_path):
     'experiments.train', '--distributed', *prepared_arguments(prepared, tmp_path / 'resumed', *arguments, changed)
   )
   first, _ = wait_for_outputs(processes)
-  assert 'resuming at step 3 of 6' in first
+  assert 'resuming at step 4 of 6' in first
   runs = [open_run(tmp_path / name, 'latest') for name in ('uninterrupted', 'resumed')]
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), *(x.params for x in runs))
 

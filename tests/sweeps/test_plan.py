@@ -88,5 +88,5 @@ def test_an_unknown_choice_is_named():
 
 def test_names_of_folders_need_no_quotes_and_no_commas():
   name = setting_folder("score=dot, buckets=((1, 2),), text='é/x'", 'abcd')
-  assert name == 'score=dot+buckets=-1+2-text=-é-x.abcd' or not set(name) & set(" ,()'/")
+  assert name == 'score=dot+buckets=-1+2-+text=-é-x.abcd'
   assert len(setting_folder('x' * 500, 'abcd')) < 100

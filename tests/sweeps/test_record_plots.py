@@ -48,7 +48,8 @@ def test_pictures_are_small_and_have_the_panels_and_names_of_the_plot(x_values, 
   panels = figures[0].axes
   assert [axes.get_ylabel() for axes in panels] == ['metric a', 'metric b']
   assert all(axes.get_xlabel() == 'x' for axes in panels)
-  assert {line.get_linestyle() for line in panels[0].lines} & {'-', '--'} if plot.joined else {'None'}
+  line_styles = {line.get_linestyle() for line in panels[0].lines}
+  assert bool(line_styles & {'-', '--'}) == plot.joined
   names = [text.get_text() for text in panels[1].get_legend().get_texts()]
   assert names == ['k, before', 'k, after', 'l, before', 'l, after']
   assert [axes.get_yscale() for axes in panels] == ['log' if options.get('log_y') else 'linear'] * 2
