@@ -75,7 +75,10 @@ def test_invalid_features_are_reported(folder):
     (np.full((2, 2, 5), np.nan), r"captions\.csv:6: features of '2\.png' must be finite numbers of float32, got nan"),
     (np.zeros((0, 5)), r"captions\.csv:6: features of '2\.png' must be .*, and not empty, got \[0, 5\]"),
     (np.zeros((0, 2, 5)), r"captions\.csv:6: features of '2\.png' must be .*, and not empty, got \[0, 2, 5\]"),
-    (np.full((2, 2, 5), 1e300), r"captions\.csv:6: features of '2\.png' must be finite numbers of float32, got 1e\+300"),
+    (
+      np.full((2, 2, 5), 1e300),
+      r"captions\.csv:6: features of '2\.png' must be finite numbers of float32, got 1e\+300",
+    ),
     (np.full((2, 2, 5), 'a'), r"captions\.csv:6: features of '2\.png' must be finite numbers of float32, got <U1"),
     (np.full((2, 2, 5), None), r'grid\.npz: cannot be read as an \.npz file of numbers'),
   ]:
