@@ -18,7 +18,7 @@ def prepare_process() -> None:
 
   A program is `python -m experiments.NAME` or `attention-jax NAME`. Large arrays are then allocated in large pages.
 
-  An update allocates and frees arrays of many MB. With pages of 4 KB that takes up to a tenth of its time on CPUs. The
+  An update allocates and frees arrays of many MB. With pages of 4 KB that takes up to a sixth of its time on CPUs. The
   C library reads the setting only when a process starts, hence the restart.
 
   Does not restart if the environment sets glibc.malloc.hugetlb already, if the process was started in any other way (as
