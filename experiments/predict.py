@@ -6,8 +6,8 @@
 A line has the kind of input that the run was trained on: the path of an image, a document, or a pair of texts
 separated by a tab. With --json each line of output is an object. For a caption it has score, log_prob, tokens and the
 weights of each token [rows, columns]. For a label it has the probability of every label, the tokens of every sentence
-with their weights [heads, words], the weights of the sentences, and the number of words that were not read. `translate`
-translates texts.
+with their weights [heads, words], the weights of the sentences, and the number of tokens that were not read.
+`translate` translates texts.
 """
 
 from experiments.process_settings import prepare_process

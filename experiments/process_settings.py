@@ -17,7 +17,7 @@ def prepare_process() -> None:
   """Hides alarms of the compiler, relaxes the garbage collector, and restarts with `glibc.malloc.hugetlb=1`.
 
   With this setting, large arrays are allocated in large pages. An update allocates and frees arrays of many MB, which
-  with pages of 4 KB takes up to a tenth of its time on CPUs. The C library reads the setting only when a process
+  with pages of 4 KB takes up to a sixth of its time on CPUs. The C library reads the setting only when a process
   starts, hence the restart.
 
   Does not restart if the environment sets glibc.malloc.hugetlb already, if the command is neither

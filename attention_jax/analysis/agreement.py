@@ -38,7 +38,7 @@ def kendall(weights: np.ndarray, others: np.ndarray, mask: np.ndarray | None = N
     mask: [S], the positions that are compared; by default all.
 
   Returns:
-    [T], -1 (opposite orders) to 1 (same order); NaN where one of both is constant.
+    [T], -1 (opposite orders) to 1 (same order); NaN where either is constant.
   """
   from scipy.stats import kendalltau
 

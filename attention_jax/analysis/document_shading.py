@@ -89,7 +89,7 @@ def _render_document(document: ShadedDocument) -> str:
     lines += _render_sentences(document, document.words)
     lines += _render_heads(document)
   if document.unread_tokens:
-    lines.append(f'<p class="legend">… and {document.unread_tokens:,} more words that were not read</p>')
+    lines.append(f'<p class="legend">… and {document.unread_tokens:,} more tokens that were not read</p>')
   return '\n'.join(lines)
 
 

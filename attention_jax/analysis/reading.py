@@ -16,10 +16,13 @@ class Measurement(NamedTuple):
   Attributes:
     values: an array with an axis for each entry of `axes`.
     axes: for each axis, the names of its entries, such as tokens.
+    is_map: whether the axes are those of weights: the target tokens, then the source tokens. The tokens themselves do
+      not tell, as a source may equal its target.
   """
 
   values: np.ndarray
   axes: tuple[Sequence[str], ...]
+  is_map: bool = False
 
 
 class ReadingRequest(NamedTuple):
@@ -86,7 +89,7 @@ class Reading(NamedTuple):
     return {
       spec: measured.values
       for spec, measured in self.measurements.items()
-      if measured.values.shape == shape and measured.axes == (self.target_tokens, self.source_tokens)
+      if measured.is_map and measured.values.shape == shape
     }
 
 

@@ -68,8 +68,8 @@ class Lexicon(NamedTuple):
 def make_lexicon(encoded: EncodedSplit, source_size: int, target_size: int, digest: str = '') -> Lexicon:
   """Makes a lexicon from a training split.
 
-  The translations of a split with more than MAX_LINKS links are estimated from rows at equal distances. The EOS of each
-  source is the empty word (NULL) of the model.
+  Of a split with more than MAX_LINKS links, rows at equal distances are read. The EOS of each source is the empty word
+  (NULL) of the model.
 
   Args:
     encoded: the split.
@@ -84,7 +84,9 @@ def make_lexicon(encoded: EncodedSplit, source_size: int, target_size: int, dige
   sources, targets, probs = ibm_model_1(source[source_positions], target[target_positions], target_positions)
   order = np.lexsort((targets, -probs, sources))
   offsets = np.searchsorted(sources[order], np.arange(source_size + 1))
-  frequencies = np.bincount(target, minlength=target_size)
+  # The split that `read` returns may have other rows too.
+  positions = _ranges(corpus.target_offsets[rows], corpus.lengths[1][rows])
+  frequencies = np.bincount(target[positions], minlength=target_size)
   frequencies[: len(SPECIAL_TOKENS)] = len(target) + 1
   by_frequency = np.argsort(-frequencies, kind='stable').astype(np.int32)
   return Lexicon(offsets, targets[order].astype(np.int32), probs[order].astype(np.float32), by_frequency, digest)

@@ -4,7 +4,7 @@ import contextlib
 import gzip
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 from attention_jax.data import tasks, translation_sets
@@ -33,12 +33,14 @@ class PairStream(NamedTuple):
       streamed file include blank ones, so that the position of a pair is its line.
     state: describes the files, so that a change between two readings is noticed.
     notes: lines that describe what is left out.
+    lines: the line number of each pair; None: pair i is line i, counted from 1.
   """
 
   name: str
   pairs: Callable[[], Iterator[tuple[Pair, float]]]
   state: list[Any]
   notes: tuple[str, ...] = ()
+  lines: Sequence[int] | None = None
 
 
 def open_pairs(config: Mapping[str, Any]) -> tuple[PairStream, dict[str, Corpus]]:
@@ -126,7 +128,7 @@ def _in_memory(corpus: Corpus) -> PairStream:
       yield pair, row / len(corpus.source)
 
   notes = _links_note(corpus.name) if corpus.links else ()
-  return PairStream(corpus.name, pairs, [corpus.name, len(corpus.source)], notes)
+  return PairStream(corpus.name, pairs, [corpus.name, len(corpus.source)], notes, corpus.lines)
 
 
 def _links_note(name: str) -> tuple[str, ...]:

@@ -262,8 +262,10 @@ def _select_features(stored: Mapping[str, np.ndarray], name: str, where: str) ->
     raise UserError(f'{where}features of {name!r} must be {expected}, got {list(features.shape)}')
   with np.errstate(over='ignore'):  # float64 may exceed the range of float32
     numbers = features.astype(np.float32) if features.dtype.kind in 'fiu' else None
-  if numbers is None or not np.isfinite(numbers).all():
-    raise UserError(f'{where}features of {name!r} must be finite numbers of float32 ({features.dtype})')
+  is_finite = numbers is not None and np.isfinite(numbers)
+  if not np.all(is_finite):
+    invalid = features.dtype if numbers is None else features[~is_finite][0]
+    raise UserError(f'{where}features of {name!r} must be finite numbers of float32, got {invalid}')
   return numbers
 
 

@@ -116,7 +116,7 @@ class PreparedSplit:
 
   @property
   def line_numbers(self) -> np.ndarray:
-    """The number of each row among the pairs that were prepared (for a streamed file, its line), [rows]."""
+    """The line number of each row in the file that was prepared, or its number among the pairs, [rows]."""
     return self._index[:, 2]
 
   @property

@@ -319,6 +319,8 @@ def _finish(
     raise UserError(f'{stream.name}: no pairs, all are blank on one side or both')
   names = [record.shard.name.partition('.')[0] for record in records]
   index = np.concatenate([np.load(_index_path(folder, name), allow_pickle=False) for name in names])
+  if stream.lines is not None:
+    index[:, 2] = np.asarray(stream.lines)[index[:, 2] - 1]
   with write_atomic(folder / INDEX) as temporary, open(temporary, 'wb') as file:
     np.save(file, index)
   for split, corpus in other_splits.items():

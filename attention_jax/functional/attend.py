@@ -122,7 +122,7 @@ def init_params(
   Raises:
     UserError: for an unknown variant or option, for sizes below 1, and for an rng that is no PRNG key.
   """
-  check_rng('init_params', rng)
+  check_rng('init_params', rng, is_required=True)
   score = lookup(score, SCORES, 'score')
   alignment = lookup(alignment, ALIGNMENTS, 'alignment')
   sizes = {'query': query, 'key': key, 'value': key if value is None else value, 'features': features}

@@ -192,6 +192,8 @@ def with_edit(alignment: str | Row | Callable, edit: str | Row | Callable | Edit
     raise UserError(f'edit: an alignment has no layers, got layer={layer}; use analysis.interventions.edited_model')
   if edit.params:
     raise UserError('edit: an edit has no learned parameters')
+  if edit.init_state:
+    raise UserError('edit: an edit has no state')
   if alignment.latent:
     raise UserError(
       'edit: the weights of a latent alignment are probabilities of a latent position and cannot be edited'

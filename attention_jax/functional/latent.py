@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.annotations import Array, Float
-from attention_jax.functional.dense import Mask, Scores, Weights, check_single_query, softmax
+from attention_jax.functional.dense import Mask, Scores, Weights, check_single_query, clamp_to_finite, softmax
 from attention_jax.functional.masking import Dimension, at_least_float32
 from attention_jax.functional.monotonic import LOG_ZERO, init_forward, linear_recurrence
 
@@ -61,10 +61,7 @@ def latent_monotonic(scores: Scores, mask: Mask, *, state: ChainState) -> tuple[
   The weights are Σ_a' p(a | a') p(a' | outputs so far), computed in logs.
   """
   scores = jnp.where(mask, at_least_float32(scores), 0.0)
-  # If one score is large, all are scaled down: scores as large as LOG_ZERO would make their positions unreachable. Of
-  # scores that differ by so much, the largest has all of the probability with either scale.
-  is_large = jnp.max(jnp.abs(jax.lax.stop_gradient(scores))) > LARGE_SCORE
-  scores = jnp.where(mask, scores * jnp.where(is_large, 1e-15, 1.0), LOG_ZERO)
+  scores = jnp.where(mask, _compress(scores), LOG_ZERO)
   prior = _transition(state.position.astype(scores.dtype), scores)
   weights = jnp.where(mask, jnp.exp(prior), 0.0)
   return weights, ChainState(prior.astype(state.position.dtype), scores.astype(state.scores.dtype))
@@ -158,6 +155,13 @@ def _transition(position: Scores, scores: Scores) -> Scores:
   is_reachable = _is_positive(position) & _is_positive(ahead)
   ratio = jnp.where(is_reachable, position - jnp.where(is_reachable, ahead, 0.0), LOG_ZERO)
   return _multiply(_cumulative(ratio), scores)
+
+
+def _compress(scores: Scores) -> Scores:
+  """Returns scores whose size exceeds LARGE_SCORE in their order, but far from LOG_ZERO; the others are unchanged."""
+  scores = clamp_to_finite(scores)
+  is_large = jnp.abs(scores) > LARGE_SCORE
+  return jnp.where(is_large, jnp.sign(scores) * LARGE_SCORE + 1e-10 * scores, scores)
 
 
 def _is_positive(logs: Scores) -> Array:

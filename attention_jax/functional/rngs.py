@@ -8,9 +8,9 @@ from attention_jax.errors import UserError
 from attention_jax.functional.masking import Dimension
 
 
-def check_rng(caller: str, rng: Any) -> None:
-  """Raises UserError unless `rng` is one PRNG key or None."""
-  if rng is None:
+def check_rng(caller: str, rng: Any, is_required: bool = False) -> None:
+  """Raises UserError unless `rng` is one PRNG key or, if none `is_required`, None."""
+  if rng is None and not is_required:
     return
   try:
     jax.eval_shape(jax.random.split, rng)

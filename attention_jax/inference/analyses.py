@@ -62,7 +62,7 @@ def _by_target(subject: Subject, values: Any) -> Measurement:
 
 
 def _by_pair(subject: Subject, values: Any) -> Measurement:
-  return Measurement(np.asarray(values, np.float64), (subject.target_tokens, subject.source_tokens))
+  return Measurement(np.asarray(values, np.float64), (subject.target_tokens, subject.source_tokens), is_map=True)
 
 
 def _entropy(subject: Subject) -> Measurement:
@@ -148,7 +148,7 @@ def _leave_one_out(subject: Subject) -> Measurement:
 
 def _kendall(subject: Subject, *, other: str = 'gradient_times_input') -> Measurement:
   measured = analyse(other, subject)
-  if measured.axes != (subject.target_tokens, subject.source_tokens):
+  if not measured.is_map:
     raise UserError(f'kendall: other={other!r} must measure pairs of target and source tokens, such as leave_one_out')
   return _by_target(subject, agreement.kendall(subject.weights, np.abs(measured.values)))
 

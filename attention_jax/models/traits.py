@@ -11,7 +11,7 @@ class Traits(NamedTuple):
   Attributes:
     attends: whether it attends to the source.
     latent: the LatentAlignment of an alignment that training marginalises over, else None.
-    required_loss: name of the auxiliary loss without which the scores receive no useful gradient, or ''.
+    required_loss: name of the auxiliary loss that training the scores requires, or ''.
     attends_in_recurrence: whether attention, if any, is computed inside the recurrence, one query at a time.
     starts_without_source: whether decoding may start before the source is complete, because attention is the only way
       in which the decoder depends on the source.

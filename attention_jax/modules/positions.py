@@ -12,7 +12,7 @@ Every module of POSITIONS has the same methods; the default of each has no effec
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
@@ -21,7 +21,7 @@ import numpy as np
 
 from attention_jax.errors import UserError
 from attention_jax.functional.masking import accumulation_dtype, relative_positions
-from attention_jax.specs import Positive, Size, bind, schema_of
+from attention_jax.specs import Range, Size, bind, schema_of
 
 
 class Positions(nn.Module):
@@ -170,7 +170,7 @@ class Rotary(Positions):
   permutation of the features.
   """
 
-  base: Positive = 10000.0
+  base: Annotated[float, Range(1)] = 10000.0
   requires_product = True
   in_attention = True
 
@@ -263,7 +263,7 @@ def bucket_of(offset: jax.Array, buckets: int, max_distance: int, bidirectional:
   return first_bucket + jnp.where(distance < exact, distance, logarithmic)
 
 
-def _sinusoids(positions: jax.Array, features: int, base: Positive = 10000.0) -> jax.Array:
+def _sinusoids(positions: jax.Array, features: int, base: float = 10000.0) -> jax.Array:
   """Sines, then cosines, [T, features]; always float32."""
   half = -(-features // 2)
   angles = (

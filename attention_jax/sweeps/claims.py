@@ -170,7 +170,7 @@ def length_rows(
   Args:
     settings: the settings; all have the same data.
     split: the split.
-    factors: how rows are named; the factor 'source length' is added.
+    factors: how rows are named; a factor with the name of the property is added, such as 'source length'.
     bins: number of bins with about equally many rows.
     by: the property, a key of bins.PROPERTIES.
   """
@@ -188,7 +188,7 @@ def length_rows(
     for i, bin in enumerate(tables[0].bins):
       names = [parse(spec, 'metric')[0] for spec in config['evaluation']['metrics']]
       entries = {f'{split}/{name}': summarize([table.metrics[name][i].value for table in tables]) for name in names}
-      rows.append(claim_row(setting, factors, {'source length': bin.name}, entries))
+      rows.append(claim_row(setting, factors, {by.replace('_', ' '): bin.name}, entries))
   return rows
 
 

@@ -168,11 +168,20 @@ def local(*, jobs: Size = 1, timeout_min: Size = 240) -> tuple[str, int, dict[st
 CLUSTERS: Mapping[str, Callable[..., tuple[str, int, dict[str, Any]]]] = {'local': local, 'slurm': slurm}
 
 
+def parse_cluster(spec: str) -> tuple[str, int, dict[str, Any]]:
+  """Returns what the function of CLUSTERS that a spec selects returns.
+
+  Raises:
+    UserError: for an unknown cluster or option.
+  """
+  _, function, options = bind(spec, CLUSTERS, 'cluster')
+  return function(**options)
+
+
 def make_executor(folder: Path, spec: str) -> ClusterExecutor:
   """Returns the executor that a spec of CLUSTERS selects: 'slurm(timeout_min=120, partition="gpu")'.
 
   Raises:
     UserError: for an unknown cluster or option, and on a machine without that cluster.
   """
-  _, function, options = bind(spec, CLUSTERS, 'cluster')
-  return ClusterExecutor(folder, *function(**options))
+  return ClusterExecutor(folder, *parse_cluster(spec))

@@ -29,7 +29,7 @@ def trains_seeds_together(choice: str, backend: str, settings: int, seeds: int, 
 
   Args:
     choice: one of TOGETHER.
-    backend: the backend of jax, or 'cluster'.
+    backend: the backend of jax.
     settings: number of settings.
     seeds: number of seeds of each.
     slots: number of processes at a time.

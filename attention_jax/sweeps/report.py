@@ -300,7 +300,7 @@ def _notes(
   if any(contrast.rows for contrast in contrasts):
     notes.append(
       'Rows: the number of pairs of runs whose outputs differ at p < 0.05 when rows are resampled (sacrebleu: paired '
-      'bootstrap; rates: permutation test of scipy). This tests whether two trained models differ, not two settings.'
+      'bootstrap; rates: paired permutation test). This tests whether two trained models differ, not two settings.'
     )
   commits = sorted({run.commit or 'unknown' for setting in settings for run in setting.runs})
   if len(commits) > 1:

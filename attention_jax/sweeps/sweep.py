@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attention_jax.errors import UserError
-from attention_jax.specs import bind
 from attention_jax.sweeps import halving
 from attention_jax.sweeps.adopt import adoption
-from attention_jax.sweeps.cluster import CLUSTERS, make_executor
+from attention_jax.sweeps.cluster import make_executor, parse_cluster
 from attention_jax.sweeps.driver import Driver
 from attention_jax.sweeps.estimate import (
   Costs,
@@ -103,7 +102,7 @@ def check_request(request: SweepRequest) -> list[Resolved]:
   if 'seeds' in request.base.overrides:
     raise UserError('config.seeds is set by --seeds; config.training.seed is the first of them')
   if request.cluster:
-    bind(request.cluster, CLUSTERS, 'cluster')  # for its errors
+    parse_cluster(request.cluster)  # for its errors
   resolved = resolve_settings(request.base, request.settings)
   if not request.halving:
     return resolved
@@ -197,10 +196,17 @@ def request_seeds(request: SweepRequest, resolved: Sequence[Resolved]) -> list[i
 def _make_executor(request: SweepRequest):
   """Returns the executor and the backend of jax where it runs."""
   if request.cluster:
-    executor = make_executor(request.folder.absolute(), request.cluster)
-    return executor, 'cluster'
+    return make_executor(request.folder.absolute(), request.cluster), _cluster_backend(request.cluster)
   backend, ids = detect_devices()
   return LocalExecutor(divide_resources(request.workers, backend, ids)), backend
+
+
+def _cluster_backend(spec: str) -> str:
+  """Returns the backend of jax in the jobs of a cluster."""
+  cluster, _, parameters = parse_cluster(spec)
+  if cluster == 'local':
+    return detect_devices()[0]
+  return 'gpu' if parameters.get('gpus_per_node') else 'cpu'
 
 
 def requested_units(state: SweepState, resolved: Sequence[Resolved], seeds: Sequence[int]) -> list[UnitState]:
@@ -330,12 +336,17 @@ def describe_plan(request: SweepRequest, resolved: Sequence[Resolved], log: Log)
   state = fold(events)
   seeds = request_seeds(request, resolved)
   costs = dict(measure_costs([(setting.id, setting.config) for setting in resolved], state.costs))
-  backend, ids = ('cluster', []) if request.cluster else detect_devices()
-  slots = 1 if request.cluster else len(divide_resources(request.workers, backend, ids))
+  if request.cluster:
+    backend = _cluster_backend(request.cluster)
+    _, slots, _ = parse_cluster(request.cluster)
+  else:
+    backend, ids = detect_devices()
+    slots = len(divide_resources(request.workers, backend, ids))
   together = trains_seeds_together(request.together, backend, len(resolved), len(seeds), slots)
   missing = _missing_units(request, state, resolved, seeds, together)
   units = [*(entry.unit for entry in requested_units(state, resolved, seeds)), *missing]
-  estimate = estimate_seconds(state, resolved, costs, matmul_rate if backend == 'cpu' else None)
+  runs_here = backend == 'cpu' and not request.cluster
+  estimate = estimate_seconds(state, resolved, costs, matmul_rate if runs_here else None)
   for unit in units:
     log(_describe_unit(unit, state, costs[unit.setting_id]))
     log(f'  {format_command(_unit_command(request, resolved, request.folder, unit))}')

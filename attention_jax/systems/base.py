@@ -162,6 +162,9 @@ class System(abc.ABC):
 
     Returns:
       Every metric, and the predictions that were measured, one per row.
+
+    Raises:
+      UserError: for an unknown split, and for a training split without rows, as its examples are generated for batches.
     """
 
   @abc.abstractmethod

@@ -265,7 +265,7 @@ CAPTIONING: Mapping[str, Preset] = {
 
 GLIMPSING: Mapping[str, Preset] = {
   'mnih2014': Preset('Mnih et al. 2014', {'model.network': 'glimpses', 'model.features': '{features}'}),
-  # G_image is one layer, and the first location is random.
+  # G_image has one hidden layer, and the first location is random.
   'ba2015': Preset('Ba, Mnih & Kavukcuoglu 2015', {'model.network': 'deep_glimpses', 'model.features': '{features}'}),
   # Nothing is sampled, so that one path is enough.
   'jaderberg2015': Preset(

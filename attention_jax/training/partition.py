@@ -98,7 +98,7 @@ class MeshConfig:
     return ', '.join(f'{name}={size}' for name, size in dataclasses.asdict(self).items())
 
 
-MESH_FIELDS = tuple(f'mesh.{field.name}' for field in dataclasses.fields(MeshConfig))  # change no result of a run
+MESH_FIELDS = tuple(f'mesh.{field.name}' for field in dataclasses.fields(MeshConfig))  # they change no result of a run
 
 
 def make_mesh(devices: Sequence[jax.Device] | None = None, seeds: int = 1, sizes: MeshConfig | None = None) -> Mesh:

@@ -99,6 +99,10 @@ class RemoteFolder:
       UserError: if a file cannot be written or removed. The remote state is then the old or the new one, as a whole.
     """
     before: Files = self._local_manifest().get('files', {})
+    unfinished = self._local_manifest(NEXT_STATE)
+    if unfinished and unfinished['id'] == (self._manifest() or {}).get('id'):  # it failed after its commit
+      self._finish_push(before, unfinished['files'])
+      before = unfinished['files']
     files = self._digests_of(folder)
     if files == before:
       return
@@ -107,13 +111,14 @@ class RemoteFolder:
       if digest not in stored:
         self.files.upload(folder / name, f'{OBJECTS}/{digest}')
         stored.add(digest)
+    # Before the commit, so that the next upload repeats what fails here.
+    for name in before.keys() | files.keys():
+      if before.get(name) != files.get(name) and not _is_checkpoint_file(name):
+        self._copy_by_name(folder, name, name in files)
     manifest = {'id': uuid.uuid4().hex, 'files': files}
     write_text(self.local / NEXT_STATE, json.dumps(manifest) + '\n')
     self.files.write_json(MANIFEST, manifest)
     self._finish_push(before, files)
-    for name in before.keys() | files.keys():
-      if before.get(name) != files.get(name) and not _is_checkpoint_file(name):
-        self._copy_by_name(folder, name, name in files)
 
   def push_outputs(self, before: Files) -> list[str]:
     """Uploads files that a program wrote into a copy that is only read, such as pictures.
@@ -142,10 +147,10 @@ class RemoteFolder:
       copy(self.local / name, folder / name)
 
   def _finish_push(self, before: Files, files: Files) -> None:
-    """Marks the working copy as uploaded, and removes the objects that were replaced."""
-    (self.local / NEXT_STATE).replace(self.local / STATE)
+    """Removes the objects that were replaced, and marks the working copy as uploaded."""
     for digest in set(before.values()) - set(files.values()):
       self.files.remove(f'{OBJECTS}/{digest}')
+    (self.local / NEXT_STATE).replace(self.local / STATE)
 
   def _copy_by_name(self, folder: Path, name: str, exists: bool) -> None:
     if exists:

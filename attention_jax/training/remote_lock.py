@@ -63,6 +63,8 @@ class RemoteLock:
   def check(self) -> None:
     """Raises UserError if this process does not own the lock, for example because the lease has expired."""
     record = self._files.read_json(LOCK)
+    if record is None:
+      raise UserError(f'{self._files.url}: {LOCK} was removed; this process has lost its lock')
     if not self._is_mine(record):
       raise UserError(f'{self._files.url}: {_describe(record)} trains in it; this process has lost its lock')
 
@@ -97,9 +99,9 @@ class RemoteLock:
         continue
 
 
-def _describe(record: dict[str, Any] | None) -> str:
+def _describe(record: dict[str, Any]) -> str:
   """'process 12 of a', where a is a host name."""
-  return f'process {record.get("pid")} of {record.get("host")}' if record else 'another process'
+  return f'process {record.get("pid")} of {record.get("host")}'
 
 
 def process_table() -> str:

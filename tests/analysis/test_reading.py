@@ -18,7 +18,7 @@ READING = Reading(
   {'weights': WEIGHTS},
   gold=np.array([[0, 0]]),
   measurements={
-    'map': Measurement(WEIGHTS - 1, (TARGET, SOURCE)),
+    'map': Measurement(WEIGHTS - 1, (TARGET, SOURCE), is_map=True),
     'per target': Measurement(np.array([np.nan, 2.0]), (TARGET,)),
     'number': Measurement(np.array(0.5), ()),
   },
@@ -27,6 +27,8 @@ READING = Reading(
 
 def test_maps_have_a_value_for_each_target_and_source_token():
   assert READING.maps.keys() == {'map'}
+  square = {'self_attention': Measurement(np.eye(2), (TARGET, TARGET))}
+  assert not READING._replace(source_tokens=TARGET, measurements=square).maps
   np.testing.assert_array_equal(READING.maps['map'], WEIGHTS - 1)
 
 

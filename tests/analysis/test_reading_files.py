@@ -46,7 +46,7 @@ def test_relative_colours_do_not_depend_on_the_size_of_the_weights(tmp_path):
 
 
 def test_maps_without_any_value_are_drawn(tmp_path):
-  measured = Measurement(np.zeros((2, 3)), (TARGET, SOURCE))
+  measured = Measurement(np.zeros((2, 3)), (TARGET, SOURCE), is_map=True)
   reading_files.write([READING._replace(measurements={'zeros': measured})], tmp_path / 'zeros.png')
   assert (tmp_path / 'zeros.png').exists()
 

@@ -71,7 +71,7 @@ def test_the_page_works_in_a_browser(tmp_path):
   for example in range(500):
     weights = rng.dirichlet(np.ones(20), 20)
     tokens = [f'слово{i}' for i in range(10)] + [f'كلمة{i}' for i in range(9)] + ['</s>']
-    values = {'map': Measurement(weights - 0.05, (tokens, tokens))}
+    values = {'map': Measurement(weights - 0.05, (tokens, tokens), is_map=True)}
     reading = READING._replace(
       name=f'test {example}', source_tokens=tokens, target_tokens=tokens, matrices={'weights': weights}
     )

@@ -106,6 +106,16 @@ def test_tables_and_generated_tasks(folder, tmp_path):  # noqa: F811
   assert 'the links of the training split are not prepared' in data.report[2] and '1 blank line' in data.report[3]
 
 
+def test_line_numbers_of_a_filtered_table(tmp_path):
+  rows = [*('too long ' * 9 for _ in range(5)), *('a' * length for length in range(1, 21))]
+  (tmp_path / 'pairs.tsv').write_text(''.join(f'{row}\tb\n' for row in rows))
+  config = make_config(tmp_path, "pairs(path='pairs.tsv')")
+  prepare(config, tmp_path / 'prepared', quiet)
+  loaded = [load(config, None), load(make_config(tmp_path / 'prepared', 'prepared'), None)]
+  in_memory, prepared = ([data.corpora['train'].line(row) for row in range(16)] for data in loaded)
+  assert prepared == in_memory and prepared[0] > 5
+
+
 def test_links_of_the_training_files_are_reported(folder):  # noqa: F811
   task = TEXT.replace(')', ", links='links')")
   (folder / 'val.links').write_text('0-0\n')

@@ -59,7 +59,7 @@ def test_splits_are_evaluated_and_drawn(trained, tmp_path):
   assert '&lt;' in path.read_text() and 'gold:' not in path.read_text() and 'not read' not in path.read_text()
   long = 'It was fine. ' * 4 + 'We left.'  # one sentence more than any bucket holds
   assert run('inspect_attention', f'--workdir={folder}', f'--text={long}', f'--output={tmp_path}/long.html').code == 0
-  assert '… and 3 more words that were not read' in (tmp_path / 'long.html').read_text('utf-8')
+  assert '… and 3 more tokens that were not read' in (tmp_path / 'long.html').read_text('utf-8')
 
 
 def test_an_ensemble_classifies_like_its_runs(trained):

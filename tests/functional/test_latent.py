@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_jax.functional.latent import reinforce
+from attention_jax.functional.latent import init_chain, latent_monotonic, reinforce
 
 T, S = 3, 3
 ALL_SAMPLES = jnp.array(list(itertools.product(range(S), repeat=T)))  # [S^T, T]
@@ -75,3 +75,18 @@ def test_rewards_and_baseline_have_no_gradient():
 
   gradients = jax.grad(estimate, argnums=(0, 1))(jnp.ones(T), jnp.zeros(T))
   assert not any(gradient.any() for gradient in gradients)
+
+
+@pytest.mark.parametrize('extreme', [-1e20, -1e30, jnp.finfo('float32').min, -jnp.inf, 1e30])
+@pytest.mark.parametrize('position', range(T))
+def test_an_extreme_score_leaves_the_other_weights_as_they_are(extreme, position):
+  scores = jnp.insert(jnp.array([1.0, 2.0]), position, extreme)
+  weights, _ = latent_monotonic(scores, jnp.ones(T, bool), state=init_chain(T, jnp.float32))
+  np.testing.assert_allclose(weights, jax.nn.softmax(jnp.maximum(scores, -1e3)), atol=1e-6)
+
+
+def test_extreme_scores_keep_their_order():
+  scores = jnp.array([-3e38, 9e29, 1e30, -jnp.inf, 3e37])
+  for count, largest in ((1, 0), (2, 1), (3, 2), (5, 4)):
+    weights, _ = latent_monotonic(scores[:count], jnp.ones(count, bool), state=init_chain(count, jnp.float32))
+    np.testing.assert_allclose(weights, jax.nn.one_hot(largest, count))

@@ -4,6 +4,7 @@ import jax
 import pytest
 
 from attention_jax.errors import UserError
+from attention_jax.functional.attend import init_params
 from attention_jax.functional.rngs import check_rng, split_rng
 
 
@@ -16,6 +17,11 @@ def test_prng_keys_and_none_are_accepted(rng):
 def test_values_other_than_prng_keys_raise(rng):
   with pytest.raises(UserError, match=r'^attend: rng must be a PRNG key, such as jax.random.key\(0\), got '):
     check_rng('attend', rng)
+
+
+def test_initial_parameters_need_a_key():
+  with pytest.raises(UserError, match=r'^init_params: rng must be a PRNG key, such as jax.random.key\(0\), got None'):
+    init_params(None, score='additive', query=3, key=3, features=4)
 
 
 def test_every_query_has_a_prng_key_of_its_own():

@@ -113,7 +113,7 @@ def test_comparing_weights_with_a_measure_of_other_axes_raises():
   subject = subject_of(build_transformer)
   square = subject._replace(
     pair=subject.pair._replace(source=subject.pair.source[:T]),
-    source_tokens=subject.source_tokens[:T],
+    source_tokens=subject.target_tokens,
     weights=subject.weights[:, :T],
   )
   with pytest.raises(UserError, match='must measure pairs of target and source tokens'):

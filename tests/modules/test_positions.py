@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attention_jax.errors import UserError
-from attention_jax.modules.positions import POSITIONS, alibi_slopes, bucket_of
+from attention_jax.modules.positions import POSITIONS, alibi_slopes, bucket_of, parse_position
 from tests.modules.helpers import assert_close, draw, variables
 
 B, N, T, F = 2, 3, 11, 6
@@ -120,3 +120,9 @@ def test_gradients_of_shaw_in_16_bits_keep_small_terms_of_equal_distances():
     return jax.grad(loss)(params)['params']['of_keys']
 
   assert_close(gradient(jnp.bfloat16), gradient(jnp.float32), rtol=0.01, atol=0.01 * 1024**0.5)
+
+
+@pytest.mark.parametrize('base', [1e-300, 0.0, 0.5])
+def test_a_base_below_1_is_an_error(base):
+  with pytest.raises(UserError, match=rf"^position 'rope': option base must be at least 1, got {base}$"):
+    parse_position(f'rope(base={base})')

@@ -92,6 +92,7 @@ def test_rows_by_length_have_the_metric_of_each_bin_and_seed(folder, monkeypatch
   assert (short['factors']['source length'], long['factors']['source length']) == ('1 to 2', '3 to 4')
   assert short['metrics']['test/exact_match']['values'] == [100, 100, 100]
   assert long['metrics']['test/exact_match']['values'] == [0, 50, 50]
+  assert length_rows([setting], 'test', FACTORS, 2, by='target_length')[0]['factors']['target length'] == '1 to 2'
 
 
 @pytest.fixture(scope='module')

@@ -195,6 +195,15 @@ def test_a_sweep_runs_as_jobs_of_a_cluster(folder):
   assert len(list((folder / 'jobs').glob('*_result.pkl'))) == 2
 
 
+@pytest.mark.parametrize(
+  ('cluster', 'processes', 'at_a_time'),
+  [('slurm', 8, 64), ('slurm(jobs=2)', 8, 2), ('slurm(jobs=2, gpus_per_node=1)', 4, 2), ('local(jobs=4)', 8, 4)],
+)
+def test_the_plan_of_a_cluster(folder, monkeypatch, cluster, processes, at_a_time):
+  lines = plan(make_request(folder, cluster=cluster), monkeypatch)
+  assert f'8 runs in {processes} processes: 4 settings x 2 seeds; {at_a_time} at a time' in lines
+
+
 def test_finished_runs_are_adopted(folder, tmp_path, monkeypatch):
   config = base_config(model__attention__score='dot', model__attention__alignment='sparsemax', training__log_every=7)
   old = tmp_path / 'old'

@@ -97,6 +97,31 @@ def test_an_upload_that_was_killed_after_its_commit_is_not_taken_for_that_of_ano
   assert names_behind(url) == {MANIFEST, 'metrics.jsonl'} | {f'objects/{x}' for x in second.digests().values()}
 
 
+@pytest.mark.parametrize('method', ['upload', 'remove'])
+def test_what_fails_around_a_commit_is_repeated(url, tmp_path, monkeypatch, method):
+  folder = make_copy(url, tmp_path / 'first', FIRST)
+  folder.push(folder.local)
+  shutil.rmtree(folder.local / 'checkpoints')
+  write_files(folder.local, SECOND)
+  original = getattr(RemoteFiles, method)
+
+  def fail(self, *args):
+    if args[-1] == 'metrics.jsonl' or method == 'remove':
+      raise UserError('no network')
+    original(self, *args)
+
+  with monkeypatch.context() as patch, pytest.raises(UserError, match='no network'):
+    patch.setattr(RemoteFiles, method, fail)
+    folder.push(folder.local)
+  folder.push(folder.local)
+  system, root = fsspec.url_to_fs(url)
+  assert system.cat_file(f'{root}/metrics.jsonl') == b'one\ntwo\n'
+  assert names_behind(url) == {MANIFEST, 'metrics.jsonl'} | {f'objects/{x}' for x in folder.digests().values()}
+  lines = []
+  folder.pull(lines.append)
+  assert not lines and RemoteFiles(url).read_json(MANIFEST)['files'] == folder.digests()
+
+
 def test_changes_that_were_never_uploaded_are_moved_aside(url, tmp_path):
   first = make_copy(url, tmp_path / 'first', FIRST)
   first.push(first.local)

@@ -25,6 +25,14 @@ def test_a_lock_is_exclusive_and_renewed(url):
   assert files.read_json(LOCK)['owner'] == 'another'  # the lock of the other process is not removed
 
 
+def test_a_removed_lock_names_no_other_process(url):
+  files = RemoteFiles(url)
+  with RemoteLock(files, print, renewal=60) as lock:
+    files.remove(LOCK)
+    with pytest.raises(UserError, match=rf'^{url}: lock\.json was removed; this process has lost its lock$'):
+      lock.check()
+
+
 @pytest.mark.parametrize(
   ('table', 'pid', 'age', 'waits'),
   [('b', 7, 0, True), ('b', 7, 1e4, False), ('b', 2**22 + 1, 0, True), (process_table(), 2**22 + 1, 0, False)],
