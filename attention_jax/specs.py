@@ -266,7 +266,7 @@ def _has_type(value: Any, annotation: Any) -> bool:
 
 @functools.cache
 def _is_bearable() -> Callable[[Any, Any], bool]:
-  """Loaded on first use: only options of the tables of data have types such as `str | tuple[str, str]`."""
+  """Returns the type check of beartype, imported on first use: few options have types such as `str | None`."""
   from beartype import BeartypeConf
   from beartype.door import is_bearable
 

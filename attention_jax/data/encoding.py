@@ -126,8 +126,9 @@ def encode_split(corpus: Corpus, source_vocab: Vocabulary, target_vocab: Vocabul
 def encode(corpus: Corpus, source_vocab: Vocabulary, target_vocab: Vocabulary) -> EncodedCorpus:
   """Returns the ids of a corpus, EOS appended on both sides, and its links as links between tokens.
 
-  A source token that is out of vocabulary gets the id V + s, where V is the size of the vocabulary and s the first
-  position of that token in its line. The same token in the target gets the same s. Other unknown tokens are UNK.
+  A source token that is out of vocabulary gets the id V + s, where V is the size of the source vocabulary and s the
+  first position of that token in its line. The same token in the target, if it is out of vocabulary there too, gets the
+  size of the target vocabulary plus s. Other unknown tokens are UNK.
 
   Args:
     corpus: the split as text.

@@ -18,7 +18,7 @@ VERSIONS = '.versions.json'  # in a copy: the version of each file when it was d
 def local_copy(folder: str, part: str = '') -> str:
   """Returns a folder of this machine with the files of `folder`: itself, or a copy in the cache if it is a URL.
 
-  Only files that are new or have changed since the last call are downloaded.
+  Only files that are new or have changed since the last call are downloaded; over http, changes are not noticed.
 
   Args:
     folder: a path, or the URL of a folder.
@@ -56,7 +56,7 @@ def _update(url: str, copy: Path) -> None:
   for name in paths:
     if '..' in name.split('/'):
       raise UserError(f'{url} lists {name!r}; expected only files below the folder')
-  # The version of a file comes from its size and its tag or time, as its file system has them.
+  # What the file system reports of a file, such as size, tag and time; over http its URL alone.
   versions = {name: system.ukey(path) for name, path in paths.items()}
   stored = _read_versions(copy)
   for name in stored.keys() - versions.keys():

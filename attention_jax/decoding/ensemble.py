@@ -14,7 +14,8 @@ from attention_jax.models.traits import Traits
 class Ensemble:
   """Several models with the same vocabularies behind the interface of one EncoderDecoder.
 
-  P(y) is the mean of the models' probabilities of y. Attention weights are the mean over the models that attend. The
+  The distribution of each token, conditional on those before it, is the mean of the models' distributions. Attention
+  weights are the mean over the models that attend. The
   models may differ in everything else. The parameters of an ensemble are a tuple with one parameter tree per model.
 
   Args:

@@ -107,7 +107,7 @@ def at_least_float32(x: Float[Array, '...']) -> Float[Array, '...']:
 
 
 def share_over_steps(tree: Any) -> Callable[[], Any]:
-  """Returns a function that returns `tree`, to be called in every step of a scan, instead of a reference to `tree`.
+  """Returns a function that returns `tree`. The step of a scan calls it instead of closing over `tree`.
 
   The gradient of an array that all steps share is a sum over steps, which in 16 bits loses most of its small terms.
   The gradients of the arrays that the function returns are added in float32.
@@ -142,5 +142,5 @@ def vary_like(start, *operands):
 
 
 def min_finite(dtype) -> jax.Array:
-  """Returns the most negative finite number, which replaces masked scores in a maximum or a sort."""
+  """Returns the most negative finite number, which stands for masked scores in a maximum, and starts a running one."""
   return jnp.asarray(jnp.finfo(dtype).min, dtype)

@@ -1,6 +1,7 @@
-"""Pallas kernels of implementation 'pallas_additive': functions of references to blocks in fast memory.
+"""Pallas kernels of implementation 'pallas_additive': functions of references to blocks.
 
-A reference is indexed like an array. Every kernel takes the tile first, which is fixed when a program is compiled.
+A reference is indexed like an array; a block is in vector memory on a TPU and in device memory on a GPU. The tile, and
+`has_dropout` of `context_kernel`, come before the references and are fixed when a program is compiled.
 """
 
 from typing import NamedTuple
@@ -13,13 +14,13 @@ from attention_jax.functional.masking import min_finite
 
 
 class Tile(NamedTuple):
-  """Sizes of the blocks of a program, all powers of 2, as a GPU requires; its products need at least 16 rows.
+  """Sizes of the blocks of a program, all powers of 2, as a GPU requires. Products on a GPU need at least 16 rows.
 
   Attributes:
     queries: queries of a program.
     keys: keys of one step of a program.
     features: features of one step of a program.
-    span: keys of a program, over all its steps.
+    span: largest number of keys of a program, over all its steps; `split_keys` returns the actual one.
     values: columns of the values that one product covers.
   """
 
@@ -91,7 +92,7 @@ def exponentials_kernel(tile: Tile, q, k, v, masked_bias, max_score, exps) -> No
     exps: output [rows, keys].
   """
   scores, visible = _scores(tile, q, k, v, masked_bias, pl.ds(0, tile.keys))
-  # A score can exceed the largest one by rounding alone, which for large scores is a lot.
+  # `max_score` is of the forward pass: a score computed again may exceed it by rounding, by much if it is large.
   relative = jnp.minimum(jnp.where(visible, scores - max_score[:, :], 0.0), 0.0)
   exps[:, :] = jnp.where(visible, jnp.exp(relative), 0.0)
 

@@ -6,9 +6,9 @@ With a = e^{2q} and b = e^{2k}, computed once per query and once per key, tanh(q
 
 Safe for any input. Weights v and cotangents are divided by the largest of them. Keys are centred, feature by feature,
 on the middle of their range (the centre is subtracted from the keys and added to the query), and a b is capped where
-tanh is 1 to the last bit. That is exact while no feature of the keys spans more than 2 LIMITS.key = 60 (float32); for
-wider ranges the same loops use tanh itself. The error of a tanh is at most about (2 + |q'| + |k'|) 2⁻²³, where q' and
-k' are the centred q and k, and |q'| counts as at most LIMITS.key + 10.
+tanh is 1 to the last bit. That is exact while no feature of the keys spans more than 60 (2 key of LIMITS, float32); for
+wider ranges the same loops use tanh itself. In float32 the error of a tanh is at most about (2 + |q'| + |k'|) 2⁻²³,
+where q' and k' are the centred q and k, and |q'| is clipped to 40.5.
 
 Under vmap the loops get leading axes, the same for all arrays. Second derivatives are not supported.
 """
@@ -32,7 +32,7 @@ class Limits(NamedTuple):
   """Ranges of a floating type.
 
   Attributes:
-    key: the largest |k'| for which products of exponentials stay finite.
+    key: the largest |k'| for which the loops use exponentials.
     saturation: x from which tanh(x) is 1 to the last bit.
   """
 

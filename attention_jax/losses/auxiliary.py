@@ -270,7 +270,7 @@ def check_weights(losses: Mapping[str, AuxiliaryLoss], attention) -> None:
     attention: a modules.attention.Attention; None for a decoder without attention.
 
   Raises:
-    UserError: for a loss of weights if there are no weights, or if they are sampled or rounded.
+    UserError: for a loss of weights if there are no weights, or if they have no gradient.
   """
   names = ', '.join(name for name, row in losses.items() if row.uses_weights)
   if names and attention is None:
@@ -278,7 +278,7 @@ def check_weights(losses: Mapping[str, AuxiliaryLoss], attention) -> None:
   if names and not has_weight_gradient(attention.resolved_alignment):
     raise UserError(
       f'auxiliary loss {names} is trained through the attention weights, but those of alignment '
-      f'{attention.alignment!r} have no gradient; expected an alignment that neither samples nor rounds, such as '
+      f'{attention.alignment!r} have no gradient; expected an alignment whose weights have one, such as '
       f'softmax or gumbel; {DISABLE_HINT}'
     )
 

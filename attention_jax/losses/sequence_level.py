@@ -36,12 +36,12 @@ def minimum_risk(
     samples: samples per source; duplicates count once.
     sharpness: as in the paper. It is also a factor of the gradient, which becomes some thousand times smaller than that
       of the likelihood. After the change from the likelihood to the risk, the updates of Adam are tiny until its second
-      moments have decayed (measured on dates). A greater sharpness, or a `likelihood` term, avoids this.
+      moments have decayed (measured with configs/dates.py). A greater sharpness, or a `likelihood` term, avoids this.
     gold: whether the data's target joins the samples, as in the paper.
     likelihood: factor of −log p of the data's target, added to the risk.
     after: number of updates at the start that train with the likelihood alone. They draw no samples, but reserve memory
       for the gradient of the samples: they take 1.7 times as long as updates of the objective `likelihood`, and later
-      updates 10 times as long (8 samples, dates, CPU).
+      updates 10 times as long (8 samples, configs/dates.py, CPU).
   """
 
   def risk(inputs: ObjectiveInputs) -> tuple[jax.Array, jax.Array]:

@@ -1,4 +1,4 @@
-"""Processes that train together: checks that their inputs agree, raises an error of one in all, and shares work.
+"""Processes that train together: checks that inputs agree, raises an error of one process in all, and shares work.
 
 Each function is trivial in a program of one process. Otherwise every process must call it at the same point.
 """
@@ -46,7 +46,7 @@ def gather(tree: Any) -> list[Any]:
   data = np.frombuffer(b''.join(array.tobytes() for array in arrays), np.uint8)
   header = np.array([data.size, *itertools.chain.from_iterable(array.shape for array in arrays)], np.int32)
   headers = multihost_utils.process_allgather(header)
-  padded = np.pad(data, (0, int(headers[:, 0].max()) + 1 - data.size))  # an array has at least one entry
+  padded = np.pad(data, (0, int(headers[:, 0].max()) + 1 - data.size))  # + 1: not empty, even if all arrays are
   rows = multihost_utils.process_allgather(padded)
   return [
     structure.unflatten(_unpack(row, sizes.tolist(), arrays)) for row, sizes in zip(rows, headers[:, 1:], strict=True)
@@ -98,7 +98,9 @@ class StoppedError(Exception):
 
 @contextlib.contextmanager
 def each_shape_once(is_stopped: Callable[[], bool]) -> Iterator[None]:
-  """Context manager in which `map_batches` compiles the programs of an evaluation, but does not return its results.
+  """Context manager in which `map_batches` runs one batch of each shape, to compile the programs of an evaluation.
+
+  All batches of a shape get the results of that batch, so that metrics have no meaning.
 
   Args:
     is_stopped: returns whether `map_batches` should raise StoppedError before the next batch.

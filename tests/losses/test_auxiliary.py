@@ -331,7 +331,7 @@ def test_weights_with_a_gradient_pass_the_check(alignment):
     (
       'coverage + diagonal',
       Attention('additive', 'hardmax'),
-      'loss coverage, diagonal .* no gradient; expected an alignment that neither samples nor rounds',
+      'loss coverage, diagonal .* no gradient; expected an alignment whose weights have one',
     ),
     ('doubly_stochastic', None, 'loss doubly_stochastic needs attention weights, but the decoder does not attend'),
   ],
