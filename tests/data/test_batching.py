@@ -115,7 +115,7 @@ def test_batches_are_a_pure_function_of_seed_and_step():
     assert_equal_batches(second[int(step)], forward[step])
 
 
-def test_epochs_and_seeds_differ():
+def test_the_order_differs_between_epochs_and_seeds():
   batches = Batches(random_split(), BUCKETS, 4, seed=0)
   other = Batches(random_split(), BUCKETS, 4, seed=1)
   order = [[tuple(b[step].index) for step in range(start, start + len(b))] for b, start in ((batches, 0), (other, 0))]
@@ -150,7 +150,7 @@ def test_assign_buckets_selects_the_smallest_bucket():
 
 
 @pytest.mark.parametrize(('size', 'rows'), [(4096, 168), (24 * 8, 8), (24 * 16 - 1, 8), (24 * 16, 16), (1, 8)])
-def test_tokens_unit_rounds_rows_down_to_eights(size, rows):
+def test_a_batch_of_tokens_has_a_multiple_of_eight_rows(size, rows):
   assert BATCH_UNITS['tokens'](size, (20, 24)) == BATCH_UNITS['tokens'](size, (24, 20)) == rows
 
 

@@ -38,7 +38,7 @@ def normalize_spacing(text):
   return re.sub(r'(?<!\d) | (?!\d)', '', text.casefold())
 
 
-def test_sizes_and_lengths():
+def test_splits_have_their_sizes_and_sources_of_at_most_40_characters():
   assert {split: len(rows_of(split)) for split in SPLITS} == {
     'train': 20000,
     'validation': 1000,
@@ -50,7 +50,7 @@ def test_sizes_and_lengths():
   assert 14 <= lengths[len(lengths) // 2] <= 20
 
 
-def test_locales():
+def test_locales_of_unseen_occur_in_no_other_split():
   seen, unseen = ({row['locale'] for row in rows_of(split)} for split in ('train', 'unseen'))
   assert len(seen) >= 60
   assert len(unseen) == 10
@@ -58,7 +58,7 @@ def test_locales():
   assert all({row['locale'] for row in rows_of(split)} <= seen for split in ('validation', 'test'))
 
 
-def test_no_source_is_in_two_splits_or_twice():
+def test_no_source_occurs_twice_in_a_split_or_in_two_splits():
   keys = {split: [normalize_spacing(row['source']) for row in rows_of(split)] for split in SPLITS}
   assert all(len(set(rows)) == len(rows) for rows in keys.values())
   assert all(set(keys[a]).isdisjoint(keys[b]) for a, b in itertools.combinations(SPLITS, 2))
@@ -117,7 +117,7 @@ def test_fields_do_not_share_characters():
 
 
 def known_names():
-  """Every name of a month (its number) or a weekday (0) in any locale, and a pattern that matches them."""
+  """Returns {name: number of the month, or 0 for a weekday} over all locales, and a pattern that matches a name."""
   names = {}
   for code in date_formats.SEEN_LOCALES + date_formats.UNSEEN_LOCALES:
     for field, values in date_formats.language(code).names.items():

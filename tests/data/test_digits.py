@@ -51,11 +51,12 @@ def test_a_digit_is_placed_at_random_on_its_canvas(folder):
   assert 16 + 2 <= (cluttered > 0).sum() <= 16 + 3 * 4
 
 
-def test_several_objects_do_not_overlap_and_are_read_from_left_to_right(folder):
+def test_several_objects_do_not_overlap_and_have_labels_from_left_to_right(folder):
   train = load(folder, canvas=12, objects=3)['train']
   (batch,) = eval_digit_batches(train, 9)  # the last row is a filler row
   assert batch.label.shape == (9, 3) and batch.index.tolist() == [*range(8), -1]
-  assert all(row in labels for row, labels in zip(batch.index[:-1], batch.label, strict=False))  # labels are rows here
+  # The label of each of these rows is its index.
+  assert all(row in labels for row, labels in zip(batch.index[:-1], batch.label, strict=False))
   for picture, labels in zip(batch.picture[:-1], batch.label, strict=False):
     assert (picture > 0).sum() == 3 * 16
     left = [np.nonzero((picture == label + 1).any((0, 2)))[0].min() for label in labels]  # pixels are labels + 1
@@ -106,7 +107,7 @@ def prepared(tmp_path_factory):
   return folder
 
 
-def test_tfds_set_of_grey_images(prepared):
+def test_grey_images_of_a_tfds_set_are_split(prepared):
   splits = load_digit_splits(
     {'task': "tfds(name='tiny/grey', validation='train[-4:]', canvas=9)", 'folder': str(prepared)}
   )
@@ -118,7 +119,7 @@ def test_tfds_set_of_grey_images(prepared):
   assert levels == set(range(9, 21))
 
 
-def test_tfds_sets_of_colours_of_any_size_and_of_16_bits(prepared):
+def test_tfds_images_may_have_colours_but_not_several_sizes_or_16_bits(prepared):
   task = "tfds(name='tiny/{}', validation='train[-4:]')"
   splits = load_digit_splits({'task': task.format('colour'), 'folder': str(prepared)})
   assert splits['train'].pictures.shape == (8, 4, 4, 3) and splits['test'].classes == 10
@@ -147,7 +148,7 @@ def test_invalid_options_are_reported(folder, options, message):
     load(folder, **options)
 
 
-def test_colours_and_three_labels(folder):
+def test_pictures_may_have_colours_and_three_labels(folder):
   pictures = RNG(0).integers(1, 255, (12, 4, 4, 3)).astype(np.uint8)
   labels = np.arange(12) % 3
   np.savez(folder / 'digits.npz', x_train=pictures, y_train=labels, x_test=pictures[:3], y_test=labels[:3])

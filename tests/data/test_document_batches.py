@@ -52,7 +52,11 @@ def test_a_long_text_of_a_pair_does_not_displace_the_other():
   assert rows.source[0].tolist() == [words.encode('a b c d'), [*words.encode('x y z'), PAD]]
 
 
-@pytest.mark.parametrize(('sentences', 'pairs'), [(['▁'], False), (['▁', 'a b'], True), (['a b', '▁'], True)])
+@pytest.mark.parametrize(
+  ('sentences', 'pairs'),
+  [(['▁'], False), (['▁', 'a b'], True), (['a b', '▁'], True)],
+  ids=['single', 'first', 'second'],
+)
 def test_a_text_without_tokens_raises(sentences, pairs):
   subwords = vocab.train('subword(size=12)', ['a b c d'] * 9)
   assert encode_documents(Documents([['a', '▁']], ['x'], 'here', [1]), subwords, ['x'], (2, 4), False).rows == 1
@@ -81,6 +85,6 @@ def test_invalid_buckets_are_reported(buckets):
     check_document_buckets(buckets)
 
 
-def test_one_bucket_must_be_the_largest_on_both_sides():
+def test_one_bucket_must_have_the_most_sentences_and_the_most_words():
   with pytest.raises(UserError, match=r'must have the most sentences and the most words, \(4, 9\)'):
     largest_bucket(check_document_buckets(((4, 3), (2, 9))))

@@ -1,4 +1,4 @@
-"""Documents: readers and their errors, sentences, ids, batches, and generated pairs with their labels."""
+"""Documents: sentences, labels and splits of JSON lines and tfds sets, lines as documents, and errors."""
 
 import json
 import re
@@ -59,7 +59,7 @@ def prepared(tmp_path_factory):
     (", validation='test'", {'train': 20, 'validation': 2, 'test': 2}),
   ],
 )
-def test_tfds_splits(prepared, options, sizes):
+def test_validation_of_a_tfds_set_is_a_part_of_train_or_another_split(prepared, options, sizes):
   splits = load_documents({'task': f"tfds(name='tiny/all'{options})", 'folder': str(prepared)})
   assert {split: len(documents.labels) for split, documents in splits.items()} == sizes
   assert set(splits['train'].labels) == {'bad', 'good'}
@@ -67,8 +67,8 @@ def test_tfds_splits(prepared, options, sizes):
     assert not {str(s) for s in splits['train'].sentences} & {str(s) for s in splits['validation'].sentences}
 
 
-def test_rows_of_tfds_without_labels_or_texts(tmp_path):
-  """tfds numbers a missing label -1."""
+def test_tfds_rows_without_a_label_or_with_a_number_as_text_raise(tmp_path):
+  """tfds stores a missing label as class -1."""
 
   def features(tfds):
     text = tfds.features.Text()
@@ -196,8 +196,8 @@ def test_parse_documents_uses_the_options_of_the_task():
       parse_documents(['a\tb', line], 'stdin', {'task': 'entailment'}, label='x')
 
 
-def test_lines_of_a_task_of_pairs_are_read_as_its_files_are(tmp_path):
-  """Whether or not the classifier compares the two texts."""
+def test_lines_of_a_task_of_pairs_equal_the_rows_of_its_files(tmp_path):
+  """The config of the data decides, so that a classifier of single texts reads pairs too."""
   write_jsonl(tmp_path, [{'a': 'One. Two', 'b': 'Three', 'label': label} for label in 'xy'])
   config = {'task': "jsonl(train='train.jsonl', text=('a', 'b'))", 'folder': str(tmp_path)}
   documents = parse_documents(['One. Two\tThree'], 'stdin', config, label='x')

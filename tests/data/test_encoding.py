@@ -1,4 +1,4 @@
-"""Pairs are encoded with EOS on both sides."""
+"""Encoded pairs: EOS on both sides, the number of tokens that cannot be copied, and the report of a split."""
 
 import numpy as np
 from hypothesis import given
@@ -24,7 +24,7 @@ def test_encoding_appends_eos_on_both_sides(pairs):
     assert batch.target[i][batch.target_mask[i]].tolist() == [*vocabularies[1].encode(target), EOS]
 
 
-def test_num_uncopyable_tokens():
+def test_num_uncopyable_tokens_counts_target_tokens_absent_from_the_source():
   vocab = word(['a b c d'])
   corpus = Corpus(['a b', 'c Ulm', 'd'], ['b a d', 'Ulm c', 'Bonn'])
   assert encode(corpus, vocab, vocab).num_uncopyable_tokens == 2  # d and Bonn; EOS is in every source

@@ -1,4 +1,4 @@
-"""Features of images: grids by name, atomic writes, readable by the captioning task."""
+"""Features of images: files that the captions task reads, atomic writes, and networks of transformers."""
 
 import contextlib
 import sys

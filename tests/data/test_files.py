@@ -1,4 +1,4 @@
-"""Lines of text files are read as they were written, or reported with their place."""
+"""Lines and arrays are read from files as they were written; errors are one line with the path."""
 
 import gzip
 import os
@@ -22,9 +22,9 @@ def test_pipes_and_devices_are_not_read(read, tmp_path):
 
 
 @given(st.lists(LINE, min_size=1).filter(any), st.sampled_from(['\n', '\r\n']), st.booleans(), st.booleans())
-def test_read_lines_round_trip(tmp_path_factory, lines, end, has_mark, compress):
+def test_read_lines_round_trip(tmp_path_factory, lines, end, has_bom, compress):
   path = tmp_path_factory.mktemp('text') / ('a.gz' if compress else 'a')
-  data = (('\ufeff' if has_mark else '') + end.join(lines) + end).encode()
+  data = (('\ufeff' if has_bom else '') + end.join(lines) + end).encode()
   path.write_bytes(gzip.compress(data) if compress else data)
   assert read_lines(str(path)) == lines
 
@@ -86,7 +86,7 @@ def test_invalid_utf8_is_reported(write):
   )
 
 
-@pytest.mark.parametrize('damage', [lambda data: data[:-9], lambda data: b'plain text'])
+@pytest.mark.parametrize('damage', [lambda data: data[:-9], lambda data: b'plain text'], ids=['truncated', 'text'])
 def test_damaged_gzip_is_reported(write, damage):
   path = write('a.gz', damage(gzip.compress(b'some text\n' * 99)))
   assert error_message(read_lines, path).startswith('a.gz: not a whole gzip file (')

@@ -1,4 +1,4 @@
-"""Images become squares of RGB pixels, or one line that names the file."""
+"""Images are read as squares of RGB pixels; errors are one line that names the file."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def test_the_central_square_is_scaled(tmp_path):
 
 
 @pytest.mark.parametrize(('transparent', 'expected'), [(None, [78, 19]), (20000, [255, 19]), (20001, [78, 19])])
-def test_grey_levels_of_16_bits(tmp_path, transparent, expected):
+def test_grey_levels_of_16_bits_become_8_bits_and_transparent_ones_white(tmp_path, transparent, expected):
   levels = np.array([[20000, 5000]] * 2, np.uint16)
   Image.fromarray(levels).save(tmp_path / 'a.png', transparency=transparent)
   image = read_image(str(tmp_path / 'a.png'), 2)

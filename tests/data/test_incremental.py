@@ -83,7 +83,7 @@ def test_a_line_without_an_end_is_an_error(monkeypatch, consumed):
 
 
 @pytest.mark.parametrize(('line', 'expected'), [('', ''), (' \t ', ''), (' a b ', ' a b '), ('a', 'a')])
-def test_skip_blank_line(line, expected):
+def test_skip_blank_line_removes_the_characters_of_blank_lines_only(line, expected):
   assert ''.join(incremental.skip_blank_line(iter(line))) == expected
 
 

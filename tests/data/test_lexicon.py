@@ -106,13 +106,15 @@ def lexicon():
     ([[4]], 99, None, 1, list(range(17))),
   ],
 )
-def test_shortlists(lexicon, monkeypatch, source, count, required, multiple, expected):
+def test_shortlists_have_translations_and_frequent_and_required_tokens(
+  lexicon, monkeypatch, source, count, required, multiple, expected
+):
   monkeypatch.setattr(lexicon_module, 'SHORTLIST_MULTIPLE', multiple)
   ids = lexicon.shortlist(np.array(source), count, required and np.array(required))
   assert ids.tolist() == expected and ids.dtype == np.int32
 
 
-def test_a_lexicon_of_a_split(tmp_path):
+def test_a_lexicon_sorts_translations_by_probability_and_is_stored_exactly(tmp_path):
   corpus = Corpus(['a b', 'a c', 'b', 'Ulm c'], ['x y', 'x z', 'y', 'z z'])
   vocabularies = word(['a b c']), word(['x y z'])
   encoded = encode(corpus, *vocabularies)
@@ -147,7 +149,7 @@ def test_large_splits_use_rows_at_equal_distances(monkeypatch):
   assert made.by_frequency.tolist() == [*range(4), *range(4, 14, 2), *range(5, 14, 2)]
 
 
-def test_files_that_are_no_lexicon(tmp_path):
+def test_files_that_are_no_lexicon_are_reported(tmp_path):
   path = tmp_path / 'lexicon.npz'
   assert load_lexicon(path) is None
   for data in (b'', b'PK'):

@@ -34,7 +34,7 @@ def test_every_pair_of_level_and_vocabulary_has_a_case():
 
 
 @pytest.mark.parametrize(('level', 'kind'), UNITS)
-def test_token_units(level, kind):
+def test_token_units_number_the_word_or_character_of_each_token(level, kind):
   vocabulary = train(SPECS[kind], LINES * 3)
   units = token_units(vocabulary, level)
   assert (units and list(units(' ab  漢字 q'))) == UNITS[level, kind]

@@ -1,4 +1,4 @@
-"""Training pairs that are read one after the other: the lines of a file, and what cannot be read."""
+"""Training pairs that are read one after the other equal the lines of the files; errors are one line."""
 
 import gzip
 
@@ -35,7 +35,7 @@ def read(folder, task):
   return stream, list(stream.pairs())
 
 
-def test_the_pairs_of_both_tasks(folder):
+def test_pairs_of_text_and_tsv_tasks_are_read_in_order(folder):
   write(f'{folder}/train.de', b'eins\n\nzwei')
   write(f'{folder}/train.en', b'one\n\ntwo\n')
   write(f'{folder}/train.tsv', b'eins\tone\n\nzwei\ttwo')
@@ -61,12 +61,12 @@ def test_the_lines_are_those_of_read_lines(folder, name, content):
 
 
 @pytest.mark.parametrize(('task', 'name'), [(TEXT, 'train.de'), (TABLE, 'train.tsv')])
-def test_a_missing_file_is_found_before_anything_is_written(folder, task, name):
+def test_a_missing_file_is_reported_before_pairs_are_read(folder, task, name):
   with pytest.raises(UserError, match=rf'^{folder}/{name}: no such file'):
     open_pairs({'task': task, 'folder': folder})
 
 
-def test_a_file_system_that_refuses_is_one_line(monkeypatch):
+def test_an_error_of_the_file_system_is_reported_in_one_line(monkeypatch):
   def fail(*args):
     raise RuntimeError('Unable to locate credentials')
 

@@ -45,7 +45,7 @@ def test_normalisations_are_those_of_the_tutorials(normalizer, sentence, expecte
   assert normalizer(sentence) == expected
 
 
-def test_filters_and_direction(folder):
+def test_filters_leave_out_pairs_and_reverse_swaps_the_sides(folder):
   (train,) = load_corpora(make_config(folder, prefixes=PREFIXES, reverse=True)).values()
   assert train.source == ['j ai froid .', 'j ai froid .', 'elle est la !', 'il est age .', 'je suis agee .']
   assert train.target == ['i m cold .', 'i am cold .', 'she s here !', 'he is old .', 'i am old .']
@@ -62,7 +62,7 @@ def test_no_source_is_in_two_splits(folder):
   data = load(make_config(folder, reverse=True, validation=0.2, test=0.2), None)
   sources = [set(corpus.source) for corpus in data.corpora.values()]
   assert list(data.corpora) == ['train', 'validation', 'test']
-  assert [len(part) for part in sources] == [3, 1, 1]  # of five distinct ones
+  assert [len(part) for part in sources] == [3, 1, 1]  # of five distinct sources
   assert len(set.union(*sources)) == 5
   assert sum('left out' in line for line in data.report) == 1
   again = load_corpora(make_config(folder, reverse=True, validation=0.2, test=0.2))

@@ -1,4 +1,4 @@
-"""Pictures with captions: generated scenes match their captions, errors of files, batches as functions of the step."""
+"""Pictures with captions: images and features of a folder, errors of files, and batches."""
 
 import numpy as np
 import pytest
@@ -94,7 +94,7 @@ def test_invalid_features_are_reported(folder):
     load(folder, size=0)
 
 
-def test_sixteen_bit_images_and_exif_rotation(folder):
+def test_16_bit_images_become_8_bits_and_exif_rotation_is_applied(folder):
   Image.fromarray(np.full((30, 30), 128 << 8, np.uint16)).save(folder / 'images' / '0.png')
   sides = Image.fromarray(np.repeat([[0, 200]], 20, 0).repeat(10, 1).astype(np.uint8))
   exif = sides.getexif()

@@ -52,9 +52,9 @@ def batches(data, share=EVERYTHING, **options):
   return Batches(data.encoded['train'], BUCKETS, 6, seed=3, share=share, **options)
 
 
-def assert_same(one, other):
-  assert type(one) is type(other)
-  jax.tree.map(np.testing.assert_array_equal, one, other)
+def assert_same(actual, expected):
+  assert type(actual) is type(expected)
+  jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
 def test_batches_are_those_from_memory(both):
@@ -67,7 +67,7 @@ def test_batches_are_those_from_memory(both):
       assert_same(batch, in_memory[step])
 
 
-def test_everything_else_is_that_from_memory(both):
+def test_reports_corpora_and_lexicons_are_those_from_memory(both):
   in_memory, prepared = both
   assert prepared.report[3:] == in_memory.report[3:]
   assert all('1 blank line skipped (line 11)' in data.report[2] for data in both)
@@ -83,7 +83,7 @@ def test_everything_else_is_that_from_memory(both):
 
 
 def test_a_line_is_read_without_a_list_of_all_rows():
-  """Which took 5 to 50 ms for each line of a training split of five million pairs."""
+  """Such a list would take 5 to 50 ms for each line of a training split of five million pairs."""
   ids = np.array([1])
   split = types.SimpleNamespace(
     rows=10**12, read_records=lambda rows: [pack_row(ids, ids, f'{row}', '') for row in rows]
@@ -116,7 +116,7 @@ def test_a_set_behind_a_url_is_that_on_disk(both, folder, monkeypatch):
   assert len(behind_url.source_vocab) == len(on_disk.source_vocab)
 
 
-def test_unknown_words_keep_their_positions(folder):
+def test_ids_of_out_of_vocabulary_words_are_those_from_memory(folder):
   config = make_config(folder, TEXT, 'word(min_count=40)', shared=True)
   prepare(config, folder / 'prepared', log=lambda line: None)
   prepared = make_config(folder / 'prepared', 'prepared', 'word(min_count=40)', shared=True)
@@ -126,7 +126,7 @@ def test_unknown_words_keep_their_positions(folder):
   assert_same(batches(on_disk)[1], batches(in_memory)[1])
 
 
-def test_rows_have_ids_of_the_vocabulary(both, folder):
+def test_a_vocabulary_other_than_that_of_the_preparation_raises(both, folder):
   _, prepared = both
   config = make_config(folder / 'prepared', 'prepared')
   empty, other = folder / 'empty', folder / 'other'
@@ -148,8 +148,8 @@ def test_each_process_reads_its_own_rows_only(both, monkeypatch):
     for step in range(len(whole)):
       read.clear()
       parts = [share[step] for share in shares]
-      together = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
-      assert_same(together, whole[step])
+      joined = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
+      assert_same(joined, whole[step])
       rows = np.concatenate(read)
       assert len(rows) == len(set(rows.tolist())) == np.sum(whole[step].index >= 0)
 
@@ -174,7 +174,7 @@ def test_resegmented_batches_are_those_from_memory(folder, monkeypatch):
   assert len(reads) == 2 * 3  # of each batch: the ids, and the lines of both sides
 
 
-def test_digests_differ_where_rows_do(folder, both):
+def test_identities_differ_if_and_only_if_rows_do(folder, both):
   again = load(make_config(folder / 'prepared', 'prepared'), None)
   assert_same(again.encoded['train'].identity, both[1].encoded['train'].identity)
   lines = (folder / 'train.en').read_text('utf-8').split('\n')
@@ -219,6 +219,6 @@ def test_damage_is_one_error(folder, both):
   assert 'format 2, expected 1' in error()
 
 
-def test_records_hold_rows():
+def test_unpack_row_inverts_pack_row():
   row = unpack_row(pack_row(np.array([5, 70_000, 2]), np.array([2]), 'ü b', ''))
   assert row.source.tolist() == [5, 70_000, 2] and row.target.tolist() == [2] and row[2:] == ('ü b', '')

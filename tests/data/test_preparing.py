@@ -29,7 +29,7 @@ def test_an_interrupted_preparation_continues(folder, monkeypatch):  # noqa: F81
   store_record = preparing._store_record
   for shard in range(3):
 
-    def killed(output, number, record, shard=shard):
+    def store_or_kill(output, number, record, shard=shard):
       if number == shard:
         raise KilledError
       store_record(output, number, record)
@@ -37,7 +37,7 @@ def test_an_interrupted_preparation_continues(folder, monkeypatch):  # noqa: F81
     lines = []
     output = folder / f'interrupted{shard}'
     with monkeypatch.context() as patch, pytest.raises(KilledError):
-      patch.setattr(preparing, '_store_record', killed)
+      patch.setattr(preparing, '_store_record', store_or_kill)
       prepare(make_config(folder, TEXT), output, quiet)
     assert not (output / MANIFEST).exists()
     with pytest.raises(UserError, match='holds no prepared data set'):
@@ -50,14 +50,14 @@ def test_an_interrupted_preparation_continues(folder, monkeypatch):  # noqa: F81
 
 
 def test_blank_lines_at_the_end_are_counted_once(folder, monkeypatch):  # noqa: F811
-  def killed(*arguments):
+  def kill(*arguments):
     raise KilledError
 
   for side in ('en', 'de'):
     with open(folder / f'train.{side}', 'a') as file:
       file.write('\n\n')
   with monkeypatch.context() as patch, pytest.raises(KilledError):
-    patch.setattr(preparing, '_finish', killed)
+    patch.setattr(preparing, '_finish', kill)
     prepare(make_config(folder, TEXT), folder / 'prepared', quiet)
   prepare(make_config(folder, TEXT), folder / 'prepared', quiet)
   report = load(make_config(folder / 'prepared', 'prepared'), None).report
@@ -66,12 +66,12 @@ def test_blank_lines_at_the_end_are_counted_once(folder, monkeypatch):  # noqa: 
 
 @pytest.mark.parametrize('content', ['', '[]', '{"shard": 3}'])
 def test_damaged_records_are_an_error(folder, monkeypatch, content):  # noqa: F811
-  def killed(*arguments):
+  def kill(*arguments):
     raise KilledError
 
   output = prepare(make_config(folder, TEXT), folder / 'whole', quiet).with_name('prepared')
   with monkeypatch.context() as patch, pytest.raises(KilledError):
-    patch.setattr(preparing, '_finish', killed)
+    patch.setattr(preparing, '_finish', kill)
     prepare(make_config(folder, TEXT), output, quiet)
   request = (output / preparing.REQUEST).read_text()
   (output / preparing.REQUEST).write_text(content)
@@ -95,7 +95,7 @@ def test_progress_has_rate_and_time_left(folder, monkeypatch):  # noqa: F811
   assert lines[-1].startswith(f'{folder}/prepared: 49 pairs in 3 files')
 
 
-def test_tables_and_generated_tasks(folder, tmp_path):  # noqa: F811
+def test_a_table_is_prepared_without_the_links_of_its_training_split(folder, tmp_path):  # noqa: F811
   (tmp_path / 'train.tsv').write_text('a b\tA\t0-0 1-0\n\nc\tC\n')
   (tmp_path / 'dev.tsv').write_text('b a\tB\t0-0\n')
   config = make_config(tmp_path, "tsv(train='train.tsv', validation='dev.tsv')", 'char')
@@ -106,7 +106,7 @@ def test_tables_and_generated_tasks(folder, tmp_path):  # noqa: F811
   assert 'the links of the training split are not prepared' in data.report[2] and '1 blank line' in data.report[3]
 
 
-def test_line_numbers_of_a_filtered_table(tmp_path):
+def test_rows_of_a_filtered_table_keep_their_line_numbers(tmp_path):
   rows = [*('too long ' * 9 for _ in range(5)), *('a' * length for length in range(1, 21))]
   (tmp_path / 'pairs.tsv').write_text(''.join(f'{row}\tb\n' for row in rows))
   config = make_config(tmp_path, "pairs(path='pairs.tsv')")
@@ -116,7 +116,7 @@ def test_line_numbers_of_a_filtered_table(tmp_path):
   assert prepared == in_memory and prepared[0] > 5
 
 
-def test_links_of_the_training_files_are_reported(folder):  # noqa: F811
+def test_links_of_the_training_files_are_reported_as_not_prepared(folder):  # noqa: F811
   task = TEXT.replace(')', ", links='links')")
   (folder / 'val.links').write_text('0-0\n')
   prepare(make_config(folder, task), folder / 'without', quiet)

@@ -27,7 +27,7 @@ def test_batches_are_a_function_of_seed_and_step(name):
     assert not batch.inputs[:, batch.target_mask[0].nonzero()[0][-1] + 1 :].any()
 
 
-def test_unseen_episodes_are_larger_and_each_is_evaluated_once():
+def test_unseen_episodes_are_larger_and_every_episode_is_evaluated_once():
   task = make_recall_task('copy(longest=4, beyond=9)')
   assert {len(e.target) for e in eval_episodes(task, 'test')} == {1, 2, 3, 4}
   assert {len(e.target) for e in eval_episodes(task, 'unseen')} == {9}

@@ -52,8 +52,8 @@ def test_ngrams_predict_the_next_bit_at_every_step():
   assert np.array_equal(inputs[2:], answer[:-1])  # the answer of a step is the input of the next one
 
 
-def test_bits_of_ngrams_have_probabilities_of_their_own_after_each_context():
-  """Beta(1/2, 1/2) has mean 1/2 and variance 1/8; the coins of an episode of 5000 bits add little to it."""
+def test_probabilities_of_bits_of_ngrams_follow_a_beta_distribution():
+  """Beta(1/2, 1/2) has mean 1/2 and variance 1/8; estimates from 5000 bits have little more variance."""
   task = make_recall_task('ngrams(order=2, length=5000, beyond=5001)')
   shares = []
   for seed in range(200):

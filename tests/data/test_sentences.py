@@ -1,4 +1,4 @@
-"""Sentences are split by spaCy, and cached."""
+"""Texts are split into sentences by spaCy; the sentences of large texts are cached."""
 
 import gzip
 import sys

@@ -34,7 +34,7 @@ def test_each_shape_has_its_colour_in_its_box():
   assert num_coloured >= 0.98 * sum(word in shapes.COLOURS for scene in SCENES for word in scene.caption.split())
 
 
-def test_covered_shares():
+def test_covered_shares_count_later_shapes_and_are_at_most_a_quarter_in_scenes():
 
   def square(x, y):
     return shapes.DrawnShape('large', 'red', '', 'square', x, y, 10.0)

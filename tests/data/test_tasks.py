@@ -51,7 +51,7 @@ def folder(tmp_path):
   return tmp_path
 
 
-def test_text_files(folder):
+def test_text_files_are_loaded_and_reported(folder):
   data = load(make_config(TEXT, folder), str(folder / 'run'))
   assert list(data.corpora) == list(data.encoded) == ['train', 'validation']
   assert data.corpora['validation'][:3] == (['a bird'], ['ein Vogel'], None)
@@ -67,7 +67,7 @@ def test_text_files(folder):
   ]
 
 
-def test_text_files_by_pairs_of_paths(folder):
+def test_text_files_may_be_pairs_of_paths(folder):
   corpora = tasks.load_corpora(make_config("text(train=('train.en', 'train.de'))", folder))
   assert corpora['train'].target == ['ein Hund', 'eine Katze', 'der Vogel singt']
   assert corpora['train'].level == 'word'
@@ -75,7 +75,7 @@ def test_text_files_by_pairs_of_paths(folder):
   assert corpora['train'].level == 'char'
 
 
-def test_tsv_links(folder):
+def test_links_of_a_tsv_are_between_words_unless_the_level_is_char(folder):
   task = "tsv(train='train.tsv', test='dev.tsv')"
   data = load(make_config(task, folder), None)
   assert data.corpora['train'].links == [((0, 0), (1, 0)), ((0, 0),)] and data.corpora['test'].links is None
@@ -106,7 +106,7 @@ def test_a_resumed_run_restores_its_vocabularies(folder):
 
 
 @pytest.mark.parametrize('vocabulary', ['char', 'word', 'subword(size=36)'])
-def test_shared_vocabulary(folder, vocabulary):
+def test_a_shared_vocabulary_is_one_object_after_loading_and_restoring(folder, vocabulary):
   shared = make_config(TEXT, folder, vocabulary, shared=True, buckets=((32, 32),))
   data = load(shared, None)
   (folder / 'run').mkdir()
@@ -197,7 +197,7 @@ def prepared(tmp_path_factory):
   )
 
 
-def test_tfds_set(prepared):
+def test_a_tfds_set_is_loaded_without_tensorflow(prepared):
   data = load(make_config("tfds(name='tiny/de-en')", prepared), None)
   pairs = dict(zip(data.corpora['train'].source, data.corpora['train'].target, strict=True))
   assert pairs == {'ein Hund': 'a dog', 'Grüße 漢字': 'greetings'}
@@ -206,7 +206,7 @@ def test_tfds_set(prepared):
   assert 'tensorflow' not in sys.modules
 
 
-def test_a_tfds_set_behind_a_url(prepared, tmp_path, monkeypatch):
+def test_a_tfds_set_is_loaded_from_a_url(prepared, tmp_path, monkeypatch):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
   corpora = tasks.load_corpora(make_config("tfds(name='tiny/de-en:1.0.0')", f'file://{prepared}'))
   assert corpora['test'][:2] == (['eine Katze'], ['a cat'])
@@ -268,7 +268,9 @@ def test_a_damaged_tfds_set_is_reported(tmp_path):
   assert message.startswith(f"tfds set 'tiny' in '{tmp_path}' cannot be read (")
 
 
-@pytest.mark.parametrize('damage', [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:40])])
+@pytest.mark.parametrize(
+  'damage', [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:40])], ids=['missing', 'truncated']
+)
 def test_damaged_records_of_a_tfds_set_are_reported(prepared, tmp_path, damage):
   copy = shutil.copytree(prepared, tmp_path / 'copy')
   (records,) = copy.glob('tiny/de-en/1.0.0/*train.array_record*')

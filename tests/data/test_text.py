@@ -10,7 +10,7 @@ from attention_jax.data.text import Corpus, from_pairs, group_references, parall
 from tests.data.helpers import LINE, error_message
 
 
-def test_read_parallel(write):
+def test_read_parallel_reads_plain_and_compressed_files(write):
   write('train.en', 'a\nb\n')
   write('train.de.gz', gzip.compress(b'A\nB\n'))
   assert parallel_paths('train', 'en', 'de') == ('train.en', 'train.de.gz')
@@ -43,21 +43,21 @@ def test_a_file_of_blank_lines_is_reported(write):
   )
 
 
-def test_read_tsv(write):
+def test_read_tsv_reads_pairs_and_links(write):
   corpus = read_tsv(write('a.tsv', 'a b\tA\t0-0 1-0\nc\tC\n\nd\tD\t\ne\t \n'))
   assert corpus[:3] == (['a b', 'c', 'd'], ['A', 'C', 'D'], [((0, 0), (1, 0)), (), ()])
   assert corpus.report == ('a.tsv: 2 blank lines skipped (lines 3, 5)',)
   assert read_tsv(write('b.tsv', 'a\tA\r\nb\tB\r\n'))[:3] == (['a', 'b'], ['A', 'B'], None)
 
 
-def test_possible_links_of_a_tsv(write):
+def test_possible_links_of_a_tsv_have_a_question_mark(write):
   corpus = read_tsv(write('a.tsv', 'a b\tA B\t0-0 1?0\nc\tC\t0-0\n'))
   assert corpus.links == [((0, 0),), ((0, 0),)]
   assert corpus.possible == [((0, 0), (1, 0)), ((0, 0),)]
   assert read_tsv(write('b.tsv', 'c\tC\t0-0\n')).possible is None
 
 
-def test_links_of_parallel_files(write):
+def test_links_of_parallel_files_are_read_from_a_third_file(write):
   texts = {'en': 'a b\n\nc\n', 'de': 'A\n\nC\n', 'links': '1?0\n\n0-0\n'}
   paths = [write(f'a.{name}', text) for name, text in texts.items()]
   assert read_parallel(*paths[:2]).links is None
@@ -118,6 +118,6 @@ def test_every_pair_is_kept_or_reported(pairs):
   assert bool(corpus.report) == (len(kept) < len(pairs))
 
 
-def test_group_references():
+def test_group_references_joins_the_targets_of_equal_sources():
   corpus = Corpus(['a', 'b', 'a'], ['x', 'y', 'z'])
   assert group_references(corpus) == (['a', 'b'], [['x', 'z'], ['y']], [0, 1])

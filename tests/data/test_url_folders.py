@@ -1,4 +1,4 @@
-"""Data sets behind URLs whose readers need files: copies in the cache that follow what changes."""
+"""Copies in the cache of data sets behind URLs: only new and changed files are downloaded."""
 
 import uuid
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_a_part_is_downloaded_alone(bucket):
   assert read(local_copy(url, 'below')) == {'below/two': b'2'}
 
 
-def test_a_download_continues_where_it_was_killed(bucket, monkeypatch, capfd):
+def test_a_download_continues_after_the_last_copied_file(bucket, monkeypatch, capfd):
   system, _, url = bucket
   get_file = system.get_file
 
@@ -73,12 +73,12 @@ def test_a_download_continues_where_it_was_killed(bucket, monkeypatch, capfd):
   ('url', 'message'),
   [('memory://none/set', 'holds no files; expected a data set'), ('nonsense://x/y', 'cannot copy nonsense://x/y')],
 )
-def test_folders_that_cannot_be_read(url, message, bucket):
+def test_folders_that_cannot_be_read_are_reported(url, message, bucket):
   with pytest.raises(UserError, match=message):
     local_copy(url)
 
 
-def test_a_full_disk_is_one_line(bucket, monkeypatch):
+def test_a_full_disk_is_reported_in_one_line(bucket, monkeypatch):
   def fail(*_):
     raise OSError(28, 'No space left on device')
 

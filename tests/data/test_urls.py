@@ -1,4 +1,4 @@
-"""Data behind URLs, in the file system of fsspec that is in memory."""
+"""Data behind URLs of the memory file system of fsspec, and URLs that cannot be read."""
 
 import gzip
 
@@ -62,7 +62,7 @@ def test_arrays_and_images_are_read_from_urls(folder):
     ('memory://corpus/a.txt.gz', r'^memory://corpus/a.txt.gz: not a whole gzip file'),
   ],
 )
-def test_what_cannot_be_read_is_one_line(path, message, folder):
+def test_urls_that_cannot_be_read_are_reported_in_one_line(path, message, folder):
   write(f'{folder}/a.txt.gz', b'no gzip')
   with pytest.raises(UserError, match=message):
     read_lines(path)

@@ -26,7 +26,7 @@ def test_every_row_has_a_case():
   assert set(SPECS) == set(VOCABULARIES)
 
 
-def test_round_trip_and_ids(kind):
+def test_decoding_inverts_encoding_and_ids_are_those_of_tokens(kind):
   vocabulary = vocab.train(SPECS[kind], LINES)
   for line in LINES:
     ids = vocabulary.encode(line)
@@ -104,7 +104,7 @@ def test_a_segment_is_yielded_as_soon_as_it_is_complete(kind):
     (' ', [-1], []),
   ],
 )
-def test_word_ids(text, chars, pieces):
+def test_word_ids_number_the_word_of_each_token(text, chars, pieces):
   assert vocab.train('char', LINES).word_ids(text) == chars
   assert list(zip(subword_vocabulary().tokenize(text), subword_vocabulary().word_ids(text), strict=True)) == pieces
   assert vocab.train('word', LINES).word_ids(text) == list(range(len(text.split())))
@@ -155,7 +155,7 @@ def test_rare_words_are_unknown():
 
 
 @pytest.mark.parametrize('kind', ['subword', 'unigram'])
-def test_coverage_and_max_lines(kind):
+def test_coverage_and_max_lines_leave_rare_characters_unknown(kind):
   words = ['the cat sat on the mat', 'a cat and a dog', 'the dog sat']
   lines = [*words * 9, 'Ω']
   complete = vocab.train(f'{kind}(size=19)', lines)
@@ -167,7 +167,7 @@ def test_coverage_and_max_lines(kind):
   assert vocab.sampling_option(f'{kind}(size=9)') == ''
 
 
-def test_sampling_option():
+def test_sampling_option_is_the_name_of_the_option_or_empty():
   assert vocab.sampling_option('subword(size=9, dropout=0.1)') == 'dropout'
   assert vocab.sampling_option('unigram(sampling=0.2)') == 'sampling'
   assert vocab.sampling_option('word(min_count=2)') == vocab.sampling_option('char') == ''
@@ -210,7 +210,9 @@ def test_subword_sizes_that_do_not_fit_are_reported(size, reason, capfd):
 
 
 @pytest.mark.parametrize(
-  'damage', [lambda data: b'', lambda data: data[: len(data) // 2], lambda data: b'\xff\xfe garbage']
+  'damage',
+  [lambda data: b'', lambda data: data[: len(data) // 2], lambda data: b'\xff\xfe garbage'],
+  ids=['empty', 'truncated', 'garbage'],
 )
 def test_damaged_files_are_reported(kind, damage, tmp_path, capfd):
   path = Path(vocab.train(SPECS[kind], LINES).save(str(tmp_path), 'target'))

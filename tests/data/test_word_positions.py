@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from attention_jax.data.word_positions import following_words, iter_segments, words_of_characters
 
 
-def test_the_word_of_every_character():
+def test_every_character_has_its_word_and_the_word_that_follows():
   assert words_of_characters(' ab  c ') == [-1, 0, 0, -1, -1, 1, -1]
   assert following_words(' ab  c ') == [0, 0, 0, 1, 1, 1, -1]
   assert words_of_characters('') == []
@@ -21,5 +21,5 @@ def test_words_are_those_of_split(text):
 
 
 @given(st.text(st.sampled_from('ab '), max_size=20))
-def test_segments_arrive_as_soon_as_they_end(text):
+def test_segments_between_spaces_are_those_of_split(text):
   assert list(iter_segments(text, lambda segment, character: character == ' ')) == text.split()

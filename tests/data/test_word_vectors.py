@@ -26,14 +26,14 @@ def test_rows_of_known_tokens_are_those_of_the_file(header, name, tmp_path):
   data = (header + VECTORS.replace('\n', ' \n') + 'cat 0 0 0\n').encode()  # word2vec ends lines with a space
   path = tmp_path / name
   path.write_bytes(gzip.compress(data) if name.endswith('.gz') else data)
-  table, found = read_word_vectors(str(path), WORDS)
-  assert table.shape == (len(WORDS), 3) and table.dtype == np.float32 and found == 2
+  table, num_found = read_word_vectors(str(path), WORDS)
+  assert table.shape == (len(WORDS), 3) and table.dtype == np.float32 and num_found == 2
   ids = {WORDS.id_to_token(id): id for id in range(len(WORDS))}
   np.testing.assert_array_equal(table[ids['cat']], [1, 2, 3])  # the first of two lines
   np.testing.assert_array_equal(table[ids['dog']], [4, 0.5, -6])
 
 
-def test_other_rows_are_random_with_the_spread_of_the_file_and_always_the_same(tmp_path):
+def test_tokens_absent_from_the_file_have_random_rows_with_its_spread_and_always_the_same(tmp_path):
   tokens = [f'w{i}' for i in range(2000)]
   vocabulary = vocab.word(tokens)
   path = tmp_path / 'vectors.txt'
@@ -48,8 +48,8 @@ def test_tokens_may_contain_spaces(tmp_path):
   path = tmp_path / 'vectors.txt'
   path.write_text('a 1 2\n  3 4\n')
   vocabulary = vocab.char(['a a'])
-  table, found = read_word_vectors(str(path), vocabulary)
-  assert found == 2
+  table, num_found = read_word_vectors(str(path), vocabulary)
+  assert num_found == 2
   rows = {vocabulary.id_to_token(id): row.tolist() for id, row in enumerate(table)}
   assert rows['a'] == [1, 2] and rows[' '] == [3, 4]
 
@@ -66,7 +66,7 @@ def test_tokens_may_contain_spaces(tmp_path):
     ('cat\t1\t2\n', "vectors.txt:1: expected a token and its numbers with spaces between them, got 'cat\\t1\\t2'"),
   ],
 )
-def test_other_lines_are_reported_with_their_place(text, message, tmp_path, monkeypatch):
+def test_invalid_files_are_reported(text, message, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'vectors.txt').write_text(text)
   with pytest.raises(UserError) as error:
@@ -89,8 +89,8 @@ def test_learned_vectors_reflect_the_text_and_are_reproducible(suffix, tmp_path)
     count = write_word_vectors(str(path), table, 8, **options, on_epoch=lambda: epochs.append(1))
   assert paths[0].read_bytes() == paths[1].read_bytes()
   assert len(epochs) == 40
-  vectors, found = read_word_vectors(str(paths[0]), WORDS)
-  assert count == found == 6
+  vectors, num_found = read_word_vectors(str(paths[0]), WORDS)
+  assert count == num_found == 6
   rows = {WORDS.id_to_token(id): row / np.linalg.norm(row) for id, row in enumerate(vectors)}
   assert rows['cat'] @ rows['dog'] > rows['cat'] @ rows['the']  # cat and dog occur beside the same words
 
@@ -98,11 +98,11 @@ def test_learned_vectors_reflect_the_text_and_are_reproducible(suffix, tmp_path)
 def test_no_token_of_a_long_line_is_left_out(tmp_path):
   tokens = ' '.join(LINES * 20).split()
   assert len(tokens) > 10_000
-  texts = {'one': [' '.join(tokens)], 'two': [' '.join(tokens[:10_000]), ' '.join(tokens[10_000:])]}
+  texts = {'one_line': [' '.join(tokens)], 'two_lines': [' '.join(tokens[:10_000]), ' '.join(tokens[10_000:])]}
   for name, text in texts.items():
     table = EmbeddingTable(WORDS, functools.partial(iter, text))
     write_word_vectors(str(tmp_path / name), table, 2, window=2, epochs=1, seed=1)
-  assert (tmp_path / 'one').read_text() == (tmp_path / 'two').read_text()
+  assert (tmp_path / 'one_line').read_text() == (tmp_path / 'two_lines').read_text()
 
 
 def test_a_text_without_known_tokens_is_reported(tmp_path):

@@ -1,4 +1,4 @@
-"""A tiny model of two output tokens, and the sums of its objectives."""
+"""Sums of losses, and a tiny model that emits two words and EOS."""
 
 import functools
 

@@ -286,7 +286,7 @@ def test_auxiliary_losses_train_the_parameters_of_the_alignment():
     ('2 * guided', 'cannot parse'),
   ],
 )
-def test_wrong_specs_raise_one_line(specs, message):
+def test_invalid_specs_are_reported_in_one_line(specs, message):
   with pytest.raises(UserError, match=message) as error:
     auxiliary_losses(specs)
   assert '\n' not in str(error.value)

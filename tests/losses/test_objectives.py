@@ -1,4 +1,4 @@
-"""Objectives against loops; policy gradients against a sum over all sequences; every decoder; wrong specs."""
+"""R-drop and scheduled sampling against loops and second passes; runs side by side; every decoder; invalid specs."""
 
 import jax
 import jax.numpy as jnp
@@ -144,7 +144,7 @@ def test_own_tokens_are_sampled_at_the_temperature():
   np.testing.assert_allclose(frequencies, [0, 0, 0, *(powers / powers.sum())], atol=0.01)
 
 
-# ------------------------------------------------------- sequence-level objectives, with all sequences of two words
+# --------------------------------------------------------------------------------------------------- runs side by side
 
 
 @pytest.mark.long
@@ -179,7 +179,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize('name', [pytest.param('hard', marks=pytest.mark.long), 'latent', 'transformer'])
-def test_every_kind_of_decoder_trains_with_two_passes_and_with_samples(name):
+def test_every_kind_of_decoder_supports_two_passes_and_samples(name):
   model = MODELS[name]()
   ids = jnp.ones((2, 3), jnp.int32)
   batch = Batch(ids, ids > 0, ids, ids > 0, ids[:, 0])
@@ -222,7 +222,7 @@ def test_without_rngs_every_objective_is_the_likelihood(spec):
     ('scheduled_sampling(temperature=-1)', 'option temperature must be at least 0, got -1'),
   ],
 )
-def test_wrong_specs_raise_one_line(spec, message):
+def test_invalid_specs_are_reported_in_one_line(spec, message):
   with pytest.raises(UserError, match=message) as error:
     make_objective(spec)
   assert '\n' not in str(error.value)

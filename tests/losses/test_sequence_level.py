@@ -81,7 +81,7 @@ def test_the_expected_policy_gradient_is_that_of_the_expected_reward(monkeypatch
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=2e-6), actual, expected)
 
 
-def test_samples_are_as_frequent_as_the_policy_makes_them(tiny_params):
+def test_frequencies_of_samples_are_the_probabilities_of_the_policy(tiny_params):
   inputs = ObjectiveInputs(TINY, tiny_params, tiny_batch(), {}, jax.random.key(3), {}, 1, None)
   samples = np.asarray(jax.jit(lambda: sequence_level._samples(inputs, 4000))())
   assert samples.shape == (4000, 2, STEPS)
@@ -94,7 +94,7 @@ def test_samples_are_as_frequent_as_the_policy_makes_them(tiny_params):
 @pytest.mark.parametrize(
   ('gold', 'drawn'), [pytest.param(False, [1, 3, 3, 6], marks=pytest.mark.long), (True, [5, 0, 5, 2])]
 )
-def test_minimum_risk_is_over_the_distinct_samples(monkeypatch, tiny_params, gold, drawn):
+def test_minimum_risk_is_the_expected_risk_of_the_distinct_samples(monkeypatch, tiny_params, gold, drawn):
   spec = f'minimum_risk(samples=4, sharpness=0.7, gold={gold}, likelihood=0.25)'
   loss = loss_of_samples(monkeypatch, spec)
   distinct = set(drawn)
@@ -121,7 +121,7 @@ def test_minimum_risk_is_over_the_distinct_samples(monkeypatch, tiny_params, gol
   np.testing.assert_allclose(sums['bleu'], STEPS * BLEU[drawn].mean(), rtol=1e-5)
 
 
-def test_the_likelihood_is_minimised_until_after(tiny_params):
+def test_the_loss_is_that_of_the_likelihood_up_to_update_after(tiny_params):
   loss = sequence_loss(TINY, 0.1, '', 'minimum_risk(samples=2, after=5)')
   sums_of_update = jax.jit(lambda n: loss(tiny_params, tiny_batch(), OBJECTIVE_RNGS, {}, n))
   plain = loss_sums('likelihood', tiny_batch(), TINY, tiny_params, OBJECTIVE_RNGS)

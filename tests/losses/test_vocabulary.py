@@ -1,4 +1,4 @@
-"""The cross entropy of a linear output equals that of its logits, in blocks of the vocabulary."""
+"""The cross entropy of a linear output, computed in chunks of steps, equals that of all logits."""
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ def test_the_first_of_equal_logits_is_the_prediction():
   assert cross_entropy(linear.logits(), target, mask)['accuracy'] == 1
 
 
-def test_the_gradient_of_a_tied_table_in_bfloat16_runs_compiled():
+def test_the_compiled_gradient_of_a_tied_table_in_bfloat16_is_close_to_float32():
   rng = np.random.default_rng(0)
   features = jnp.asarray(rng.normal(size=(8, 16, 32)), jnp.bfloat16)
   table = jnp.asarray(rng.normal(size=(V, 32)), jnp.float32)

@@ -96,8 +96,8 @@ def maxout(units):
   return np.array([max(units[2 * j], units[2 * j + 1]) for j in range(len(units) // 2)])
 
 
-def test_bahdanau_to_the_letter():
-  """Appendix A.2.2 of the paper, with biases, which it omits."""
+def test_bahdanau_equals_the_equations_of_the_paper():
+  """Appendix A.2.2, whose equations omit the biases."""
   options = 'rnn="gru_reset_first", maxout=True, previous=True, initial="backward"'
   model = build_tiny('bahdanau', options, encoder='birnn(rnn="gru_reset_first", features=10)')
   params, encoded, embeddings, step_outputs = first_two_steps(model)
@@ -278,7 +278,7 @@ def test_weights_of_several_heads_are_averaged():
   np.testing.assert_allclose(outputs.weights.sum(-1), np.ones((B, T)), rtol=1e-5)
 
 
-# --------------------------------------------------------------------------------------------------- the whole product
+# ------------------------------------------------------------------------------------- every score, alignment and cell
 
 
 def call_and_step(model, source, mask, target):
@@ -364,7 +364,9 @@ def test_gradients_reach_every_parameter(score, alignment):
     2,
   ),
 )
-def test_hypotheses_share_products_of_the_memory(options, fields, hypotheses, max_length, is_shared):
+def test_sharing_products_of_the_memory_does_not_change_the_outputs_of_hypotheses(
+  options, fields, hypotheses, max_length, is_shared
+):
   model = build_tiny('bahdanau', options, **fields)
   source, mask, target = inputs()
   params = variables(model, source, mask, target)

@@ -1,4 +1,4 @@
-"""Classifiers: independence of padding and of the batch; hierarchies, hops and decomposable attention in NumPy."""
+"""Classifiers: independence of padding and of the batch; hierarchies and decomposable attention in NumPy; ensembles."""
 
 import dataclasses
 import itertools
@@ -227,6 +227,6 @@ def test_an_ensemble_is_the_mean_of_probabilities_and_weights():
     ({'alignment': 'latent'}, "must be trained by backpropagation alone, got 'latent'"),
   ],
 )
-def test_errors(fields, message):
+def test_invalid_fields_are_reported(fields, message):
   with pytest.raises(UserError, match=message):
     build_small(**fields)

@@ -18,18 +18,18 @@ from attention_jax.models.encoder_decoder import shift_right
 from tests.models.helpers import LENGTHS, TARGET_WORDS, B, S, T, build_conv, inputs
 from tests.modules.helpers import RNGS, assert_close, assert_same, draw, variables
 
-E = 4
+E = 4  # width of the embeddings
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def run(model, *args):
-  """All steps at once."""
+  """Returns the outputs of all steps at once."""
   return model.apply(*args)._replace(linear=())
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def run_steps(model, params, source, mask, target):
-  """One step after the other, with a maximal length two longer than the target."""
+  """Returns the outputs of one step after the other; the maximum length is that of the target plus 2."""
   carry, memory = model.apply(params, source, mask, target.shape[1] + 2, method='start')
   assert all(leaf.shape[0] == B for leaf in jax.tree.leaves(carry)), 'search reorders the first axis'
 
@@ -75,7 +75,7 @@ def output_shapes(model):
   return jax.eval_shape(lambda *args: model.init_with_output(RNGS, *args)[0], *inputs())
 
 
-def test_every_score_and_alignment():
+def test_every_score_and_alignment_has_weights_of_every_layer():
   alignments = [name for name, row in aj.ALIGNMENTS.items() if row.trains_by_backprop]
   for score, alignment in zip(itertools.cycle(aj.SCORES), alignments, strict=False):
     model = build_conv(
@@ -194,7 +194,7 @@ def reference(params, source, target):
   return features @ params['output']['kernel'] + params['output']['bias'], weights
 
 
-def test_equals_the_equations_of_the_paper():
+def test_outputs_equal_the_equations_of_the_paper():
   model = build_conv()
   source, mask, target = inputs()
   params = variables(model, source, mask, target)
@@ -229,12 +229,12 @@ COMBINATIONS = [
 
 
 @pytest.mark.parametrize('specs', COMBINATIONS)
-def test_any_encoder_with_any_decoder(specs):
+def test_encoders_and_decoders_can_be_combined(specs):
   assert output_shapes(build_conv(**specs)).logits.shape == (B, T, TARGET_WORDS)
 
 
 def test_values_of_attention_are_the_sum_of_memory_and_embeddings():
-  """Holds for decoders of another kind too."""
+  """The convolutional encoder determines the values, here for a recurrent decoder."""
   model = build_conv(**COMBINATIONS[1])
   source, mask, target = inputs()
   params = variables(model, source, mask, target)
@@ -293,7 +293,7 @@ def test_weights_of_selects_the_layer():
     ),
   ],
 )
-def test_errors(options, message):
+def test_invalid_options_are_reported(options, message):
   with pytest.raises(UserError, match=message) as caught:
     model = build_conv(**options)
     jax.eval_shape(model.init, jax.random.key(0), *inputs())

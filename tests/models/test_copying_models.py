@@ -83,7 +83,7 @@ def test_pointer_probability_of_a_word_is_the_sum_of_its_weights():
 
 
 @pytest.mark.parametrize(('decoder', 'output'), sample_cases([*itertools.product(MODELS, COPYING)], 2))
-def test_every_decoder_with_every_copying_output(decoder, output):
+def test_every_decoder_supports_every_copying_output(decoder, output):
   model = MODELS[decoder](output)
   source, mask, target = copy_inputs()
 

@@ -131,7 +131,7 @@ def test_dropout_is_active_during_training_alone():
 
 
 class NoisyCell(nn.Module):
-  """A cell that applies dropout to its inputs alone; its outputs are the random numbers of every step."""
+  """A cell whose features are its inputs after dropout, and whose weights are random numbers of every step."""
 
   def setup(self):
     self.drop = nn.Dropout(0.5)

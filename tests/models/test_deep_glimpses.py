@@ -1,4 +1,4 @@
-"""Glimpses of several objects: the network against a loop in NumPy, its loss, and which layers its terms train."""
+"""Glimpses of several objects: the network and its loss against loops, and the layers that each output trains."""
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +21,12 @@ FIRST = jnp.asarray(np.random.default_rng(1).uniform(-1, 1, (4, 2)), jnp.float32
 PARAMS = variables(MODEL, FLOATS, FIRST, scale=0.5)['params']
 
 
-def RELU(x):
+def relu(x):
   return np.maximum(x, 0)
 
 
 def literal(params, picture, coarse, location):
-  """Logits [K, L], locations and baselines [T] of one picture at the means. Ba et al. 2015, section 3."""
+  """Logits [K, L], locations [T, 2] and baselines [T] of one picture, without sampling. Ba et al. 2015, section 3."""
 
   def dense(name, x):
     return x @ params[name]['kernel'] + params[name]['bias']
@@ -43,7 +43,7 @@ def literal(params, picture, coarse, location):
       locations.append(location)
       baselines.append(dense('baseline', mover[0])[0])
       patches = np.asarray(retina(jnp.asarray(picture), jnp.asarray(location), 2, 2)).ravel()
-      g = RELU(dense('what', RELU(dense('patch', patches)))) * RELU(dense('where', location))
+      g = relu(dense('what', relu(dense('patch', patches)))) * relu(dense('where', location))
       reader = lstm('reader', g, reader)
       mover = lstm('mover', reader[0], mover)
       location = np.tanh(dense('policy', mover[0]))
@@ -90,7 +90,7 @@ def test_the_loss_has_a_reward_for_every_object():
   assert sums['tokens'] == 3 * K
 
 
-def test_the_policy_trains_the_layers_that_choose_and_the_labels_do_not():
+def test_log_policy_trains_the_layers_that_choose_locations_and_logits_do_not():
   batch = DigitBatch(PICTURES, np.zeros((4, K), np.int32), np.arange(4, dtype=np.int32))
 
   def sums(params):
@@ -99,8 +99,8 @@ def test_the_policy_trains_the_layers_that_choose_and_the_labels_do_not():
 
   gradients = jax.jit(jax.jacrev(sums))(PARAMS)
   logits, policy, baseline = (
-    {name for name, part in of_one.items() if any(np.any(leaf != 0) for leaf in jax.tree.leaves(part))}
-    for of_one in gradients
+    {name for name, part in output_gradients.items() if any(np.any(leaf != 0) for leaf in jax.tree.leaves(part))}
+    for output_gradients in gradients
   )
   assert logits == {'patch', 'what', 'where', 'reader', 'classifier'}
   assert {'policy', 'mover', 'context', 'reader'} <= policy

@@ -1,4 +1,4 @@
-"""Building models from configs: options of all modules, user errors, shared embeddings, encoders and dtypes."""
+"""Models built from configs: options of all modules, user errors, shared embeddings, dtypes, initial parameters."""
 
 import dataclasses
 import functools

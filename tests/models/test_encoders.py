@@ -11,7 +11,7 @@ from tests.sampled_cases import sample_cases
 
 
 @pytest.mark.parametrize('direction', sample_cases([(name,) for name in DIRECTIONS], 2))
-def test_layers_residuals_and_directions_of_encoders(direction):
+def test_layers_above_the_first_have_residual_connections_in_every_direction(direction):
   spec = f'rnn(rnn="lstm", features=10, layers=3, residual={{}}, direction="{direction}")'
   # Embeddings are as wide as the layers, so that the width alone would permit a residual connection of the first layer.
   residual, without = (build_tiny(encoder=spec.format(x), embedding=10) for x in (True, False))

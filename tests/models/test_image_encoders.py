@@ -34,7 +34,7 @@ ENCODERS = [pytest.param(GRID, (8, 8, 3), marks=pytest.mark.long), ('precomputed
 @pytest.mark.parametrize(
   'decoder', ['bahdanau(features=6, readout=6, gate=True)', pytest.param('luong(features=6)', marks=pytest.mark.long)]
 )
-def test_cells_serve_as_memory_of_any_decoder(encoder, picture, decoder):
+def test_grid_cells_are_the_memory_of_recurrent_decoders(encoder, picture, decoder):
   pictures = 100 * draw(2, *picture)
   model = build_small(encoder=encoder, decoder=decoder)
   params = variables(model, pictures, REAL, TARGET)
@@ -101,7 +101,7 @@ def test_closed_gate_masks_the_picture_and_open_gate_equals_no_gate():
   assert_close(run(params, picture), ungated_logits)
 
 
-def test_errors():
+def test_gates_of_latent_alignments_and_unknown_encoders_are_reported():
   picture = jnp.zeros((1, 8, 8, 3))
   with pytest.raises(UserError, match=r'bahdanau: .*gate'):
     model = build_small(encoder='grid(features=8)', decoder='bahdanau(gate=True)', alignment='latent')

@@ -30,7 +30,7 @@ def run(model, params, source, mask, target):
 
 @functools.partial(jax.jit, static_argnums=0)
 def run_steps(model, params, source, mask, target):
-  """Returns the outputs of one step after the other, with a maximum length of two steps more."""
+  """Returns the outputs of one step after the other; the maximum length is that of the target plus 2."""
   carry, memory = model.apply(params, source, mask, target.shape[1] + 2, method='start')
 
   def step(carry, token):
@@ -96,7 +96,7 @@ def test_layer_dropout_skips_layers_for_whole_batches_during_training():
 
 
 @pytest.mark.parametrize('norm_first', [False, pytest.param(True, marks=pytest.mark.long)])
-def test_initial_deep_layers_preserve_differences_between_positions(norm_first):
+def test_deep_encoders_preserve_differences_between_positions_at_initialisation(norm_first):
   embedding = Embedding(50, 32)
   encoder = TransformerEncoder(features=32, layers=6, heads=4, hidden=64, norm_first=norm_first, embedding=embedding)
   source = jax.random.randint(jax.random.key(0), (16, 12), UNK + 1, 50)
@@ -188,7 +188,7 @@ def test_logits_equal_the_formulas():
     np.testing.assert_allclose(outputs.logits[i], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_visibility_mask():
+def test_visibility_mask_contains_the_window_and_the_sinks():
   causal = visibility_mask(jnp.arange(6), 6, causal=True, window=1, sinks=1).astype(int)
   assert causal[4].tolist() == [1, 0, 0, 1, 1, 0] and causal[0].tolist() == [1, 0, 0, 0, 0, 0]
   bidirectional = visibility_mask(jnp.arange(6), 6, causal=False, window=2).astype(int)
@@ -263,7 +263,7 @@ def test_encoders_and_decoders_can_be_combined():
     ({'decoder': 'implementation="flash", alignment="sparsemax"'}, "'flash' cannot compute this: the alignment is not"),
   ],
 )
-def test_user_errors(options, message):
+def test_invalid_options_are_reported(options, message):
   with pytest.raises(UserError, match=message) as caught:
     model = build_transformer(**options)
     jax.eval_shape(model.init, jax.random.key(0), *inputs())

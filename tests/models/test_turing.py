@@ -23,7 +23,7 @@ def build_small(controller='feedforward', **options):
 
 
 @pytest.mark.parametrize('score', sample_cases([(name,) for name, row in SCORES.items() if is_self_contained(row)], 16))
-def test_any_self_contained_score(score):
+def test_logits_are_finite_for_every_self_contained_score(score):
   model, params = build_small('lstm', score=score)
   assert np.isfinite(jax.jit(model.apply)({'params': params}, X).logits).all()
 
@@ -67,7 +67,7 @@ def reference(params, inputs):
   return np.array(logits), memory
 
 
-def test_equals_the_equations_of_the_paper():
+def test_outputs_equal_the_equations_of_the_paper():
   model, params = build_small()
   outputs = jax.jit(model.apply)({'params': params}, X)
   for row in range(2):
@@ -99,7 +99,7 @@ def test_outputs_are_causal_and_gradients_reach_every_parameter(controller):
 @pytest.mark.parametrize(
   ('score', 'alignment'), [('dot', 'sparsemax'), ('additive', 'softmax'), ('cosine(beta=1.0)', 'forward')]
 )
-def test_any_score_and_alignment(score, alignment):
+def test_outputs_are_finite_for_other_scores_and_alignments(score, alignment):
   model, params = build_small(score=score, alignment=alignment)
   outputs = jax.jit(model.apply)({'params': params}, X)
   assert np.isfinite(outputs.logits).all() and (outputs.write >= 0).all()
@@ -122,6 +122,6 @@ def test_any_score_and_alignment(score, alignment):
     ({'score': 'cosin'}, "unknown score 'cosin'"),
   ],
 )
-def test_errors(options, message):
+def test_invalid_options_are_reported(options, message):
   with pytest.raises(UserError, match=message):
     jax.eval_shape(build_recaller(options, OUTPUTS).init, jax.random.key(0), X)
