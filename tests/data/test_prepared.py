@@ -116,7 +116,7 @@ def test_a_set_behind_a_url_is_that_on_disk(both, folder, monkeypatch):
   assert len(behind_url.source_vocab) == len(on_disk.source_vocab)
 
 
-def test_ids_of_out_of_vocabulary_words_are_those_from_memory(folder):
+def test_unknown_words_keep_their_positions(folder):
   config = make_config(folder, TEXT, 'word(min_count=40)', shared=True)
   prepare(config, folder / 'prepared', log=lambda line: None)
   prepared = make_config(folder / 'prepared', 'prepared', 'word(min_count=40)', shared=True)
