@@ -571,7 +571,7 @@ model, params = attentive
 ids, mask = sample_batch(np.random.default_rng(2), 64)
 row = int(np.flatnonzero(mask.sum(1) == 10)[0])
 ids = jnp.asarray(ids[row, :10], jnp.int32)
-pair = interventions.Pair(model, params, ids, ids)
+pair = interventions.AnalysedPair(model, params, ids, ids)
 outputs = jax.jit(model.apply)({'params': params}, ids[None], jnp.ones((1, 10), bool), ids[None])
 weights = outputs.weights[0]
 symbols = [str(i - FIRST_ID) for i in ids.tolist()]

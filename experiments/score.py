@@ -45,7 +45,7 @@ def main() -> None:
     predictor.source_vocab,
     predictor.target_vocab,
     run.config['data']['buckets'],
-    layers=FLAGS.layers,
+    with_layer_weights=FLAGS.layers,
   )
   for line in corpus.report:
     print(line, file=sys.stderr)
@@ -62,7 +62,7 @@ def main() -> None:
       'weights': round_weights(pair.weights),
     }
     if FLAGS.layers:
-      record['layers'] = round_weights(pair.layers)
+      record['layers'] = round_weights(pair.layer_weights)
     print(json.dumps(record, ensure_ascii=False))
 
 

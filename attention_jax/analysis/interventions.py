@@ -27,8 +27,8 @@ class FixedVectors(nn.Module):
     return self.vectors
 
 
-class Pair(NamedTuple):
-  """One source and one target, as ids with EOS and without padding.
+class AnalysedPair(NamedTuple):
+  """A source and a target, as ids with EOS and without padding, and the model that reads them.
 
   Attributes:
     model: the model that reads them.
@@ -75,7 +75,7 @@ def _check_index(name: str, index: int | None, count: int) -> None:
     raise UserError(f'edit: {name} must be less than {count}, the number of {name}s of the decoder, got {index}')
 
 
-def output_log_probs(pair: Pair, mask: jax.Array | None = None) -> jax.Array:
+def output_log_probs(pair: AnalysedPair, mask: jax.Array | None = None) -> jax.Array:
   """Returns the log-probabilities of the output vocabulary at every step, [T, V], by teacher forcing.
 
   Args:
@@ -87,12 +87,12 @@ def output_log_probs(pair: Pair, mask: jax.Array | None = None) -> jax.Array:
   return jax.nn.log_softmax(outputs.logits[0])
 
 
-def target_log_probs(pair: Pair, mask: jax.Array | None = None) -> jax.Array:
+def target_log_probs(pair: AnalysedPair, mask: jax.Array | None = None) -> jax.Array:
   """Returns log p(yₜ | y₁ ... yₜ₋₁, source), [T]; arguments as in `output_log_probs`."""
   return jnp.take_along_axis(output_log_probs(pair, mask), pair.target[:, None], axis=1)[:, 0]
 
 
-def source_vectors(pair: Pair) -> jax.Array:
+def source_vectors(pair: AnalysedPair) -> jax.Array:
   """Returns the embeddings of the source, [S, E].
 
   Raises:
@@ -107,7 +107,7 @@ def source_vectors(pair: Pair) -> jax.Array:
   return pair.model.apply({'params': pair.params}, method=embed)
 
 
-def with_vectors(pair: Pair, vectors: jax.Array) -> Pair:
+def with_vectors(pair: AnalysedPair, vectors: jax.Array) -> AnalysedPair:
   """Returns the pair with other source embeddings, [S, E]."""
   encoder = pair.model.encoder.clone(embedding=FixedVectors(vectors[None]))
   params = dict(pair.params)
@@ -116,7 +116,7 @@ def with_vectors(pair: Pair, vectors: jax.Array) -> Pair:
   return pair._replace(model=pair.model.clone(encoder=encoder), params=params)
 
 
-def encode_source(pair: Pair) -> Encoded:
+def encode_source(pair: AnalysedPair) -> Encoded:
   """Returns the encoded source, with a batch axis of 1."""
 
   def encode(model):
@@ -125,7 +125,7 @@ def encode_source(pair: Pair) -> Encoded:
   return pair.model.apply({'params': pair.params}, method=encode)
 
 
-def source_updates(pair: Pair) -> jax.Array:
+def source_updates(pair: AnalysedPair) -> jax.Array:
   """Returns the numbers of updates of an encoder with adaptive computation time, [L, S].
 
   Raises:
@@ -137,7 +137,7 @@ def source_updates(pair: Pair) -> jax.Array:
   return jnp.stack([layer.updates[0] for layer in layers])
 
 
-def encoder_weights(pair: Pair) -> jax.Array:
+def encoder_weights(pair: AnalysedPair) -> jax.Array:
   """Returns the weights of the encoder's self-attention or intra-attention, [L, N, S, S].
 
   Raises:
@@ -160,7 +160,7 @@ def encoder_weights(pair: Pair) -> jax.Array:
   return jnp.stack(layers)[:, 0]
 
 
-def value_vectors(pair: Pair) -> jax.Array:
+def value_vectors(pair: AnalysedPair) -> jax.Array:
   """Returns the vectors that the decoder's attention weighs and adds, [S, V].
 
   Raises:

@@ -30,7 +30,7 @@ def write_page(readings: Sequence[Reading], path: str | Path, *, relative: bool 
     write_text(path, render_page(readings, relative))
 
 
-class Served(NamedTuple):
+class SourceForm(NamedTuple):
   """The form of a page that a server answers with.
 
   Attributes:
@@ -46,7 +46,7 @@ class Served(NamedTuple):
   max_length: int
 
 
-def render_page(readings: Sequence[Reading], relative: bool = False, served: Served | None = None) -> str:
+def render_page(readings: Sequence[Reading], relative: bool = False, served: SourceForm | None = None) -> str:
   """Returns the text of the page, with a form for sources if it is `served`; every value in it is escaped.
 
   Args:

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 from attention_jax.analysis.reading import Reading
-from attention_jax.analysis.reading_page import Served, render_page
+from attention_jax.analysis.reading_page import SourceForm, render_page
 from attention_jax.errors import UserError
 
 HOST = '127.0.0.1'
@@ -87,4 +87,4 @@ def _render(read: Read, text: str, edit: str, relative: bool) -> str:
       readings = read([text], edit.strip())
     except UserError as user_error:
       error = ' '.join(user_error.lines)
-  return render_page(readings, relative, Served(text, edit, error, MAX_LENGTH))
+  return render_page(readings, relative, SourceForm(text, edit, error, MAX_LENGTH))

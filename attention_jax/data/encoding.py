@@ -245,7 +245,10 @@ def check_buckets(buckets: Iterable[Sequence[int]]) -> Buckets:
     pairs = []
   are_sizes = all(isinstance(size, int | np.integer) and size > 0 for pair in pairs for size in pair)
   if not pairs or not are_sizes or len(set(pairs)) < len(pairs):
-    raise UserError(f'buckets must be different (source, target) lengths such as ((20, 20), (40, 40)), got {buckets}')
+    raise UserError(
+      'buckets must be distinct pairs of a source and a target length, each at least 1, such as ((20, 20), (40, 40)); '
+      f'got {buckets}'
+    )
   return tuple(sorted(pairs, key=lambda pair: (pair[0] * pair[1], pair)))
 
 

@@ -39,9 +39,9 @@ class Samples(NamedTuple):
 
 @check_single_query
 def hard(
-  scores: Scores, mask: Mask, *, rng: jax.Array, state: Float[Array, ''], expected: float = 0.0
+  scores: Scores, mask: Mask, *, rng: jax.Array, state: Float[Array, ''], expectation_rate: float = 0.0
 ) -> tuple[Weights, Float[Array, '']]:
-  """One position sampled from softmax(e); with probability `expected`, softmax(e) itself instead. Xu et al. 2015.
+  """A position sampled from softmax(e), or with probability `expectation_rate` softmax(e) itself. Xu et al. 2015.
 
   Section 4.1 of the paper chooses between sample and expectation once per image, with probability 1/2, see
   `hard_once`; here the choice is made at every step. The expectation trains the scores while the samples are not yet
@@ -51,34 +51,34 @@ def hard(
   estimator multiplies its gradient with the reward. Consumes rng.
 
   Raises:
-    UserError: if `expected` is outside of [0, 1].
+    UserError: if `expectation_rate` is outside of [0, 1].
   """
-  _check_expected('hard', expected)
+  _check_expectation_rate('hard', expectation_rate)
   sample, log_prob = _sample_with_log_prob(scores, mask, rng)
   log_prob = log_prob.astype(state.dtype)
-  if not expected:
+  if not expectation_rate:
     return sample, state + log_prob
-  use_expectation = jax.random.bernoulli(jax.random.fold_in(rng, 1), expected)
+  use_expectation = jax.random.bernoulli(jax.random.fold_in(rng, 1), expectation_rate)
   weights = jnp.where(use_expectation, softmax(scores, mask), sample)
   return weights, state + jnp.where(use_expectation, 0.0, log_prob)
 
 
 @check_single_query
 def hard_once(
-  scores: Scores, mask: Mask, *, rng: jax.Array, step: Int[Array, ''], state: Samples, expected: float = 0.5
+  scores: Scores, mask: Mask, *, rng: jax.Array, step: Int[Array, ''], state: Samples, expectation_rate: float = 0.5
 ) -> tuple[Weights, Samples]:
   """`hard` with one choice for the whole sequence: all weights are samples, or all are softmax(e). Xu et al. 2015.
 
   The first step makes the choice. Consumes rng.
 
   Raises:
-    UserError: if `expected` is outside of [0, 1].
+    UserError: if `expectation_rate` is outside of [0, 1].
   """
-  _check_expected('hard_once', expected)
+  _check_expectation_rate('hard_once', expectation_rate)
   sample, log_prob = _sample_with_log_prob(scores, mask, rng)
   logs = log_softmax(scores, mask)
   weights = softmax(scores, mask)
-  first_choice = jax.random.bernoulli(jax.random.fold_in(rng, 1), expected)
+  first_choice = jax.random.bernoulli(jax.random.fold_in(rng, 1), expectation_rate)
   is_expectation = jnp.where(step == 0, first_choice, state.is_expectation > 0)
   dtype = state.log_prob.dtype
   log_prob = state.log_prob + jnp.where(is_expectation, 0.0, log_prob).astype(dtype)
@@ -119,9 +119,9 @@ def init_samples(size: int, dtype) -> Samples:
   return Samples(jnp.zeros((), dtype), jnp.zeros((), dtype), jnp.zeros((), dtype))
 
 
-def _check_expected(name: str, expected: float) -> None:
-  if not 0 <= expected <= 1:
-    raise UserError(f'{name}: expected must be at least 0 and at most 1, got {expected}')
+def _check_expectation_rate(name: str, expectation_rate: float) -> None:
+  if not 0 <= expectation_rate <= 1:
+    raise UserError(f'{name}: expectation_rate must be at least 0 and at most 1, got {expectation_rate}')
 
 
 def _sample_with_log_prob(scores: Scores, mask: Mask, rng: jax.Array) -> tuple[Weights, Float[Array, '']]:

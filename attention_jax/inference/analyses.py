@@ -13,7 +13,7 @@ import numpy as np
 
 from attention_jax.analysis import agreement, alignment, attributions, heads, norms, statistics, through_layers
 from attention_jax.analysis.interventions import (
-  Pair,
+  AnalysedPair,
   edited_model,
   encoder_weights,
   output_log_probs,
@@ -39,7 +39,7 @@ class Subject(NamedTuple):
     weights: attention weights [T, S] of the target by teacher forcing.
   """
 
-  pair: Pair
+  pair: AnalysedPair
   source_tokens: Sequence[str]
   target_tokens: Sequence[str]
   weights: np.ndarray
@@ -116,9 +116,9 @@ def _flow(subject: Subject) -> Measurement:
   return _through_encoder(through_layers.flow, subject)
 
 
-def _compiled(fn: Callable[[Pair], Any], pair: Pair) -> Any:
+def _compiled(fn: Callable[[AnalysedPair], Any], pair: AnalysedPair) -> Any:
   """Returns fn(pair), compiled; the model is not an array, and therefore no argument of the compiled function."""
-  return jax.jit(lambda params, source, target: fn(Pair(pair.model, params, source, target)))(*pair[1:])
+  return jax.jit(lambda params, source, target: fn(AnalysedPair(pair.model, params, source, target)))(*pair[1:])
 
 
 def _by_vectors(attribute: Callable, subject: Subject) -> Measurement:

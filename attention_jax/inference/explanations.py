@@ -13,7 +13,7 @@ import numpy as np
 
 from attention_jax.analysis.agreement import adversarial_weights, kendall, permutation_effect, total_variation
 from attention_jax.analysis.attributions import gradient_times_input
-from attention_jax.analysis.interventions import FixedVectors, Pair, edited_model, source_vectors, with_vectors
+from attention_jax.analysis.interventions import AnalysedPair, FixedVectors, edited_model, source_vectors, with_vectors
 from attention_jax.functional.edits import replace_weights, with_edit
 from attention_jax.models.classifiers import Classifier
 from attention_jax.models.encoder_decoder import EncoderDecoder
@@ -51,7 +51,7 @@ class ExampleReader(NamedTuple):
 
 def read_pair(model: EncoderDecoder, params: Any, example: Example, vectors: Any = None, rows: Any = None):
   """ExampleReader.read of an encoder-decoder. Arguments: see `ExampleReader`."""
-  pair = Pair(model if rows is None else edited_model(model, replace_weights(rows)), params, *example[0:3:2])
+  pair = AnalysedPair(model if rows is None else edited_model(model, replace_weights(rows)), params, *example[0:3:2])
   if vectors is not None:
     pair = with_vectors(pair, vectors)
   inputs = (pair.source[None], example.mask[None], pair.target[None])
@@ -61,7 +61,7 @@ def read_pair(model: EncoderDecoder, params: Any, example: Example, vectors: Any
 
 def embed_pair(model: EncoderDecoder, params: Any, source: jax.Array) -> jax.Array:
   """ExampleReader.embed of an encoder-decoder. Arguments: see `ExampleReader`."""
-  return source_vectors(Pair(model, params, source, source))
+  return source_vectors(AnalysedPair(model, params, source, source))
 
 
 def read_document(model: Classifier, params: Any, example: Example, vectors: Any = None, rows: Any = None):

@@ -28,13 +28,13 @@ class ScoredPair(NamedTuple):
     log_probs: natural log of the probability of each token and of EOS.
     weights: [T, S] attention weights, with a row for EOS and a column for the source's EOS; for a latent alignment,
       those given the whole target.
-    layers: [L, N, T, S] weights of every layer and head, or None.
+    layer_weights: [L, N, T, S] weights of every layer and head, or None.
   """
 
   tokens: list[str]
   log_probs: list[float]
   weights: np.ndarray
-  layers: np.ndarray | None = None
+  layer_weights: np.ndarray | None = None
 
 
 def score_pairs(
@@ -45,7 +45,7 @@ def score_pairs(
   target_vocab: Vocabulary,
   buckets: Sequence[Sequence[int]],
   batch_size: int = 128,
-  layers: bool = False,
+  with_layer_weights: bool = False,
 ) -> list[ScoredPair]:
   """Scores every pair of a corpus by teacher forcing.
 
@@ -58,15 +58,15 @@ def score_pairs(
     buckets: buckets of training; pairs that fit none share one more, whose lengths are multiples of 32, or those of the
       longest source and target if the model does not accept as many.
     batch_size: pairs per batch, rounded up to a multiple of the devices.
-    layers: whether to return the weights of every layer and head.
+    with_layer_weights: whether to return the weights of every layer and head.
 
   Returns:
     One ScoredPair per pair, in order.
 
   Raises:
-    UserError: if `layers` is set for an ensemble, or for a decoder that is not a LayeredDecoder.
+    UserError: if `with_layer_weights` is set for an ensemble, or for a decoder that is not a LayeredDecoder.
   """
-  if layers:
+  if with_layer_weights:
     _check_layered(model)
   if not corpus.source:
     return []
@@ -75,7 +75,7 @@ def score_pairs(
     batch = replace_unreachable_targets(model, batch)
     outputs = model.apply({'params': params}, batch.source, batch.source_mask, batch.target)
     log_probs = jnp.take_along_axis(jax.nn.log_softmax(outputs.logits), batch.target[..., None], axis=-1)[..., 0]
-    return log_probs, model.posterior(outputs, batch.target_mask), outputs.layers if layers else ()
+    return log_probs, model.posterior(outputs, batch.target_mask), outputs.layers if with_layer_weights else ()
 
   def accepts(bucket: tuple[int, int]) -> bool:
     """Whether the model accepts these lengths; positions or parameters of some models limit them."""
@@ -103,7 +103,7 @@ def score_pairs(
         target_vocab.tokenize(corpus.target[row]),
         log_probs[i, :target_length].tolist(),
         weights[i, :target_length, :source_length].copy(),
-        np.moveaxis(layer_weights[i, :target_length, ..., :source_length], 0, 2).copy() if layers else None,
+        np.moveaxis(layer_weights[i, :target_length, ..., :source_length], 0, 2).copy() if with_layer_weights else None,
       )
   return pairs
 

@@ -145,26 +145,26 @@ def _sum_fractions(fractions: Sequence) -> jax.Array:
   return numerator / denominator
 
 
-def _contract(term: Callable, group: int, *arrays: jax.Array) -> jax.Array:
+def _contract(term: Callable, group_size: int, *arrays: jax.Array) -> jax.Array:
   """Σ_i term(*(x[i] for x in arrays)), in passes of at most UNROLL terms over the whole result.
 
   Args:
     term: (*entries) -> (numerator, denominator).
-    group: number of fractions per division, a power of 2.
+    group_size: number of fractions per division, a power of 2.
     *arrays: arrays of the same length; the last holds weights, for which 0 gives a term of 0.
   """
   size = arrays[0].shape[0]
   # At least 2 passes: XLA unrolls a loop of one pass, and then stores intermediate arrays.
   passes = max(2, -(-size // UNROLL))
-  terms = group * max(1, -(-size // (passes * group)))
-  missing = passes * terms - size
+  terms_per_pass = group_size * max(1, -(-size // (passes * group_size)))
+  missing = passes * terms_per_pass - size
   padded = [jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) for x in arrays]
-  parts = [x.reshape(passes, terms, *x.shape[1:]) for x in padded]
+  parts = [x.reshape(passes, terms_per_pass, *x.shape[1:]) for x in padded]
   result = jax.eval_shape(lambda: _sum_fractions([term(*(x[0] for x in padded))]))
 
   def add_pass(total, part):
-    fractions = [term(*(x[i] for x in part)) for i in range(terms)]
-    groups = [fractions[i : i + group] for i in range(0, terms, group)]
+    fractions = [term(*(x[i] for x in part)) for i in range(terms_per_pass)]
+    groups = [fractions[i : i + group_size] for i in range(0, terms_per_pass, group_size)]
     return total + sum(_sum_fractions(group) for group in groups), None
 
   start = vary_like(jnp.zeros(result.shape, result.dtype), *arrays)

@@ -84,14 +84,14 @@ def greedy_reward(inputs: ObjectiveInputs, rewards: jax.Array) -> jax.Array:
 
 
 BASELINES: Mapping[str, Baseline] = {
-  'others': Baseline(leave_one_out, min_samples=2),
+  'leave_one_out': Baseline(leave_one_out, min_samples=2),
   'running': Baseline(running_mean),
   'greedy': Baseline(greedy_reward),
 }
 
 
 def reinforce(
-  *, samples: Repeats = 4, baseline: str = 'others', likelihood: NonNegative = 0.017, after: Count = 0
+  *, samples: Repeats = 4, baseline: str = 'leave_one_out', likelihood: NonNegative = 0.017, after: Count = 0
 ) -> ObjectiveFn:
   """−E[BLEU(y)], y ~ p(y | x), by REINFORCE: −(BLEU(y) − b) log p(y | x), mean of samples. Ranzato et al. 2016.
 

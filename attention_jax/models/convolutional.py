@@ -304,4 +304,4 @@ class ConvDecoder(LayeredDecoder, Convolutional, kw_only=True):
   ) -> DecoderOutput:
     """Returns the features for the output layer, and the weights of all layers stacked along `axis`."""
     features = self.drop(self.finalize(x, embedded.shape[-1]), deterministic=deterministic)
-    return self.gather(features, layer_weights, axis)
+    return self.make_output(features, layer_weights, axis)

@@ -181,7 +181,7 @@ class TransformerDecoder(LayeredDecoder, Stack, kw_only=True):
       layer_carry, x, layer_weights = block.step(layer_carry, x, layer_memory, mask, position, deterministic)
       carries.append(layer_carry)
       weights.append(layer_weights)
-    return LayeredCarry(carry.step + 1, tuple(carries)), self.gather(self.finalize(x), weights, 1)
+    return LayeredCarry(carry.step + 1, tuple(carries)), self.make_output(self.finalize(x), weights, 1)
 
   def __call__(self, encoded: Encoded, embeddings: jax.Array, deterministic: bool) -> DecoderOutput:
     positions = jnp.arange(embeddings.shape[1])
@@ -193,7 +193,7 @@ class TransformerDecoder(LayeredDecoder, Stack, kw_only=True):
       after, layer_weights = block(x, memory, mask, positions, deterministic)
       x = self.apply_layer_drop(x, after, deterministic)
       weights.append(jnp.moveaxis(layer_weights, 2, 1))
-    return self.gather(self.finalize(x), weights, 2)
+    return self.make_output(self.finalize(x), weights, 2)
 
   def _self_attention_mask(self, positions: jax.Array, size: int) -> jax.Array:
     return visibility_mask(positions, size, causal=True, window=self.window, sinks=self.sinks)

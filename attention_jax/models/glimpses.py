@@ -122,8 +122,8 @@ class GlimpseNetwork(nn.Module):
     Returns:
       GlimpseNetworkOutput.
     """
-    patch_layer = self._layer(self.hidden, 'seen')
-    location_layer = self._layer(self.hidden, 'placed')
+    patch_layer = self._layer(self.hidden, 'patch')
+    location_layer = self._layer(self.hidden, 'location')
     patch_output = self._layer(self.features, 'what')
     location_output = self._layer(self.features, 'where')
     core = self._layer(self.features, 'core')

@@ -70,7 +70,7 @@ class LayeredDecoder(nn.Module, kw_only=True):
     if not -self.layers <= self.weights_of < self.layers:
       raise UserError(f'{name}: weights_of must be from {-self.layers} to {self.layers - 1}, got {self.weights_of}')
 
-  def gather(self, features: jax.Array, weights: list[jax.Array], axis: int) -> DecoderOutput:
+  def make_output(self, features: jax.Array, weights: list[jax.Array], axis: int) -> DecoderOutput:
     """Returns the output of the decoder, for one step or for all steps.
 
     Args:

@@ -90,7 +90,7 @@ class AttentionPooling(Pooling):
     if self.hidden:
       keys = jnp.tanh(Dense(self.attention.features, use_bias=self.bias, dtype=dtype, name='hidden')(memory))
     size = keys.shape[-1]
-    queries = self.param('sought', nn.initializers.normal(size**-0.5), (self.hops, size))
+    queries = self.param('queries', nn.initializers.normal(size**-0.5), (self.hops, size))
     attention = self.attention.copy()
     attended_memory = attention.remember(keys, mask, value=memory)
     batch_queries = jnp.broadcast_to(queries.astype(dtype), (len(memory), *queries.shape))

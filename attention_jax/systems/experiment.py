@@ -39,7 +39,7 @@ from attention_jax.training import peers
 from attention_jax.training.batch_progress import batch_progress
 from attention_jax.training.checkpoint import BEST, Checkpoints
 from attention_jax.training.file_digests import add_file_digests, drop_file_digests
-from attention_jax.training.fingerprint import DIGESTS_FILE, check_digests, compute_digests, store_digests
+from attention_jax.training.fingerprint import DATA_DIGESTS_FILE, check_digests, compute_digests, store_digests
 from attention_jax.training.folder import CONFIG, check_folder, lock_folder, prepare_folder
 from attention_jax.training.hooks import InterruptReason
 from attention_jax.training.interrupts import Interrupted, stoppable
@@ -137,7 +137,7 @@ def _train_in(opened: TrainingFolder, config: Config, log: Log) -> Results | Sum
     with peers.fail_together():
       if jax.process_index() == 0:
         store_digests(folder, digests)
-        add_file_digests(folder, [DIGESTS_FILE])
+        add_file_digests(folder, [DATA_DIGESTS_FILE])
     runs = _prepare_runs(config, folder, system, arrays, log)
     return _train_and_evaluate(config, opened._replace(path=folder), runs, system, initializer, batches, log)
 

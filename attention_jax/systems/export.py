@@ -17,13 +17,13 @@ from attention_jax.systems.runs import Run, open_run
 from attention_jax.systems.variants import VARIANTS_FILE
 from attention_jax.training.checkpoint import BEST, LATEST, SAVED_FILE, Checkpoints
 from attention_jax.training.file_digests import FILE_DIGESTS, digested_files, drop_file_digests
-from attention_jax.training.fingerprint import DIGESTS_FILE
+from attention_jax.training.fingerprint import DATA_DIGESTS_FILE
 from attention_jax.training.folder import CONFIG
 from attention_jax.training.paths import run_path
 from attention_jax.training.state import TrainState, evaluation_field
 
 # Files that may lack a digest: users may delete the digests, and an interrupted run has dropped some of them.
-FILES = (CONFIG, COMMITS, DIGESTS_FILE, LEXICON_FILE, RESULTS, VARIANTS_FILE, FILE_DIGESTS)
+FILES = (CONFIG, COMMITS, DATA_DIGESTS_FILE, LEXICON_FILE, RESULTS, VARIANTS_FILE, FILE_DIGESTS)
 
 
 def export_run(folder: str | Path, target: str | Path, checkpoint: str = 'best') -> int:

@@ -53,7 +53,7 @@ def load_or_make_lexicon(folder: str | None, load_data: Callable[[], Translation
 
 def _training_digest(folder: str | None) -> str | None:
   """The digest of the training split that a run stored at its start, if it did."""
-  path = Path(folder or '').expanduser() / fingerprint.DIGESTS_FILE
+  path = Path(folder or '').expanduser() / fingerprint.DATA_DIGESTS_FILE
   if not folder or not path.is_file():
     return None
   try:

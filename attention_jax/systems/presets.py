@@ -98,7 +98,7 @@ _LOCATION = 'location(max_positions={positions})'
 # reward of a position is the log-probability of its own word; with the reward of all later words, attention moves to
 # the next word and the decoder remembers the current one.
 _OWN_REWARD = {
-  'model.attention.alignment': 'hard(expected=0.5)',
+  'model.attention.alignment': 'hard(expectation_rate=0.5)',
   'training.auxiliary': 'reinforce(entropy=0.002, discount=0.0)',
 }
 
@@ -256,7 +256,7 @@ CAPTIONING: Mapping[str, Preset] = {
     'Xu et al. 2015, hard, section 4.1',
     _CAPTIONS
     | {
-      'model.attention.alignment': 'hard_once(expected=0.5)',
+      'model.attention.alignment': 'hard_once(expectation_rate=0.5)',
       'training.auxiliary': 'reinforce(entropy=0.002, discount=1.0)',
     },
   ),

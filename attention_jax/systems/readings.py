@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.analysis.alignment import merge_weights
-from attention_jax.analysis.interventions import Pair, edited_model
+from attention_jax.analysis.interventions import AnalysedPair, edited_model
 from attention_jax.analysis.reading import WEIGHTS, Reading, ReadingRequest
 from attention_jax.data import tasks
 from attention_jax.data.encoding import EncodedCorpus, encode
@@ -168,7 +168,7 @@ class Reader:
       sure=merge(reading.sure),
     )
 
-  def _complete(self, reading: Reading, scored: ScoredPair, pair: Pair, analyses: Sequence[str]) -> Reading:
+  def _complete(self, reading: Reading, scored: ScoredPair, pair: AnalysedPair, analyses: Sequence[str]) -> Reading:
     target_tokens = [*scored.tokens, END]
     subject = Subject(pair, reading.source_tokens, target_tokens, scored.weights)
     return reading._replace(
@@ -177,12 +177,12 @@ class Reader:
       measurements={spec: analyse(spec, subject) for spec in analyses},
     )
 
-  def _pair(self, encoded: EncodedCorpus, row: int) -> Pair:
+  def _pair(self, encoded: EncodedCorpus, row: int) -> AnalysedPair:
     """Model, and ids of a row without padding."""
     source = encoded.source[encoded.source_offsets[row] : encoded.source_offsets[row + 1]]
     target = encoded.target[encoded.target_offsets[row] : encoded.target_offsets[row + 1]]
     emittable = oov_to_unk(jnp.asarray(target), self.model.output_size(len(source)))
-    return Pair(self.model, self.params, jnp.asarray(source), emittable)
+    return AnalysedPair(self.model, self.params, jnp.asarray(source), emittable)
 
 
 def read(system: Any, params: Any, request: ReadingRequest) -> list[Reading]:

@@ -12,7 +12,7 @@ import numpy as np
 from attention_jax.atomic import write_text
 from attention_jax.errors import UserError
 
-DIGESTS_FILE = 'data.json'
+DATA_DIGESTS_FILE = 'data.json'
 
 
 def compute_digests(splits: Mapping[str, Any]) -> dict[str, str]:
@@ -31,7 +31,7 @@ def check_digests(folder: str | Path, digests: Mapping[str, str], log: Callable[
   Raises:
     UserError: if a split differs, or if the stored digests cannot be read.
   """
-  path = Path(folder) / DIGESTS_FILE
+  path = Path(folder) / DATA_DIGESTS_FILE
   if not path.is_file():  # the run was killed before it stored them, or its version stored none
     log(f'{path} does not exist: cannot check that the data are unchanged; storing their digests now')
     return
@@ -50,7 +50,7 @@ def check_digests(folder: str | Path, digests: Mapping[str, str], log: Callable[
 def store_digests(folder: str | Path, digests: Mapping[str, str]) -> None:
   """Writes the digests into a run folder; of several processes, only the first one writes."""
   if jax.process_index() == 0:
-    write_text(Path(folder) / DIGESTS_FILE, json.dumps(dict(digests), indent=2) + '\n')
+    write_text(Path(folder) / DATA_DIGESTS_FILE, json.dumps(dict(digests), indent=2) + '\n')
 
 
 def _digest(tree: Any) -> str:

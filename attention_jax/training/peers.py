@@ -26,7 +26,9 @@ PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'grai
 MAX_SHOWN = 60  # characters of a value in an error
 
 Batch = TypeVar('Batch')
-_each_shape_once: contextvars.ContextVar[Callable[[], bool] | None] = contextvars.ContextVar('shapes', default=None)
+_compile_only_stop: contextvars.ContextVar[Callable[[], bool] | None] = contextvars.ContextVar(
+  'compile_only_stop', default=None
+)
 
 
 def exchange(text: str) -> list[str]:
@@ -81,7 +83,7 @@ def map_batches(fn: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterato
     Interrupted: after a signal, inside of interrupts.stoppable.
     StoppedError: see `each_shape_once`.
   """
-  if is_stopped := _each_shape_once.get():
+  if is_stopped := _compile_only_stop.get():
     yield from _map_shapes(fn, batches, is_stopped)
     return
   batches = with_progress(batches)
@@ -105,11 +107,11 @@ def each_shape_once(is_stopped: Callable[[], bool]) -> Iterator[None]:
   Args:
     is_stopped: returns whether `map_batches` should raise StoppedError before the next batch.
   """
-  token = _each_shape_once.set(is_stopped)
+  token = _compile_only_stop.set(is_stopped)
   try:
     yield
   finally:
-    _each_shape_once.reset(token)
+    _compile_only_stop.reset(token)
 
 
 def _map_shapes(

@@ -19,7 +19,7 @@ FORMS = {
 }
 # Sampled positions are trained by REINFORCE; at half of the targets the expected weights replace the sample, as in the
 # preset xu2015_hard_own_reward.
-HARD = {'model.attention.alignment': 'hard(expected=0.5)', 'training.auxiliary': 'reinforce(discount=0.0)'}
+HARD = {'model.attention.alignment': 'hard(expectation_rate=0.5)', 'training.auxiliary': 'reinforce(discount=0.0)'}
 
 
 def get_config(form: str = 'small'):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attention_jax.analysis import interventions
-from attention_jax.analysis.interventions import Pair, edited_model
+from attention_jax.analysis.interventions import AnalysedPair, edited_model
 from attention_jax.errors import UserError
 from attention_jax.functional.edits import Edit, largest, replace_weights
 from tests.models.helpers import S, T, build_conv, build_tiny, build_transformer, inputs
@@ -146,7 +146,7 @@ def test_a_decoder_without_attention_raises():
 
 def make_pair(model):
   source, _, target = (x[0] for x in inputs())
-  return Pair(model, init_params(model), source, target)
+  return AnalysedPair(model, init_params(model), source, target)
 
 
 def test_log_probs_are_those_of_the_model():

@@ -21,6 +21,9 @@ from attention_jax.errors import UserError
 from attention_jax.tokens import EOS, PAD
 
 BUCKETS = ((3, 5), (8, 8), (8, 13))
+BUCKETS_MESSAGE = (
+  'buckets must be distinct pairs of a source and a target length, each at least 1, such as ((20, 20), (40, 40)); got '
+)
 ROWS = st.lists(st.tuples(st.integers(1, 10), st.integers(1, 15)), min_size=1, max_size=60)
 
 
@@ -163,12 +166,9 @@ def test_a_batch_of_tokens_has_a_multiple_of_eight_rows(size, rows):
     ({'seed': -1}, 'seed must be at least 0, got -1'),
     ({'share': Share(2, 2)}, 'the index of a share must be at least 0 and less than 2, got 2'),
     ({'buckets': ((1, 1),)}, 'none of the 1 rows fits a bucket of ((1, 1),)'),
-    ({'buckets': ()}, 'buckets must be different (source, target) lengths such as ((20, 20), (40, 40)), got ()'),
-    ({'buckets': (9,)}, 'buckets must be different (source, target) lengths such as ((20, 20), (40, 40)), got (9,)'),
-    (
-      {'buckets': ((0, 2),)},
-      'buckets must be different (source, target) lengths such as ((20, 20), (40, 40)), got ((0, 2),)',
-    ),
+    ({'buckets': ()}, BUCKETS_MESSAGE + '()'),
+    ({'buckets': (9,)}, BUCKETS_MESSAGE + '(9,)'),
+    ({'buckets': ((0, 2),)}, BUCKETS_MESSAGE + '((0, 2),)'),
   ],
 )
 def test_invalid_arguments_are_reported(arguments, message):

@@ -175,7 +175,7 @@ def test_invalid_paths_and_values_are_reported(folder):
   assert too_short.startswith('train: 3 of 3 pairs fit no bucket') and 'lines 1, 2, 4 of' in too_short
   assert too_short.endswith('enlarge config.data.buckets=((1, 1),)')
   assert error_message(load, make_config(TEXT, folder, buckets=(4, 4)), None).startswith(
-    'buckets must be different (source, target)'
+    'buckets must be distinct pairs of a source and a target'
   )
 
 

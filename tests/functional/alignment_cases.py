@@ -135,14 +135,14 @@ def _samples(is_expectation):
   return Samples(np.array(-1.5), np.array(0.75), np.array(float(is_expectation)))
 
 
-def _hard_once(scores, mask, rng, step, state, expected=0.5):
+def _hard_once(scores, mask, rng, step, state, expectation_rate=0.5):
   if not any(mask):
     return np.zeros(len(scores)), state
   probabilities = over_unmasked(_softmax)(scores, mask)
   entropy = state.entropy - sum(p * np.log(p) for p in probabilities[mask])
   is_expectation = state.is_expectation
   if step == 0:
-    is_expectation = float(jax.random.bernoulli(jax.random.fold_in(rng, 1), expected))
+    is_expectation = float(jax.random.bernoulli(jax.random.fold_in(rng, 1), expectation_rate))
   if is_expectation:
     return probabilities, Samples(state.log_prob, entropy, is_expectation)
   sample, log_prob = _hard(scores, mask, rng, state.log_prob)

@@ -169,8 +169,8 @@ def test_hard_returns_the_expectation_with_the_probability_of_its_option():
   rngs = jax.random.split(jax.random.key(0), 400)
   softmax = aj.alignments.softmax(scores, MASK)
 
-  def hard(rng, expected):
-    return aj.alignments.hard(scores, MASK, rng=rng, state=state, expected=expected)
+  def hard(rng, rate):
+    return aj.alignments.hard(scores, MASK, rng=rng, state=state, expectation_rate=rate)
 
   samples, sample_states = jax.vmap(lambda rng: hard(rng, 0.0))(rngs)
   weights, states = jax.vmap(lambda rng: hard(rng, 0.3))(rngs)
@@ -180,7 +180,7 @@ def test_hard_returns_the_expectation_with_the_probability_of_its_option():
   np.testing.assert_array_equal(states, np.where(is_expectation, state, sample_states))
   always, _ = jax.vmap(lambda rng: hard(rng, 1.0))(rngs)
   np.testing.assert_array_equal(always, jnp.broadcast_to(softmax, always.shape))
-  with pytest.raises(aj.UserError, match=r'hard: expected must be at least 0 and at most 1, got 1\.5'):
+  with pytest.raises(aj.UserError, match=r'hard: expectation_rate must be at least 0 and at most 1, got 1\.5'):
     hard(rngs[0], 1.5)
 
 
@@ -204,9 +204,9 @@ def test_hard_once_chooses_at_the_first_step():
   np.testing.assert_allclose(state.entropy, np.full(200, -3 * np.sum(np.asarray(softmax) * logs)), rtol=1e-5)
   sampled = np.einsum('nts,s->n', np.asarray(weights), logs)
   np.testing.assert_allclose(state.log_prob, np.where(is_expectation[:, 0], 0, sampled), rtol=1e-5, atol=1e-6)
-  with pytest.raises(aj.UserError, match=r'hard_once: expected must be at least 0 and at most 1, got -1'):
+  with pytest.raises(aj.UserError, match=r'hard_once: expectation_rate must be at least 0 and at most 1, got -1'):
     rng = jax.random.key(0)
-    aj.alignments.hard_once(scores, MASK, rng=rng, step=jnp.array(0), state=state, expected=-1)
+    aj.alignments.hard_once(scores, MASK, rng=rng, step=jnp.array(0), state=state, expectation_rate=-1)
 
 
 def test_hard_has_a_gradient_through_the_expectation_or_the_state():
@@ -216,8 +216,8 @@ def test_hard_has_a_gradient_through_the_expectation_or_the_state():
     """The gradient of a probe of fn(scores), which is [S] or []."""
     return jax.grad(lambda scores: jnp.sum(fn(scores) * VALUES[:, 0]))(scores)
 
-  def hard(scores, expected):
-    return aj.alignments.hard(scores, MASK, rng=jax.random.key(0), state=jnp.array(-1.5), expected=expected)
+  def hard(scores, rate):
+    return aj.alignments.hard(scores, MASK, rng=jax.random.key(0), state=jnp.array(-1.5), expectation_rate=rate)
 
   softmax_gradient = gradient(lambda scores: aj.alignments.softmax(scores, MASK))
   np.testing.assert_allclose(gradient(lambda scores: hard(scores, 1.0)[0]), softmax_gradient, rtol=1e-5)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_jax.analysis.interventions import Pair, target_log_probs
+from attention_jax.analysis.interventions import AnalysedPair, target_log_probs
 from attention_jax.errors import UserError
 from attention_jax.inference.analyses import ANALYSES, Subject, analyse
 from tests.models.helpers import S, T, build_tiny, build_transformer, inputs
@@ -38,7 +38,7 @@ def subject_of(build):
   model = build()
   source, mask, target = inputs()
   params = variables(model, source, mask, target)['params']
-  pair = Pair(model, params, source[0], target[0])
+  pair = AnalysedPair(model, params, source[0], target[0])
   weights = jax.jit(model.apply)({'params': params}, source[:1], mask[:1], target[:1]).weights[0]
   return Subject(pair, TOKENS['S'], TOKENS['T'], np.asarray(weights))
 

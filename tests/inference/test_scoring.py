@@ -56,15 +56,15 @@ def test_pairs_have_weights_of_every_layer_and_head_on_request(model_and_params)
   model = build_transformer(sizes=SIZES)
   params = init_model_params(model)
   corpus = Corpus(['a b', 'c d e'], ['b', 'a x a'])
-  scored = score_pairs(model, params, corpus, WORDS, WORDS, [(4, 4)], layers=True)
+  scored = score_pairs(model, params, corpus, WORDS, WORDS, [(4, 4)], with_layer_weights=True)
   for pair, source_length, target_length in zip(scored, (3, 4), (2, 4), strict=True):
-    assert pair.layers.shape == (2, 4, target_length, source_length)
-    np.testing.assert_allclose(pair.layers[-1].mean(0), pair.weights, rtol=1e-5)
-    np.testing.assert_allclose(pair.layers.sum(-1), 1, rtol=1e-5)
+    assert pair.layer_weights.shape == (2, 4, target_length, source_length)
+    np.testing.assert_allclose(pair.layer_weights[-1].mean(0), pair.weights, rtol=1e-5)
+    np.testing.assert_allclose(pair.layer_weights.sum(-1), 1, rtol=1e-5)
   with pytest.raises(UserError, match='does not attend in each of its layers; expected one of: conv, transformer'):
-    score_pairs(*model_and_params, corpus, WORDS, WORDS, [(4, 4)], layers=True)
+    score_pairs(*model_and_params, corpus, WORDS, WORDS, [(4, 4)], with_layer_weights=True)
   with pytest.raises(UserError, match='weights of layers need a single model, got an ensemble of 2'):
-    score_pairs(Ensemble([model, model]), (params, params), corpus, WORDS, WORDS, [(4, 4)], layers=True)
+    score_pairs(Ensemble([model, model]), (params, params), corpus, WORDS, WORDS, [(4, 4)], with_layer_weights=True)
 
 
 def test_sources_that_are_too_long_have_no_hypotheses_and_do_not_affect_the_others():

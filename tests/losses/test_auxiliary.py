@@ -318,7 +318,7 @@ WITHOUT_GRADIENT = {'hard', 'hardmax'}
 
 @pytest.mark.parametrize(
   'alignment',
-  sample_cases([(name,) for name in ALIGNMENTS if name not in WITHOUT_GRADIENT] + [('hard(expected=0.5)',)], 4),
+  sample_cases([(name,) for name in ALIGNMENTS if name not in WITHOUT_GRADIENT] + [('hard(expectation_rate=0.5)',)], 4),
 )
 def test_weights_with_a_gradient_pass_the_check(alignment):
   check_weights(auxiliary_losses('guided + coverage'), Attention('additive', alignment))

@@ -208,9 +208,12 @@ def test_without_rngs_every_objective_is_the_likelihood(spec):
     ('r_drop + likelihood', 'cannot parse'),
     ('minimum_risk(samples=1)', "'minimum_risk': option samples must be at least 2 and at most 10000, got 1"),
     ('minimum_risk(sharpness=0)', "objective 'minimum_risk': option sharpness must be greater than 0, got 0"),
-    ('reinforce(samples=1)', "reinforce: option samples must be at least 2 with baseline 'others', got 1"),
+    ('reinforce(samples=1)', "reinforce: option samples must be at least 2 with baseline 'leave_one_out', got 1"),
     ('reinforce(samples=0, baseline="running")', 'option samples must be at least 1 and at most 10000, got 0'),
-    ('reinforce(baseline="mean")', "unknown baseline of reinforce 'mean'; expected one of: greedy, others, running"),
+    (
+      'reinforce(baseline="mean")',
+      "unknown baseline of reinforce 'mean'; expected one of: greedy, leave_one_out, running",
+    ),
     ('scheduled_sampling(schedule="cosine")', "unknown schedule of scheduled_sampling 'cosine' .*: exponential, inv"),
     (
       'scheduled_sampling(schedule="linear(minimum=2)")',

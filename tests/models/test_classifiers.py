@@ -166,7 +166,7 @@ def apply_birnn(values, x):
 
 def attention_pooling(values, x):
   """Σ α h and α, with u = tanh(W h + b), α = softmax(u · c)."""
-  exponentials = np.exp(np.tanh(x @ values['hidden']['kernel'] + values['hidden']['bias']) @ values['sought'][0])
+  exponentials = np.exp(np.tanh(x @ values['hidden']['kernel'] + values['hidden']['bias']) @ values['queries'][0])
   weights = exponentials / exponentials.sum()
   return weights @ x, weights
 

@@ -77,7 +77,7 @@ def test_gradients_of_each_output_reach_only_its_submodules(params):
   assert modules_with_gradient(params, lambda outputs: outputs.log_policy) == {'policy'}
   assert modules_with_gradient(params, lambda outputs: outputs.baselines) == {'baseline'}
   label_modules = modules_with_gradient(params, lambda outputs: outputs.logits * draw(3)[None])
-  assert label_modules == {'seen', 'placed', 'what', 'where', 'core', 'inputs', 'labels'}
+  assert label_modules == {'patch', 'location', 'what', 'where', 'core', 'inputs', 'labels'}
 
 
 def test_policy_gradient_equals_gradient_of_the_expected_reward(params):

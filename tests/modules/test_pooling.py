@@ -30,7 +30,7 @@ def test_attention_equals_the_formulas_of_the_papers(hops, bias):
       total = np.zeros(7)
       for s in range(length):
         u = np.tanh(memory[row, s] @ p['hidden']['kernel'] + (p['hidden']['bias'] if bias else 0.0))
-        powers.append(math.exp(float(p['sought'][hop] @ u)))
+        powers.append(math.exp(float(p['queries'][hop] @ u)))
       for s in range(length):
         total += powers[s] / sum(powers) * memory[row, s]
       assert_close(vector[row, hop * 7 : (hop + 1) * 7], total)
