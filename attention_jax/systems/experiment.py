@@ -52,6 +52,7 @@ from attention_jax.training.state import TrainState, count_parameters, evaluatio
 Arrays = Mapping[str, np.ndarray]
 
 RESULTS = 'results.json'
+HYPOTHESES_PREFIX = 'hypotheses.'  # of the names of the files with the hypotheses of a split
 MAX_SEEDS = 1000  # runs side by side: each has a folder with open files
 TEST_SPLITS = ('test', 'unseen')  # evaluated once, after training
 
@@ -322,7 +323,7 @@ def _evaluate_and_store(config: Config, folder: Path, system: System, log: Log) 
   """Evaluates the test splits with the best parameters, and writes results and hypotheses."""
   params, steps = restore_params(folder, system, 'best')
   run = Run(folder, system, params, steps)
-  hypotheses = {split: f'hypotheses.{split}.txt' for split in _splits_to_evaluate(system)}
+  hypotheses = {split: f'{HYPOTHESES_PREFIX}{split}.txt' for split in _splits_to_evaluate(system)}
   written = [RESULTS, *hypotheses.values()]
   if jax.process_index() == 0:
     drop_file_digests(folder, written)

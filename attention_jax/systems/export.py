@@ -9,7 +9,7 @@ import numpy as np
 
 from attention_jax.atomic import write_text
 from attention_jax.errors import UserError
-from attention_jax.systems.experiment import RESULTS
+from attention_jax.systems.experiment import HYPOTHESES_PREFIX, RESULTS
 from attention_jax.systems.initial_run import INITIAL_FILE
 from attention_jax.systems.lexicons import LEXICON_FILE
 from attention_jax.systems.provenance import COMMITS
@@ -29,8 +29,8 @@ FILES = (CONFIG, COMMITS, DATA_DIGESTS_FILE, LEXICON_FILE, RESULTS, VARIANTS_FIL
 def export_run(folder: str | Path, target: str | Path, checkpoint: str = 'best') -> int:
   """Writes a run folder with the parameters of a run, without the state of its optimiser.
 
-  It has the config, the vocabularies, the results and the digests of the run, and one checkpoint, `best`. Every program
-  that opens runs opens it; training cannot be resumed from it.
+  It has the config, the vocabularies and the digests of the run, one checkpoint, `best`, and results and hypotheses if
+  they are those of this checkpoint. Every program that opens runs opens it; training cannot be resumed from it.
 
   Args:
     folder: the folder of the run.
@@ -61,11 +61,14 @@ def export_run(folder: str | Path, target: str | Path, checkpoint: str = 'best')
 def _write_run(run: Run, folder: Path) -> None:
   folder.mkdir()
   run.system.save(str(folder))
-  names = {*digested_files(run.folder), *FILES} - {INITIAL_FILE}  # which training alone needs
-  for name in names:
+  names = {*digested_files(run.folder), *FILES}
+  omitted = {INITIAL_FILE}  # which training alone needs
+  if not _has_results_of(run):
+    omitted |= {name for name in names if name == RESULTS or name.startswith(HYPOTHESES_PREFIX)}
+  for name in names - omitted:
     if (run.folder / name).exists():
       shutil.copyfile(run.folder / name, folder / name)
-  drop_file_digests(folder, [INITIAL_FILE])
+  drop_file_digests(folder, sorted(omitted))
   empty_state = TrainState(step=np.int32(run.step), params=(), opt_state=(), average=(), running={})
   state = empty_state._replace(**{evaluation_field(run.config['training']['average']): run.params})
   checkpoints = Checkpoints(folder)
@@ -76,3 +79,9 @@ def _write_run(run: Run, folder: Path) -> None:
   (folder / LATEST).rmdir()  # created by Checkpoints, and empty
   # Training in this folder reports that its latest checkpoint is missing, instead of starting again.
   write_text(folder / SAVED_FILE, json.dumps({BEST: run.step, LATEST: run.step}) + '\n')
+
+
+def _has_results_of(run: Run) -> bool:
+  """Returns whether the results in the folder of a run were measured with the parameters of `run`."""
+  path = run.folder / RESULTS
+  return path.exists() and (json.loads(path.read_text('utf-8')).get('step'),) == run.steps

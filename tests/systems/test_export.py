@@ -1,5 +1,6 @@
 """Exported runs have the same parameters and metrics, and fewer files; wrong uses are reported in one line."""
 
+import json
 import shutil
 
 import jax
@@ -45,6 +46,15 @@ def test_an_average_of_checkpoints_is_exported(trained, tmp_path):
   export_run(trained.folder, tmp_path / 'run', 'average')
   average = open_run(trained.folder, 'average').params
   jax.tree.map(np.testing.assert_array_equal, open_run(tmp_path / 'run').params, average)
+
+
+def test_results_of_other_parameters_are_not_exported(trained, tmp_path):
+  measured = {'results.json', 'hypotheses.test.txt'}
+  for checkpoint, exported in (('best', measured), ('average', set())):
+    folder = tmp_path / checkpoint
+    export_run(trained.folder, folder, checkpoint)
+    assert measured & {path.name for path in folder.iterdir()} == exported
+    assert measured & set(json.loads((folder / 'digests.json').read_text('utf-8'))) == exported
 
 
 def test_an_exported_run_with_a_changed_file_raises(trained, tmp_path):
