@@ -149,7 +149,7 @@ class BatchOrder:
       if len(rows):
         self._parts.append(_BucketRows(bucket, rows, rows_of_batch(size, bucket)))
     if not self._parts:
-      raise UserError(f'none of the {len(bucket_index)} rows fits a bucket of {buckets}')
+      raise UserError(f'none of the {len(bucket_index)} rows fits a bucket of {buckets}; expected a larger bucket')
     for part in self._parts:
       share.pad(part.batch_rows)
     self._share = share
@@ -176,7 +176,7 @@ class BatchOrder:
   def __getitem__(self, step: int) -> tuple[int, np.ndarray, tuple[int, ...]]:
     """Returns the epoch of a step, the rows of its batch (-1 = a filler row), and their bucket."""
     if step < 0:
-      raise IndexError(f'step {step} is negative')
+      raise IndexError(f'step must be at least 0, got {step}')
     epoch, batch = divmod(step, len(self))
     shuffled, schedule = self._shuffle(epoch)
     part_index, chunk = schedule[batch]
@@ -312,7 +312,7 @@ def eval_batches(
 
 
 class EvaluationBatches:
-  """Batches of given rows of a split.
+  """Batches of the rows that `eval_batch_rows` selected, read from the split on each iteration.
 
   Args:
     encoded: the split.

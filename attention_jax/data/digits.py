@@ -316,8 +316,8 @@ class DigitBatches:
 
 def eval_digit_batches(split: Digits, size: int) -> list[DigitBatch]:
   """Returns batches of `size` rows for evaluation: every digit once, on a canvas that depends on its row alone."""
-  bucket_index = np.zeros(len(split.labels), int)
-  batches = eval_batch_rows(bucket_index, [()], bucket_index, size)
+  zeros = np.zeros(len(split.labels), int)  # all pictures are in one bucket, and have equal lengths
+  batches = eval_batch_rows(zeros, [()], zeros, size)
   return [gather_digits(split, rows, (0,)) for rows, _ in batches]
 
 

@@ -73,7 +73,7 @@ class LabelledBatch(NamedTuple):
 def cut_document(
   sentences: Sequence[str], split: Callable[[str], list[Token]], limits: tuple[int, int], *, joined: bool, pairs: bool
 ) -> tuple[list[list[Token]], int]:
-  """Fits a document into (sentences, words): longer sentences become several, further sentences are left out.
+  """Fits a document into (sentences, words): splits sentences that are too long, leaves out those beyond the limit.
 
   Args:
     sentences: the sentences of the document.

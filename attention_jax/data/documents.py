@@ -25,7 +25,7 @@ class Documents(NamedTuple):
     sentences: lines of tokens with single spaces between them, for each document; one line for each text of a pair.
     labels: one label per document.
     name: where the documents come from, for messages.
-    lines: the number of the line, or of the row, of each document there.
+    lines: the number of the line or row of each document in these data.
     pairs: whether each document is a pair of texts.
   """
 
@@ -172,8 +172,8 @@ def load_documents(config: Mapping[str, Any]) -> dict[str, Documents]:
   for split in splits.values():
     for row, label in enumerate(split.labels):
       if label not in labels:
-        known = ', '.join(sorted(labels))
-        raise UserError(f'{split.location(row)}: unknown label {label!r}; expected one of training: {known}')
+        expected = f'expected one of the training labels: {", ".join(sorted(labels))}'
+        raise UserError(f'{split.location(row)}: unknown label {label!r}; {expected}')
   return splits
 
 

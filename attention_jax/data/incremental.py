@@ -101,7 +101,7 @@ def _iter_characters(read: Callable[[int], bytes], path: str) -> Iterator[str]:
 
 
 def _advance(line: int, column: int, data: bytes) -> tuple[int, int]:
-  """The position behind these bytes: the line, counted from 1, and the number of bytes of that line before it."""
+  """The position after these bytes: the line, counted from 1, and the number of bytes of that line before it."""
   before, newline, last_line = data.rpartition(b'\n')
   if newline:
     return line + before.count(b'\n') + 1, len(last_line)

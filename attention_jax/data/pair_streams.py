@@ -31,7 +31,8 @@ class PairStream(NamedTuple):
     name: where the pairs come from, for messages.
     pairs: yields (pair, share of the data read so far), from the first pair on whenever it is called. The pairs of a
       streamed file include blank ones, so that the position of a pair is its line.
-    state: describes the files, so that a change between two readings is noticed.
+    state: path, size and time of each file, or name and size of the data, by which a change between two readings is
+      detected.
     notes: lines that describe what is left out.
     lines: the line number of each pair; None: pair i is line i, counted from 1.
   """
@@ -50,7 +51,7 @@ def open_pairs(config: Mapping[str, Any]) -> tuple[PairStream, dict[str, Corpus]
 
   Raises:
     UserError: for a mistake in the config or in the files of the other splits, for a training split that cannot be
-      opened or, without a row in STREAMS, read, and for a data set that is prepared already.
+      opened (for a task without a row in STREAMS: read), and for a data set that is prepared already.
   """
   name, read, options = bind(config['task'], tasks.TASKS, 'task')
   folder = os.path.expanduser(config['folder'] or '')
@@ -59,7 +60,7 @@ def open_pairs(config: Mapping[str, Any]) -> tuple[PairStream, dict[str, Corpus]
   corpora = read(folder, **options)
   train = corpora.pop('train')
   if train.prepared is not None:
-    raise UserError(f'{folder} is prepared already')
+    raise UserError(f'{folder} is prepared already; expected a task other than {name!r}')
   return _in_memory(train), corpora
 
 
@@ -77,11 +78,13 @@ def _text(
   def pairs() -> Iterator[tuple[Pair, float]]:
     source_lines, target_lines = map(iter_lines, paths)
     counts = [0, 0]
-    for first, second in itertools.zip_longest(source_lines, target_lines):
-      counts[0] += first is not None
-      counts[1] += second is not None
+    for source_item, target_item in itertools.zip_longest(source_lines, target_lines):
+      counts[0] += source_item is not None
+      counts[1] += target_item is not None
       if counts[0] == counts[1]:
-        yield (first[0], second[0]), first[1]
+        source_line, share = source_item
+        target_line, _ = target_item
+        yield (source_line, target_line), share
     if counts[0] != counts[1]:
       raise unequal_lengths_error(*paths, *counts)
 

@@ -27,8 +27,8 @@ def pytorch(sentence: str) -> str:
 def tensorflow(sentence: str) -> str:
   """Lower-case letters a to z, and .?!,¿ as words of their own; nothing else: TensorFlow's nmt_with_attention."""
   lowered = unicodedata.normalize('NFKD', sentence).lower()
-  kept = re.sub(r'[^ a-z.?!,¿]', '', lowered)
-  return ' '.join(re.sub(r'([.?!,¿])', r' \1 ', kept).split())
+  filtered = re.sub(r'[^ a-z.?!,¿]', '', lowered)
+  return ' '.join(re.sub(r'([.?!,¿])', r' \1 ', filtered).split())
 
 
 NORMALIZERS: Mapping[str, Callable[[str], str]] = {'none': unchanged, 'pytorch': pytorch, 'tensorflow': tensorflow}
@@ -39,7 +39,7 @@ def read_pairs(path: str, normalize: str, max_length: int, prefixes: Sequence[st
 
   Args:
     path: the table, plain or .gz.
-    normalize: a row of NORMALIZERS.
+    normalize: a key of NORMALIZERS.
     max_length: maximum length of either side in words, the end-of-sentence token included; 0 for no limit.
     prefixes: prefixes of the normalised first column, of which a pair must have one; () for all pairs.
     reverse: whether the second column is the source.
@@ -60,17 +60,17 @@ def read_pairs(path: str, normalize: str, max_length: int, prefixes: Sequence[st
     'too long': lambda first, second: not max_length or max(len(first.split()), len(second.split())) < max_length,
   }
   left_out = []
-  kept = rows
+  used_rows = rows
   for reason, passes in filters.items():
-    num_before = len(kept)
-    kept = [row for row in kept if passes(*row[1:])]
-    if len(kept) < num_before:
-      left_out.append(f'{num_before - len(kept)} {reason}')
-  report = f'{path}: {len(kept)} of {format_count(len(rows), "pair")} used'
+    num_before = len(used_rows)
+    used_rows = [row for row in used_rows if passes(*row[1:])]
+    if len(used_rows) < num_before:
+      left_out.append(f'{num_before - len(used_rows)} {reason}')
+  report = f'{path}: {len(used_rows)} of {format_count(len(rows), "pair")} used'
   report += f'; left out: {", ".join(left_out)}' if left_out else ''
-  if not kept:
+  if not used_rows:
     raise UserError(f'{report}; expected other values of max_length={max_length} and prefixes={tuple(prefixes)}')
-  lines, first, second = (list(column) for column in zip(*kept, strict=True))
+  lines, first, second = (list(column) for column in zip(*used_rows, strict=True))
   source, target = (second, first) if reverse else (first, second)
   return Corpus(source, target, name=path, lines=lines, report=(report,))
 

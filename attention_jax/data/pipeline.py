@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-MAX_UNEPOCHED = 1000  # steps of data without epochs in which nearly every shape occurs
+MAX_STEPS_WITHOUT_EPOCHS = 1000  # nearly every shape of data without epochs occurs in as many steps
 
 
 def first_of_each_shape(batches: Any, start: int, stop: int) -> Iterator[Any]:
@@ -14,21 +14,21 @@ def first_of_each_shape(batches: Any, start: int, stop: int) -> Iterator[Any]:
 def first_step_of_each_shape(batches: Any, start: int, stop: int) -> Iterator[int]:
   """Yields the first step of each shape among `batches[start]` to `batches[stop - 1]`, in their order.
 
-  Stops after an epoch, or after MAX_UNEPOCHED steps of data without epochs, whose length is 1.
+  Stops after an epoch, or, for data without epochs (of length 1), after MAX_STEPS_WITHOUT_EPOCHS steps.
 
   Args:
     batches: batches by step, such as batching.Batches: they have a length, `shapes` and `shape(step)`.
     start: the first step.
     stop: the step after the last one.
   """
-  unseen = set(batches.shapes)
-  steps = len(batches) if len(batches) > 1 else MAX_UNEPOCHED
+  remaining_shapes = set(batches.shapes)
+  steps = len(batches) if len(batches) > 1 else MAX_STEPS_WITHOUT_EPOCHS
   for step in range(start, min(stop, start + steps)):
     shape = batches.shape(step)
-    if shape in unseen:
-      unseen.remove(shape)
+    if shape in remaining_shapes:
+      remaining_shapes.remove(shape)
       yield step
-    if not unseen:
+    if not remaining_shapes:
       return
 
 

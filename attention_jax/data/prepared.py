@@ -88,7 +88,7 @@ def unpack_row(record: bytes) -> PreparedRow:
 
 
 class PreparedSplit:
-  """A training split on disk, an EncodedSplit. Memory holds two lengths and a number of each row, 12 bytes, no tokens.
+  """A training split on disk, an EncodedSplit. In memory are only the lengths and line numbers, 12 bytes for each row.
 
   Args:
     folder: the folder of a prepared data set.
@@ -116,13 +116,13 @@ class PreparedSplit:
 
   @property
   def line_numbers(self) -> np.ndarray:
-    """The line number of each row in the file that was prepared, or its number among the pairs, [rows]."""
+    """The line number of each row in its file, [rows]; the number of its pair for data without lines."""
     return self._index[:, 2]
 
   @property
   def num_tokens(self) -> tuple[int, int]:
     """Number of source and target tokens."""
-    return _add_sides(shard.tokens for shard in self._shards)
+    return _sum_by_side(shard.tokens for shard in self._shards)
 
   @property
   def num_uncopyable_tokens(self) -> int:
@@ -136,7 +136,7 @@ class PreparedSplit:
 
   def num_unknown_tokens(self, vocab_sizes: tuple[int, int]) -> tuple[int, int]:
     """Returns the number of source and of target tokens that are out of vocabulary."""
-    return _add_sides(shard.unknown for shard in self._shards)
+    return _sum_by_side(shard.unknown for shard in self._shards)
 
   def read(self, rows: np.ndarray) -> tuple[EncodedCorpus, np.ndarray]:
     """Returns a split in memory that contains the rows, and their positions in it; those of filler rows are -1."""
@@ -150,7 +150,7 @@ class PreparedSplit:
     return corpus, np.where(is_row, np.cumsum(is_row) - 1, -1)
 
   def read_records(self, rows: np.ndarray) -> Sequence[bytes]:
-    """Returns the records of some rows.
+    """Returns the records of these rows, which are read in one call.
 
     Raises:
       UserError: for records that cannot be read.
@@ -201,12 +201,12 @@ class PreparedLines(Sequence[str]):
     return lines if isinstance(index, slice) else lines[0]
 
   def read(self, rows: np.ndarray) -> list[str]:
-    """Returns some lines, which are read at once."""
+    """Returns the lines of these rows, which are read in one call."""
     return [getattr(unpack_row(record), self._column) for record in self._split.read_records(rows)]
 
 
 def select_lines(lines: Sequence[str], rows: np.ndarray) -> list[str]:
-  """Returns some lines of one side of a split, in memory or on disk."""
+  """Returns the lines of these rows, of one side of a split in memory or on disk."""
   return lines.read(rows) if isinstance(lines, PreparedLines) else [lines[row] for row in rows.tolist()]
 
 
@@ -214,7 +214,7 @@ def read_prepared(folder: str) -> dict[str, Corpus]:
   """Reads a prepared data set; the rows of its training split stay on disk.
 
   Args:
-    folder: its folder, or a URL, of which the cache then holds a copy.
+    folder: its folder, or the URL of its folder, which is copied to the cache.
 
   Raises:
     UserError: if the folder holds no finished data set, or a damaged one.
@@ -292,11 +292,13 @@ def _read_index(path: Path, rows: int) -> np.ndarray:
   except (OSError, ValueError, EOFError) as error:
     raise UserError(f'{path}: cannot be read ({" ".join(str(error).split())}); prepare the data set again') from error
   if index.shape != (rows, 3) or index.dtype != np.int32:
-    raise UserError(f'{path} has shape {index.shape}, expected {(rows, 3)}; prepare the data set again')
+    got = f'{index.dtype} {list(index.shape)}'
+    raise UserError(f'{path} must be int32 {[rows, 3]}, got {got}; prepare the data set again')
   return index
 
 
-def _add_sides(counts: Any) -> tuple[int, int]:
+def _sum_by_side(counts: Any) -> tuple[int, int]:
+  """Adds up the (source, target) counts of shards, each side by itself."""
   source, target = map(sum, zip(*counts, strict=True))
   return source, target
 

@@ -40,7 +40,7 @@ CHUNK_ROWS = 1_000  # pairs that are encoded at once
 REPORT_SECONDS = 10
 SHOWN_BLANKS = 6  # line numbers of blank pairs that are stored for each shard
 LOCK = '.lock'
-REQUEST = 'preparing.json'  # what an unfinished folder is prepared from
+REQUEST = 'preparing.json'  # of an unfinished folder: the fields of the config and the files that it is prepared from
 WRITER_OPTIONS = 'group_size:1,uncompressed'  # one row for each read; 2.5 times as fast to read as the default
 Log = Callable[[str], None]
 
@@ -103,6 +103,7 @@ def _request(config: Mapping[str, Any], stream: PairStream) -> dict[str, Any]:
 
 
 def _is_finished(folder: Path, request: Mapping[str, Any]) -> bool:
+  """Whether a folder holds the finished data set. Raises UserError if it holds another one."""
   manifest = read_manifest(folder) if folder.is_dir() else None
   if manifest is not None:
     _check_same(folder, {name: manifest.get(name) for name in request}, request)

@@ -146,9 +146,11 @@ def associative_recall(
   item_bits = bits * vectors
   # `draw` repeats until all n items differ: about exp(n² / 2 / 2^bits) times on average, here up to about 70.
   min_values = max(4 * beyond, beyond**2 // 8)
-  if item_bits < (min_values - 1).bit_length():
+  min_bits = (min_values - 1).bit_length()
+  if item_bits < min_bits:
     raise UserError(
-      f"task 'associative_recall': {item_bits} bits of an item are too few for {beyond} items that differ"
+      f"task 'associative_recall': {item_bits} bits of an item are too few for {beyond} items that differ; "
+      f'expected at least {min_bits} for bits * vectors'
     )
 
   def draw(rng: np.random.Generator, size: EpisodeSize) -> Episode:

@@ -10,8 +10,8 @@ import random
 from collections.abc import Callable, Mapping
 
 Segment = Callable[[str, random.Random], list[str]]
-# Characters of a word whose table is stored. Lines of languages without spaces are longer words, which hardly repeat:
-# 2^16 of their tables, of 12 KB for 40 characters, would be 750 MB.
+# Characters of the longest word whose table is stored. Without spaces a whole line is one word, which seldom repeats:
+# 2^16 tables of such lines, of 12 KB for 40 characters, would take 750 MB.
 MAX_STORED_LENGTH = 20
 
 
@@ -64,7 +64,7 @@ def unigram_sampling(scores: Mapping[str, float], sampling: float) -> Segment:
   longest = max(map(len, scores))
 
   def filter_forward(word: str) -> list[tuple[list[int], list[float]]]:
-    """Returns, for each end of a piece, the starts of known pieces and their weights (forward filtering)."""
+    """Returns, for each position, the starts of the pieces that end there, and their weights (forward filtering)."""
     totals = [0.0]  # log of the summed weights of all segmentations of each prefix
     table = []
     for end in range(1, len(word) + 1):

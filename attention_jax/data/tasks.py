@@ -111,7 +111,7 @@ def text(
       paths, or a pair of paths (source, target).
     source, target: suffixes of the files of a prefix, such as 'en' and 'de'; required if a split is a prefix.
     links: suffix of files of gold links in Pharaoh format, such as 'links'; a prefix without such a file has no links.
-    level: the unit that links count, a key of text.LINK_LEVELS.
+    level: the unit that links connect, a key of text.LINK_LEVELS.
 
   Raises:
     UserError: if a split is neither a prefix nor a pair of paths, for a prefix without `source` and `target`, for a
@@ -177,7 +177,7 @@ def tsv(
   Args:
     folder: the folder that relative paths start from.
     train, validation, test, unseen: the table of each split.
-    level: the unit that links count, a key of text.LINK_LEVELS.
+    level: the unit that links connect, a key of text.LINK_LEVELS.
   """
   return _read_splits(lambda split, path: read_tsv(join_path(folder, path), level), train, validation, test, unseen)
 
@@ -199,7 +199,7 @@ def pairs(
   Args:
     folder: the folder that `path` starts from.
     path: the table, plain or .gz; further columns are not read.
-    normalize: a row of pairs.NORMALIZERS.
+    normalize: a key of pairs.NORMALIZERS.
     max_length: maximum length of either side in words, the end-of-sentence token included; 0 for no limit.
     prefixes: prefixes of the normalised first column, of which a pair must have one; () for all pairs.
     reverse: whether the second column is the source.
@@ -270,7 +270,7 @@ def load_vocabularies(config: Mapping[str, Any], run_folder: str) -> tuple[vocab
   """
   by_side = {side: vocab.load_stored(config['vocabulary'], run_folder, side) for side in columns_by_side(config)}
   if missing := [side for side, vocabulary in by_side.items() if vocabulary is None]:
-    raise UserError(f'{run_folder}: contains no {" and no ".join(missing)} vocabulary; was a run started there?')
+    raise UserError(f'{run_folder}: contains no {" and no ".join(missing)} vocabulary; expected a run folder')
   return _source_and_target(by_side)
 
 

@@ -13,7 +13,7 @@ from attention_jax.errors import UserError, choose
 from attention_jax.pharaoh import GoldLinks, parse_gold
 
 Links = tuple[tuple[int, int], ...]
-LINK_LEVELS = {'char': list, 'word': str.split}  # the units that links count, and how to split a line into them
+LINK_LEVELS = {'char': list, 'word': str.split}  # the units that links connect, and how to split a line into them
 _COLUMNS = 'expected source TAB target, or source TAB target TAB links'
 
 
@@ -24,7 +24,7 @@ class Corpus(NamedTuple):
     source: one line per row.
     target: one line per row.
     links: the sure gold (source unit, target unit) pairs of each row, 0-based; None if the data has none.
-    level: the unit that links count, a key of LINK_LEVELS.
+    level: the unit that links connect, a key of LINK_LEVELS.
     name: where the rows come from, such as the path of the source file, for messages.
     lines: the 1-based line number of each row there; None: row i is line i + 1.
     report: lines that describe what reading left out.
@@ -56,7 +56,7 @@ def read_parallel(source: str, target: str, links: str | None = None, level: str
     source: path of the source file.
     target: path of the target file.
     links: path of a file of gold links in Pharaoh format, or None.
-    level: the unit that links count, a key of LINK_LEVELS.
+    level: the unit that links connect, a key of LINK_LEVELS.
 
   Raises:
     UserError: for files that cannot be read, that differ in length, or that contain only blank pairs; for links that
@@ -125,7 +125,7 @@ def read_tsv(path: str, level: str = 'word') -> Corpus:
 
   Args:
     path: the table, plain or .gz.
-    level: the unit that links count, a key of LINK_LEVELS.
+    level: the unit that links connect, a key of LINK_LEVELS.
 
   Raises:
     UserError: for a file that cannot be read or has only blank pairs; with the line number, for a wrong number of
@@ -172,7 +172,7 @@ def from_pairs(
     source: lines as they were read.
     target: lines as they were read.
     links: the links of each line in Pharaoh format; None if the data has none.
-    level: the unit that links count, a key of LINK_LEVELS.
+    level: the unit that links connect, a key of LINK_LEVELS.
     name: name of the data, such as the path of the file of the lines.
     report_name: name of the data in the report and in the error of a corpus without pairs; by default `name`.
     links_name: path of the file of the links, for their errors; by default `name`.

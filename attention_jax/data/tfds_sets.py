@@ -13,7 +13,7 @@ def open_tfds_set(folder: str, name: str) -> Any:
   """Returns the builder of a data set that is prepared under `folder`.
 
   Args:
-    folder: a folder of tfds, or its URL: the cache then holds a copy of the data set.
+    folder: a folder of tfds, or its URL, from which the data set is copied to the cache.
     name: name of the data set, with its config and version as tfds writes them: 'wmt14_translate/de-en'.
 
   Raises:
@@ -94,8 +94,8 @@ def tfds_split_parts(builder: Any, name: str, validation: str | None) -> dict[st
       such as 'train[90%:]'; the training split is then the remainder.
 
   Raises:
-    UserError: if there is no training split, if it has no examples, or none but those of `validation`, or if
-      `validation` names no split or a part without examples.
+    UserError: if there is no training split, if it has no examples outside of `validation`, or if `validation` names
+      no split or a part without examples.
   """
   existing = builder.info.splits
   if 'train' not in existing:
@@ -105,8 +105,8 @@ def tfds_split_parts(builder: Any, name: str, validation: str | None) -> dict[st
   train = _train_without(validation)
   if validation and min(_count_examples(existing, train), _count_examples(existing, validation)) < 1:
     raise UserError(
-      f"tfds set '{name}': validation must be a part such as 'train[90%:]', beside which training examples remain, or "
-      f"another split, got {validation!r}; split 'train' has {_count_examples(existing, 'train')} examples"
+      f"tfds set '{name}': validation must be a part that leaves training examples, such as 'train[90%:]', or another "
+      f"split, and have examples, got {validation!r}; split 'train' has {_count_examples(existing, 'train')} examples"
     )
   if not _count_examples(existing, train):
     raise UserError(f"tfds set '{name}': split 'train' has no examples")

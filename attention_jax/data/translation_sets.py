@@ -35,7 +35,7 @@ def read(
 
 
 class TrainingPairs:
-  """The training split of a data set, whose pairs are read when they are used; line breaks inside texts are spaces."""
+  """The training split of a data set, read when its pairs are used; line breaks inside texts become spaces."""
 
   def __init__(self, folder: str, name: str, source: str | None, target: str | None):
     builder = open_tfds_set(folder, name)
@@ -68,18 +68,18 @@ def _choose_languages(name: str, source: str | None, target: str | None, languag
 
 def _read_split(builder: Any, split: str, source: str, target: str) -> Corpus:
   name = f'{builder.info.full_name} {split}'
-  num_broken = 0
+  num_with_breaks = 0
   columns = {source: [], target: []}
   for example in TfdsRows(builder, split):
     for language, column in columns.items():
       text = example[language].decode('utf-8')
       line = _as_line(text)
-      num_broken += line != text
+      num_with_breaks += line != text
       column.append(line)
   corpus = from_pairs(columns[source], columns[target], name=name)
-  if not num_broken:
+  if not num_with_breaks:
     return corpus
-  note = f'{name}: line breaks inside {format_count(num_broken, "text")} read as spaces'
+  note = f'{name}: line breaks inside {format_count(num_with_breaks, "text")} read as spaces'
   return corpus._replace(report=(*corpus.report, note))
 
 

@@ -18,11 +18,11 @@ VERSIONS = '.versions.json'  # in a copy: the version of each file when it was d
 def local_copy(folder: str, part: str = '') -> str:
   """Returns a folder of this machine with the files of `folder`: itself, or a copy in the cache if it is a URL.
 
-  Only files that are new or have changed since the last call are downloaded; over http, changes are not noticed.
+  Only files that are new or have changed since the last call are downloaded; over http, changes are not detected.
 
   Args:
     folder: a path, or the URL of a folder.
-    part: the folder below it that is needed; by default all.
+    part: the subfolder to copy; '' for the whole folder.
 
   Raises:
     UserError: if the folder cannot be read, or if there is no space for its copy.
@@ -56,7 +56,7 @@ def _update(url: str, copy: Path) -> None:
   for name in paths:
     if '..' in name.split('/'):
       raise UserError(f'{url} lists {name!r}; expected only files below the folder')
-  # What the file system reports of a file, such as size, tag and time; over http its URL alone.
+  # Digests of the properties that the file system reports, such as size, tag and time; over http, of the URL alone.
   versions = {name: system.ukey(path) for name, path in paths.items()}
   stored = _read_versions(copy)
   for name in stored.keys() - versions.keys():
@@ -77,13 +77,13 @@ def _update(url: str, copy: Path) -> None:
 
 
 @contextlib.contextmanager
-def _show_progress(what: str, size: int, copy: Path) -> Iterator[Callable[[int], None]]:
+def _show_progress(description: str, size: int, copy: Path) -> Iterator[Callable[[int], None]]:
   """Shows how much is downloaded; yields a function that takes the number of new bytes."""
   import rich.console
   import rich.progress
 
   console = rich.console.Console(stderr=True, highlight=False)
-  console.print(f'downloading {what} ({size / 2**20:,.1f} MiB) to {copy}', soft_wrap=True, markup=False)
+  console.print(f'downloading {description} ({size / 2**20:,.1f} MiB) to {copy}', soft_wrap=True, markup=False)
   columns = (
     rich.progress.BarColumn(),
     rich.progress.DownloadColumn(),

@@ -1,4 +1,4 @@
-"""Vocabularies: text <-> ids. VOCABULARIES has a row for each kind. A run stores its own, which are trained once."""
+"""Vocabularies: text <-> ids. VOCABULARIES has a row for each kind. They are trained once, and stored with the run."""
 
 import collections
 import io
@@ -27,7 +27,7 @@ class Vocabulary(Protocol):
 
   Attributes:
     kind: a key of VOCABULARIES.
-    sample: (line, seed) -> ids as of `encode`, of a random segmentation of the line; None without sampling.
+    sample: (line, seed) -> the ids of a random segmentation of the line, without BOS and EOS; None without sampling.
   """
 
   kind: str

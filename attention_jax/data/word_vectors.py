@@ -39,8 +39,8 @@ def read_word_vectors(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, in
     vocabulary: a vocabulary of V tokens.
 
   Returns:
-    The vectors [V, F] float32, and the number of tokens that the file contains. The vectors of the others are normally
-    distributed with the standard deviation of all numbers read, and always the same.
+    The vectors [V, F] float32, and the number of tokens that the file contains. Tokens that it does not contain have
+    random vectors from a fixed seed: normally distributed, with the standard deviation of all numbers read.
 
   Raises:
     UserError: for a file that cannot be read or contains none of the tokens, and for a line of such a token without F
@@ -55,19 +55,23 @@ def read_word_vectors(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, in
       continue
     features = features or line.rstrip(b' ').count(b' ')
     if not features:
-      raise UserError(f'{path}:{number}: expected a token and its numbers with spaces between them, got {_shown(line)}')
+      raise UserError(
+        f'{path}:{number}: expected a token and its numbers with spaces between them, got {_quote_beginning(line)}'
+      )
     token, *numbers = line.rstrip(b' ').rsplit(b' ', features)  # from the right, as a token may contain spaces
     id = ids.get(token)
     if id is not None and id not in vectors:
       vector = _parse_vector(numbers, features)
       if vector is None:
-        raise UserError(f'{path}:{number}: expected a token and {features} finite numbers, got {_shown(line)}')
+        raise UserError(
+          f'{path}:{number}: expected a token and {features} finite numbers, got {_quote_beginning(line)}'
+        )
       vectors[id] = vector
   if not vectors:
     raise UserError(f'{path}: has a vector for none of the {len(ids)} tokens of the vocabulary')
-  known = np.stack(list(vectors.values()))
-  table = np.random.default_rng(0).normal(0, known.std(), (len(vocabulary), features)).astype(np.float32)
-  table[list(vectors)] = known
+  file_vectors = np.stack(list(vectors.values()))
+  table = np.random.default_rng(0).normal(0, file_vectors.std(), (len(vocabulary), features)).astype(np.float32)
+  table[list(vectors)] = file_vectors
   return table, len(vectors)
 
 
@@ -110,8 +114,8 @@ def write_word_vectors(
     def on_epoch_end(self, model: Word2Vec) -> None:
       on_epoch()
 
-  known = {token for _, token in _tokens(table.vocabulary)}
-  lines = ([token for token in table.vocabulary.tokenize(line) if token in known] for line in table.lines())
+  tokens = {token for _, token in _tokens(table.vocabulary)}
+  lines = ([token for token in table.vocabulary.tokenize(line) if token in tokens] for line in table.lines())
   # Of a longer list, gensim ignores the rest.
   limit = MAX_WORDS_IN_BATCH
   sentences = [line[start : start + limit] for line in lines for start in range(0, len(line), limit)]
@@ -147,7 +151,7 @@ def _is_header(line: bytes) -> bool:
   return len(fields) == 2 and all(field.isdigit() for field in fields)
 
 
-def _shown(line: bytes) -> str:
+def _quote_beginning(line: bytes) -> str:
   """The beginning of a line, for an error message."""
   return repr(line.decode(errors='replace')[:SHOWN_CHARACTERS])
 

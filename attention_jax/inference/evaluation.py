@@ -168,7 +168,7 @@ def predict_links(
   target_vocab: Vocabulary,
   unlinked_targets: bool = False,
 ) -> LinkComparison:
-  """Returns the links of the largest weights of some rows beside the gold links of the corpus.
+  """Returns the links of the largest weights of these rows, and the gold links of the same rows.
 
   Args:
     corpus: the pairs, with links.

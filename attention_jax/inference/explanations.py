@@ -1,7 +1,8 @@
 """Whether attention weights explain the outputs of a model: the measures of Jain & Wallace 2019 for many examples.
 
-One formulation serves classifiers, which have one output and one query, and encoder-decoders, which have one of both
-for each target token (by teacher forcing). Examples are padded to one shape, so that one program measures them all.
+One formulation serves classifiers, which have one output and one query, and encoder-decoders, which have an output and
+a query for each target token (by teacher forcing). Examples are padded to one shape, so that one program measures them
+all.
 """
 
 from collections.abc import Callable, Mapping
@@ -51,7 +52,8 @@ class ExampleReader(NamedTuple):
 
 def read_pair(model: EncoderDecoder, params: Any, example: Example, vectors: Any = None, rows: Any = None):
   """ExampleReader.read of an encoder-decoder. Arguments: see `ExampleReader`."""
-  pair = AnalysedPair(model if rows is None else edited_model(model, replace_weights(rows)), params, *example[0:3:2])
+  model = model if rows is None else edited_model(model, replace_weights(rows))
+  pair = AnalysedPair(model, params, example.source, example.target)
   if vectors is not None:
     pair = with_vectors(pair, vectors)
   inputs = (pair.source[None], example.mask[None], pair.target[None])
@@ -163,10 +165,10 @@ def _explain_one(reader: ExampleReader, model: Any, params: Any, example: Exampl
       rows = jnp.full(weights.shape, jnp.nan).at[step].set(row)
       return read(example, rows=rows)[0][step]
 
-    first, second = jax.random.split(rng)
-    median = permutation_effect(change, weights[step], example.mask, first, effort.permutations)
+    permutation_rng, adversarial_rng = jax.random.split(rng)
+    median = permutation_effect(change, weights[step], example.mask, permutation_rng, effort.permutations)
     options = {'epsilon': effort.epsilon, 'steps': effort.steps}
-    return median, adversarial_weights(change, weights[step], example.mask, second, **options).divergence
+    return median, adversarial_weights(change, weights[step], example.mask, adversarial_rng, **options).divergence
 
   outputs, weights = read(example)
   gradients = jnp.abs(gradient_times_input(target_probabilities, reader.embed(model, params, example.source)))
@@ -209,5 +211,5 @@ def summarize_examples(examples: Example, explanations: Explanations) -> dict[st
 
 
 def _mean(values: np.ndarray) -> float:
-  known = values[np.isfinite(values)]
-  return float(known.mean()) if len(known) else np.nan
+  finite = values[np.isfinite(values)]
+  return float(finite.mean()) if len(finite) else np.nan

@@ -289,7 +289,10 @@ def _count_matches(hypotheses: Sequence[str], references: References) -> RowCoun
 
 
 def sequence_error_rate(hypotheses: Sequence[str], references: References) -> MetricValue:
-  """Share of rows whose tokens equal those of none of their references; papers on g2p call it word error rate."""
+  """Share of rows that equal none of their references, token by token.
+
+  Papers on grapheme-to-phoneme conversion use the name word error rate for it.
+  """
   counts = _count_wrong_sequences(hypotheses, references)
   return MetricValue(counts.rate, '%', 'sequence_error_rate|case:mixed|tok:space')
 

@@ -154,7 +154,7 @@ class Predictor:
       groups: number of groups of a diverse beam search, see search.beam.
       diversity: penalty of a diverse beam search, see search.beam.
       ranking: ranking of hypotheses; by default that of the predictor.
-      sampling: samples hypotheses instead of searching for them.
+      sampling: options of sampling, which replaces the search; None for a search.
       line_numbers: number of each line, on which its samples depend; by default its index in `lines`.
       prefixes: required beginning of the hypotheses of each line, '' for none.
 

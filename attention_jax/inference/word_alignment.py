@@ -44,12 +44,12 @@ def align(
 
 
 def swap_links(alignments: Alignments) -> Alignments:
-  """Returns the pairs (source, target) of alignments with pairs (target, source)."""
+  """Returns alignments with both positions of each link exchanged: (target, source) -> (source, target)."""
   return [[(source, target) for target, source in links] for links in alignments]
 
 
 def swap_sides(corpus: Corpus) -> Corpus:
-  """Returns a corpus whose source is the target of another, without links."""
+  """Returns a corpus with source and target exchanged, without links."""
   return corpus._replace(source=corpus.target, target=corpus.source, links=None, possible=None)
 
 

@@ -165,7 +165,7 @@ def test_a_batch_of_tokens_has_a_multiple_of_eight_rows(size, rows):
     ({'size': 0}, 'batch_size must be at least 1, got 0'),
     ({'seed': -1}, 'seed must be at least 0, got -1'),
     ({'share': Share(2, 2)}, 'the index of a share must be at least 0 and less than 2, got 2'),
-    ({'buckets': ((1, 1),)}, 'none of the 1 rows fits a bucket of ((1, 1),)'),
+    ({'buckets': ((1, 1),)}, 'none of the 1 rows fits a bucket of ((1, 1),); expected a larger bucket'),
     ({'buckets': ()}, BUCKETS_MESSAGE + '()'),
     ({'buckets': (9,)}, BUCKETS_MESSAGE + '(9,)'),
     ({'buckets': ((0, 2),)}, BUCKETS_MESSAGE + '((0, 2),)'),

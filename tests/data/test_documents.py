@@ -119,10 +119,13 @@ def test_a_split_whose_name_begins_with_train_is_not_a_part_of_the_training_spli
   [
     (
       'train[:]',
-      r"^tfds set 'tiny/all': validation must be a part such as 'train\[90%:\]', beside which training examples "
-      r"remain, or another split, got 'train\[:\]'; split 'train' has 20 examples$",
+      r"^tfds set 'tiny/all': validation must be a part that leaves training examples, such as 'train\[90%:\]', "
+      r"or another split, and have examples, got 'train\[:\]'; split 'train' has 20 examples$",
     ),
-    *((part, f"or another split, got '{re.escape(part)}'; split 'train' has 20") for part in UNUSABLE_PARTS),
+    *(
+      (part, f"or another split, and have examples, got '{re.escape(part)}'; split 'train' has 20")
+      for part in UNUSABLE_PARTS
+    ),
     ('trian[90%:]', r"split of tfds set 'tiny/all': 'trian' \(did you mean 'train'\?\); expected one of: test, train"),
   ],
 )
@@ -177,7 +180,7 @@ def test_labels_and_languages_that_are_unknown_are_reported(tmp_path):
   write_jsonl(tmp_path, [*ROWS, {'text': 'a', 'label': 2}], 'dev.jsonl')
   config = write_jsonl(tmp_path, ROWS)
   config['task'] = "jsonl(train='train.jsonl', validation='dev.jsonl')"
-  with pytest.raises(UserError, match=r"dev\.jsonl:3: unknown label '2'; expected one of training: 0, 1"):
+  with pytest.raises(UserError, match=r"dev\.jsonl:3: unknown label '2'; expected one of the training labels: 0, 1"):
     load_documents(config)
   with pytest.raises(UserError, match="unknown language 'xx_no' of spaCy"):
     load_documents(config | {'task': "jsonl(train='train.jsonl', language='xx_no')"})

@@ -91,7 +91,7 @@ def test_links_of_a_tsv_are_between_words_unless_the_level_is_char(folder):
 def test_a_resumed_run_restores_its_vocabularies(folder):
   run = str(folder / 'run')
   assert error_message(load_vocabularies, make_config(TEXT), run) == (
-    f'{run}: contains no source and no target vocabulary; was a run started there?'
+    f'{run}: contains no source and no target vocabulary; expected a run folder'
   )
   first = load(make_config(TEXT, folder), run)
   assert not (folder / 'run').exists()  # loading stores nothing

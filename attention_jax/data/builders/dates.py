@@ -13,11 +13,15 @@ information on its locale:
 Spaces are U+0020, text is NFC, and invisible characters (direction marks, joiners) are left out. In locales whose
 default numbering system is not Latin, a share of NATIVE_SHARE of the dates uses their own digits.
 
-Gold links join each target character with the source characters that it comes from: a digit in the source gives one
-link; the century of a two-digit year links to both of its digits; a leading zero that is not in the source, to the
-digit that is; both characters of a month by name, to the whole name, unless the name contains digits ('tháng 5'). The
-two '-' have no links. Metrics that distinguish sure from possible links count a single link as sure and several as
-possible.
+Gold links join each target character with the source characters that it comes from:
+
+- a digit that is in the source has one link, also if it is part of the name of a month ('tháng 5');
+- both digits of a century that is not in the source have links to both digits of the year;
+- a leading zero that is not in the source has a link to the digit after it;
+- both digits of a month by name without digits have links to the whole name;
+- the two '-' have no links.
+
+Metrics that distinguish sure from possible links count a single link as sure and several as possible.
 """
 
 import calendar
@@ -79,8 +83,8 @@ SPLIT_PARTS = {
 def generate(split: str, seed: int = 0) -> Iterator[dict[str, str]]:
   """Yields the examples of a split, a pure function of (split, seed).
 
-  The sources of a split are distinct, and no source is in two splits, whatever their seeds; case and spacing do not
-  distinguish sources, except one space and two spaces between two numbers ('1930 12 11').
+  The sources of a split are distinct, and no source is in two splits, whatever their seeds. Sources that differ only in
+  case and spacing count as one; only a single space between two numbers ('1930 12 11') is a difference.
 
   Args:
     split: 'train', 'validation' and 'test' share their locales; 'unseen' has ten that no other split has.

@@ -40,10 +40,10 @@ FORMS = ('circle', 'square', 'triangle', 'cross')
 RADII = {'small': (6.0, 7.5), 'large': (10.5, 12.5)}
 TEXTURES = ('', 'striped', 'dotted')
 UNSEEN_PAIRS = {('red', 'cross'), ('blue', 'triangle'), ('yellow', 'circle'), ('purple', 'square')}
-MIN_MARGIN = 4.0  # pixels by which order and relation are unambiguous
-OVERLAP_PROBABILITY = 0.5  # with which a picture must have MIN_OVERLAP
-MIN_OVERLAP = 0.1  # smallest value, in those pictures, of the largest covered share of a shape
-MAX_OVERLAP = 0.25  # largest covered share of a shape, in all pictures
+MIN_MARGIN = 4.0  # pixels: smallest horizontal distance of neighbours, and its smallest difference from the vertical
+OVERLAP_PROBABILITY = 0.5  # probability that MIN_OVERLAP applies to a picture
+MIN_OVERLAP = 0.1  # in those pictures, at least this share of one shape is covered
+MAX_OVERLAP = 0.25  # in all pictures, at most this share of each shape is covered
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom; right and bottom are exclusive
 
