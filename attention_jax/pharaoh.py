@@ -35,7 +35,7 @@ def parse_gold(
     line: links separated by white space; an empty line has no links.
     where: names the line in an error, such as 'train.tsv:12'.
     lengths: number of source and of target tokens, which every link must be within; None does not check.
-    unit: what the links count, for error messages, such as 'word' or 'char'.
+    unit: the unit that links connect, for error messages, such as 'word' or 'char'.
 
   Raises:
     UserError: for anything that is not a pair of numbers, and for a link out of range.

@@ -32,7 +32,7 @@ flags.DEFINE_list('links', None, 'one or two files of alignments in Pharaoh form
 flags.DEFINE_string('source', None, 'a file of source lines')
 flags.DEFINE_string('target', None, 'a file with a translation of each source line')
 flags.DEFINE_string('gold', None, 'a file with the gold links of each pair, in Pharaoh format')
-flags.DEFINE_string('level', 'word', 'the unit that links count, word or char')
+flags.DEFINE_string('level', 'word', 'the unit that links connect, word or char')
 flags.DEFINE_string(
   'symmetrisation', 'grow_diag_final_and', f'how both directions are joined, one of: {", ".join(SYMMETRISATIONS)}'
 )

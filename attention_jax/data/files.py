@@ -9,7 +9,7 @@ import os
 import stat
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 import numpy as np
@@ -127,14 +127,28 @@ def iter_raw_lines(path: str) -> Iterator[bytes]:
   Raises:
     UserError: as `read_lines` does, except for the encoding.
   """
-  with report_read_errors(path):
-    number = 0
-    with open_file(path) as raw, gzip.open(raw) if path.endswith('.gz') else raw as file:
-      for number, line in enumerate(file, 1):
-        content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-        yield content.rstrip(b'\r\n')
-    if not number:
+  with report_read_errors(path), open_file(path) as raw, gzip.open(raw) if path.endswith('.gz') else raw as file:
+    for number, line in enumerate(strip_line_ends(file, path), 1):
+      yield line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+
+
+def strip_line_ends(file: Iterable[bytes], path: str) -> Iterator[bytes]:
+  """Yields the lines of an open file without their ends, the first with its byte order mark.
+
+  Args:
+    file: the file, opened for reading bytes.
+    path: its path, for errors.
+
+  Raises:
+    UserError: if the file is empty or consists of a byte order mark.
+  """
+  number = 0
+  for number, line in enumerate(file, 1):
+    if number == 1 and line == codecs.BOM_UTF8:  # without a line end, it is the only line
       raise empty_file_error(path)
+    yield line.removesuffix(b'\n').removesuffix(b'\r')
+  if not number:
+    raise empty_file_error(path)
 
 
 def _read_bytes(path: str) -> bytes:

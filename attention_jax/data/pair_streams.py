@@ -11,10 +11,10 @@ from attention_jax.data import tasks, translation_sets
 from attention_jax.data.files import (
   BYTE_ORDER_MARK,
   check_regular_file,
-  empty_file_error,
   invalid_utf8_error,
   join_path,
   report_read_errors,
+  strip_line_ends,
 )
 from attention_jax.data.text import Corpus, check_columns, unequal_lengths_error
 from attention_jax.data.urls import is_url, open_url, report_url_errors
@@ -144,14 +144,11 @@ def iter_lines(path: str) -> Iterator[tuple[str, float]]:
   Raises:
     UserError: as `files.read_lines` does.
   """
-  number = 0
   with _report_errors(path), _open(path) as raw, gzip.GzipFile(fileobj=raw) if path.endswith('.gz') else raw as file:
     size = raw.seek(0, os.SEEK_END)
     raw.seek(0)
-    for number, line in enumerate(file, 1):
+    for number, line in enumerate(strip_line_ends(file, path), 1):
       yield _decode(line, path, number), raw.tell() / size
-  if not number:
-    raise empty_file_error(path)
 
 
 def _report_errors(path: str) -> contextlib.AbstractContextManager[None]:
@@ -170,7 +167,6 @@ def _decode(line: bytes, path: str, number: int) -> str:
     text = line.decode('utf-8')
   except UnicodeDecodeError as error:
     raise invalid_utf8_error(path, number, error.start + 1, line[error.start]) from None
-  text = text.removesuffix('\n').removesuffix('\r')
   return text.removeprefix(BYTE_ORDER_MARK) if number == 1 else text
 
 

@@ -5,7 +5,7 @@ import gzip
 import fsspec
 import pytest
 
-from attention_jax.data.files import read_lines
+from attention_jax.data.files import iter_raw_lines, read_lines
 from attention_jax.data.pair_streams import iter_lines, open_pairs
 from attention_jax.errors import UserError
 
@@ -46,7 +46,9 @@ def test_pairs_of_text_and_tsv_tasks_are_read_in_order(folder):
 
 
 @pytest.mark.parametrize('name', ['a', 'a.gz'])
-@pytest.mark.parametrize('content', ['', '\n', 'a', '\ufeffa\r\n\r\nb\u2028\x85c\r', '\ufeff\n\ufeff'])
+@pytest.mark.parametrize(
+  'content', ['', '\ufeff', '\n', 'a', 'a\r\r\nb', '\ufeffa\r\n\r\nb\u2028\x85c\r', '\ufeff\n\ufeff']
+)
 def test_the_lines_are_those_of_read_lines(folder, name, content):
   path = f'{folder}/{name}'
   write(path, gzip.compress(content.encode()) if name.endswith('.gz') else content.encode())
@@ -57,7 +59,9 @@ def test_the_lines_are_those_of_read_lines(folder, name, content):
     except UserError as error:
       return str(error)
 
-  assert lines_or_error(lambda path: [line for line, _ in iter_lines(path)]) == lines_or_error(read_lines)
+  expected = lines_or_error(read_lines)
+  assert lines_or_error(lambda path: [line for line, _ in iter_lines(path)]) == expected
+  assert lines_or_error(lambda path: [line.decode() for line in iter_raw_lines(path)]) == expected
 
 
 @pytest.mark.parametrize(('task', 'name'), [(TEXT, 'train.de'), (TABLE, 'train.tsv')])
