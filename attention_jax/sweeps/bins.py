@@ -133,8 +133,8 @@ def add_forced_metrics(
 
   Args:
     table: metrics of texts by bins. The added metrics count each row of the split whose value is in a bin. If rows with
-      the same source are grouped, the bins cover the values of one row per source: by 'target_length', other rows may
-      have values in no bin, and are not counted.
+      the same source are grouped, the bins cover the values of one row per source: with 'target_length', the value of
+      another row may lie outside of all bins, and the row is not counted.
     corpus: the split.
     train: the training split.
     pairs: the scores of all rows of the split.

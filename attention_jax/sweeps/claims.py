@@ -28,7 +28,7 @@ from attention_jax.sweeps.contrasts import Contrast, MetricColumn, contrast_all
 from attention_jax.sweeps.ledger import FINISHED, SweepState, read_events, read_state
 from attention_jax.sweeps.measured import summarize
 from attention_jax.sweeps.records import Row
-from attention_jax.sweeps.statistics import Interval, correct
+from attention_jax.sweeps.statistics import Interval, correct_p_values
 from attention_jax.systems.experiment import selectable_metrics
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.runs import open_run
@@ -116,7 +116,7 @@ def setting_rows(
   contrasts: list[Contrast] = []
   for group in groups.values():
     contrasts += contrast_all(group, _baseline(group, factors, baseline), columns, 't', False, _discard)
-  corrected = correct([contrast.p for contrast in contrasts])
+  corrected = correct_p_values([contrast.p for contrast in contrasts])
   differences = {
     (contrast.setting.id, contrast.column.metric): _difference_entry(contrast.comparison.difference, p)
     for contrast, p in zip(contrasts, corrected, strict=True)
@@ -134,7 +134,7 @@ def setting_rows(
 
 
 def _difference_entry(difference: Interval, p: float) -> dict[str, float]:
-  """The entry of a difference; without an interval for one pair of runs, or for pairs that all differ by the same."""
+  """The entry of a difference; without an interval for one pair of runs, and for pairs with equal differences."""
   return {name: value for name, value in (*difference._asdict().items(), ('p', p)) if not math.isnan(value)}
 
 
@@ -148,17 +148,20 @@ def _baseline(group: Sequence[SettingRuns], factors: Sequence[Factor], baseline:
 
 
 def claim_row(
-  setting: SettingRuns, factors: Sequence[Factor], more: Mapping[str, Any], metrics: Mapping[str, Mapping[str, Any]]
+  setting: SettingRuns,
+  factors: Sequence[Factor],
+  extra_factors: Mapping[str, Any],
+  metrics: Mapping[str, Mapping[str, Any]],
 ) -> Row:
   """Returns a row of a table.
 
   Args:
     setting: the setting.
     factors: how it is named.
-    more: further factors.
+    extra_factors: values of factors that the setting does not have, by name.
     metrics: entries of records.Table.
   """
-  values = {factor.name: factor.of(setting) for factor in factors} | dict(more)
+  values = {factor.name: factor.of(setting) for factor in factors} | dict(extra_factors)
   return {'factors': values, 'seeds': [run.seed for run in setting.runs], 'metrics': dict(metrics)}
 
 
@@ -230,8 +233,8 @@ def gradient_rows(
     for training, gradients in measured.items():
       summaries.append(claim_row(setting, factors, {'training': training}, _summarize_factors(gradients)))
       for distance in sorted(set.intersection(*(set(x.all) for x in gradients))):
-        more = {'training': training, 'distance': distance}
-        curves.append(claim_row(setting, factors, more, _summarize_distance(gradients, distance)))
+        extra_factors = {'training': training, 'distance': distance}
+        curves.append(claim_row(setting, factors, extra_factors, _summarize_distance(gradients, distance)))
   return summaries, curves
 
 
@@ -331,8 +334,8 @@ def _probe(
   for states, runs in probed.items():
     for offset in offsets:
       accuracies = [100 * probe_accuracy(train, test, offset) for train, test in runs]
-      more = {'states': states, 'offset': offset}
-      rows.append(claim_row(setting, factors, more, {'probe/accuracy': summarize(accuracies)}))
+      extra_factors = {'states': states, 'offset': offset}
+      rows.append(claim_row(setting, factors, extra_factors, {'probe/accuracy': summarize(accuracies)}))
   return rows
 
 

@@ -169,7 +169,7 @@ CLUSTERS: Mapping[str, Callable[..., tuple[str, int, dict[str, Any]]]] = {'local
 
 
 def parse_cluster(spec: str) -> tuple[str, int, dict[str, Any]]:
-  """Returns what the function of CLUSTERS that a spec selects returns.
+  """Returns the name of the cluster that a spec selects, its maximum number of jobs, and the parameters of submitit.
 
   Raises:
     UserError: for an unknown cluster or option.

@@ -71,7 +71,7 @@ class SettingRuns(NamedTuple):
 
   Attributes:
     id: hash of the config, see resolve.config_id.
-    label: what distinguishes it.
+    label: its name in reports, made of the fields that vary.
     factors: the fields that vary, with its values.
     config: the config of its first run.
     runs: in the order of their seeds.

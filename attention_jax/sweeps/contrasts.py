@@ -12,7 +12,7 @@ from attention_jax.inference.evaluation import join_references
 from attention_jax.inference.metrics import METRICS
 from attention_jax.specs import parse
 from attention_jax.sweeps.collect import FinishedRun, SettingRuns
-from attention_jax.sweeps.statistics import Comparison, RowComparison, compare, compare_rows, correct
+from attention_jax.sweeps.statistics import Comparison, RowComparison, compare, compare_rows, correct_p_values
 from attention_jax.systems.base import Log, SupportsCorpus
 from attention_jax.systems.registry import SYSTEMS
 
@@ -104,7 +104,7 @@ def contrast_all(
         comparison = compare(values, base_values, column.higher_is_better, test)
         rows = comparer.compare(pairs, column) if comparer else []
         contrasts.append(Contrast(setting, column, comparison, math.nan, rows))
-  corrected = correct([contrast.p for contrast in contrasts])
+  corrected = correct_p_values([contrast.p for contrast in contrasts])
   return [contrast._replace(corrected_p=p) for contrast, p in zip(contrasts, corrected, strict=True)]
 
 

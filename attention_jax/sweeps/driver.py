@@ -1,4 +1,4 @@
-"""Runs the units of a sweep: starts processes, records what becomes of them, and stops in an orderly way."""
+"""Runs the units of a sweep: starts processes, records how each ends, and stops in an orderly way."""
 
 import re
 import signal
@@ -29,8 +29,8 @@ class Driver:
     ledger: the ledger of the sweep.
     executor: where processes run.
     make_command: (unit, number of updates) -> the command that trains it.
-    progress: shows what happens.
-    stop: whether a signal has arrived.
+    progress: reports the start and the end of each unit.
+    stop: the request to stop; its reason is the signal that has arrived.
   """
 
   def __init__(
@@ -165,7 +165,7 @@ def describe_failure(code: int, log: Path, failure: str = '') -> str:
   Args:
     code: its exit status; negative for a signal.
     log: the file with its output, of which the last attempt counts.
-    failure: what else is known of it, see workers.Job.
+    failure: the failure outside of its command, see workers.Job.
   """
   try:
     text = read_tail(log, LOG_TAIL_BYTES).decode(errors='replace').rpartition('\n$ ')[2]

@@ -54,7 +54,7 @@ def _shuffled(weights: np.ndarray, mask: np.ndarray, rng: np.random.Generator) -
 
 
 class Study(NamedTuple):
-  """What is measured.
+  """The examples and the effort of a measurement.
 
   Attributes:
     split: the split whose examples are explained, and on which guided probes are tested.
@@ -120,7 +120,7 @@ def explanation_rows(
   Args:
     settings: settings with learned weights, of one system with the same data.
     factors: how rows are named; the factors 'measure' or 'weights', and 'interval' over examples are added.
-    study: what is measured.
+    study: the examples and the effort.
 
   Returns:
     Rows of MEASURES, and rows of the accuracy of probes that are guided by GUIDES. A setting with one seed has no row
@@ -168,13 +168,13 @@ def _divergences(weights: np.ndarray) -> np.ndarray:
 
 
 def _interval_row(
-  setting: SettingRuns, factors: Sequence[Factor], more: Mapping[str, str], metric: str, values: np.ndarray
+  setting: SettingRuns, factors: Sequence[Factor], extra_factors: Mapping[str, str], metric: str, values: np.ndarray
 ) -> Row:
   """A row for [seeds or pairs, N]: mean, deviation over the first axis, 95 % bootstrap interval over examples."""
   by_example = np.nanmean(values[:, np.isfinite(values).any(0)], axis=0)
   text = format_interval(bootstrap_mean(by_example), digits=1 if metric == 'probe/accuracy' else 3)
   return claim_row(
-    setting, factors, {**more, 'interval': text}, {metric: summarize(np.nanmean(values, axis=1).tolist())}
+    setting, factors, {**extra_factors, 'interval': text}, {metric: summarize(np.nanmean(values, axis=1).tolist())}
   )
 
 

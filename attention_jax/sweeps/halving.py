@@ -95,7 +95,7 @@ def best_validation(folders: Sequence[Path], select: str, steps: int, higher_is_
 def fix_schedule_length(spec: str, steps: int) -> str:
   """Returns a schedule that does not depend on the length of the run: 'cosine' -> 'cosine(steps=3000)'.
 
-  Without it, a run that is resumed with more updates would have followed another schedule before.
+  Otherwise the updates of a rung would follow another schedule than the same updates of a longer run.
 
   Args:
     spec: name and options of a row of SCHEDULES.

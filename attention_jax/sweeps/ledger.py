@@ -93,7 +93,7 @@ class SweepState:
 
   Attributes:
     units: by id, in the order in which they were planned.
-    compared: number of updates -> setting id -> value by which successive halving has compared the settings then.
+    compared: number of updates -> setting id -> value by which successive halving compared the settings after them.
     dropped: setting id -> number of updates after which successive halving dropped it.
     costs: setting id -> its 'costs' event.
     opened: the 'opened' events.
@@ -268,7 +268,9 @@ def open_ledger(folder: Path) -> Iterator[Ledger]:
   try:
     lock.acquire()
   except filelock.Timeout as error:
-    raise UserError(f'another process runs the sweep in {folder}') from error
+    raise UserError(
+      f'another process runs the sweep in {folder}; wait until it ends, or choose another folder'
+    ) from error
   try:
     with contextlib.closing(Ledger(folder)) as ledger:
       yield ledger

@@ -19,7 +19,7 @@ TOGETHER = ('auto', 'yes', 'no')
 def trains_seeds_together(choice: str, backend: str, settings: int, seeds: int, slots: int) -> bool:
   """Returns whether the seeds of a setting are trained side by side in one process.
 
-  By 'auto', seeds are trained side by side, so that several small models fill an accelerator, unless the backend is
+  With 'auto', seeds are trained side by side, so that several small models fill an accelerator, unless the backend is
   'cpu' or there are fewer settings than slots. Otherwise they are trained in turn, the first seed of all settings
   first: an early report then compares all settings, and the slots are full for longer. Side by side, a setting starts
   once for all of its seeds, which pays for short runs on a CPU: three seeds of dates:luong2015_birnn with 300 updates

@@ -91,7 +91,7 @@ class SweepProgress:
 def time_left(entries: Sequence[UnitState], running: Mapping[str, float], slots: int) -> float | None:
   """Estimates the seconds until all units have ended, from the mean time of a seed in those that finished.
 
-  A unit resumes what its interrupted processes have trained, and runs as one process however many slots are free.
+  An interrupted unit is resumed, not repeated. A unit is one process: free slots do not shorten it.
 
   Args:
     entries: the units.
@@ -108,7 +108,7 @@ def time_left(entries: Sequence[UnitState], running: Mapping[str, float], slots:
   remaining = [0.0]
   for entry in entries:
     if entry.state not in (FINISHED, FAILED):
-      # After a rung of successive halving, `seconds` are those of fewer updates, and not part of the present ones.
+      # After a rung of successive halving, `seconds` were spent on earlier rungs, not on the current one.
       seconds = running.get(entry.unit.id, 0.0) + (0.0 if entry.steps else entry.seconds)
       remaining.append(max(0.0, per_seed * len(entry.unit.seeds) - seconds))
   return max(sum(remaining) / slots, *remaining)

@@ -153,8 +153,8 @@ def resolve(base: Base, setting: Setting) -> Resolved:
   """Applies a setting to its preset.
 
   Raises:
-    UserError: for unknown fields, also of the command line if the preset is one of another system, for FIXED_FIELDS,
-      and for values of another type; all mistakes at once.
+    UserError: for unknown fields (also for fields of the command line that the preset lacks), for FIXED_FIELDS, and for
+      values of another type; all mistakes at once.
   """
   path = base.path
   if PRESET in setting:
@@ -163,7 +163,8 @@ def resolve(base: Base, setting: Setting) -> Resolved:
   fields = preset | base.overrides
   typed: Fields = {}
   mistakes = [f'{path}: {_unknown_field(preset, field)}' for field in base.overrides if field not in preset]
-  whole_fields_first = sorted(setting, key=lambda field: field not in fields)  # a spec string would replace its options
+  # A spec string that is set after an option of it would replace the option.
+  whole_fields_first = sorted(setting, key=lambda field: field not in fields)
   for field in whole_fields_first:
     try:
       typed[field] = setting[field] if field == PRESET else _apply(fields, field, setting[field])

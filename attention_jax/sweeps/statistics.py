@@ -35,7 +35,7 @@ def bootstrap_mean(values: Sequence[float]) -> Interval:
 
 
 def bootstrap_interquartile_mean(values: Sequence[float]) -> Interval:
-  """Returns the mean of the middle half of the seeds (Agarwal et al. 2021): the mean itself for less than four."""
+  """Returns the mean of the middle half of the seeds (Agarwal et al. 2021): the mean itself for fewer than four."""
   return _bootstrap(values, lambda x, axis: scipy.stats.trim_mean(x, TRIMMED, axis=axis))
 
 
@@ -113,7 +113,7 @@ def compare(values: Sequence[float], baseline: Sequence[float], higher_is_better
   return Comparison(len(x), Interval(difference, *ends), improvement, float(TESTS[test](x, y)))
 
 
-def correct(p_values: Sequence[float]) -> list[float]:
+def correct_p_values(p_values: Sequence[float]) -> list[float]:
   """Corrects p values for their number, so that the expected share of false discoveries is bounded.
 
   Benjamini & Hochberg (1995). The method allows p values that depend positively on each other, as with one baseline.
@@ -123,9 +123,9 @@ def correct(p_values: Sequence[float]) -> list[float]:
   """
   p = np.asarray(p_values, float)
   corrected = np.full_like(p, math.nan)
-  known = np.isfinite(p)
-  if known.any():
-    corrected[known] = scipy.stats.false_discovery_control(p[known], method='bh')
+  is_finite = np.isfinite(p)
+  if is_finite.any():
+    corrected[is_finite] = scipy.stats.false_discovery_control(p[is_finite], method='bh')
   return corrected.tolist()
 
 

@@ -135,7 +135,7 @@ def run_sweep(request: SweepRequest, resolved: Sequence[Resolved], log: Log) -> 
     UserError: if another process runs the sweep, or for a run that cannot be adopted.
   """
   executor, backend = _make_executor(request)
-  seeds = request_seeds(request, resolved)
+  seeds = requested_seeds(request, resolved)
   with contextlib.ExitStack() as stack:
     ledger = stack.enter_context(open_ledger(request.folder.absolute()))
     for line in ledger.report:
@@ -187,7 +187,7 @@ def _store_costs(ledger: Ledger, resolved: Sequence[Resolved], log: Log) -> None
     log(f'FLOP are not counted: {error}')
 
 
-def request_seeds(request: SweepRequest, resolved: Sequence[Resolved]) -> list[int]:
+def requested_seeds(request: SweepRequest, resolved: Sequence[Resolved]) -> list[int]:
   """Returns the seeds of every setting."""
   first = resolved[0].config['training']['seed']
   return [first + i for i in range(request.seeds)]
@@ -294,8 +294,8 @@ def _drop_settings(
       folders += run_folders(entry.unit, ledger.folder).values()
     values[setting.id] = halving.best_validation(folders, select, rung, higher_is_better)
   earlier = ledger.state.compared.get(rung, {})
-  kept = halving.survivors({**earlier, **values}, factor, higher_is_better)
-  dropped = [setting.id for setting in new if setting.id not in kept]
+  surviving = halving.survivors({**earlier, **values}, factor, higher_is_better)
+  dropped = [setting.id for setting in new if setting.id not in surviving]
   ledger.append(RUNG, steps=rung, select=select, values=values, dropped=dropped)
   for setting in new:
     if setting.id in dropped:
@@ -334,7 +334,7 @@ def describe_plan(request: SweepRequest, resolved: Sequence[Resolved], log: Log)
     events += new_events
     log(line)
   state = fold(events)
-  seeds = request_seeds(request, resolved)
+  seeds = requested_seeds(request, resolved)
   costs = dict(measure_costs([(setting.id, setting.config) for setting in resolved], state.costs))
   if request.cluster:
     backend = _cluster_backend(request.cluster)
@@ -356,7 +356,9 @@ def describe_plan(request: SweepRequest, resolved: Sequence[Resolved], log: Log)
   steps = {setting.id: setting.config['training']['steps'] for setting in live}
   pending = {*_pending(state, live, seeds, request.retry, steps), *(unit.id for unit in missing if not request.retry)}
   times = [estimate.seconds.get(unit.setting_id, 0.0) * len(unit.seeds) for unit in units if unit.id in pending]
-  time = f'{format_seconds(sum(times) / slots)} for the {len(times)} to be run, by ' if estimate.seconds else ''
+  time = ''
+  if estimate.seconds:
+    time = f'{format_seconds(sum(times) / slots)} for the {len(times)} processes to be run, estimated from '
   log(f'time: {time}{estimate.source}')
 
 

@@ -15,8 +15,8 @@ class CompileAhead(contextlib.AbstractContextManager):
 
   The training thread calls `first_state()` if `make_state` is set, and `prepare(batch)` before each update:
   `prepare` compiles a shape that no thread has begun, and waits for one that is being compiled. The training thread
-  evaluates by the function that `release_before` returns. The programs, and with them all numbers, are the same as
-  without this thread. On exit the thread stops after the program that it is compiling.
+  evaluates by calling the function that `wrap_evaluation` returns. The programs, and with them all numbers, are the
+  same as without this thread. On exit the thread stops after the program that it is compiling.
 
   The thread computes the first state while the training thread compiles the first shape. Later shapes wait until that
   shape has been lowered: tracing and lowering hold the lock of the interpreter, so that later shapes would delay the
@@ -48,7 +48,7 @@ class CompileAhead(contextlib.AbstractContextManager):
     self._make_state = make_state
     self._state = concurrent.futures.Future()
     self._evaluation_lock = threading.Lock()  # held while the thread compiles evaluation programs
-    self._is_released = threading.Event()  # set when the training thread evaluates
+    self._evaluation_begun = threading.Event()  # set when the training thread first evaluates
     self._ready: dict[Hashable, threading.Event] = {}  # by shape; added when its compilation begins, set when it ends
     self._num_shapes = 0  # 0 until `batches` has been read
     self._lock = threading.Lock()
@@ -86,14 +86,14 @@ class CompileAhead(contextlib.AbstractContextManager):
     else:
       self._ready[key].wait()
 
-  def release_before(self, evaluate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+  def wrap_evaluation(self, evaluate: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Returns `evaluate` for the training thread, preceded by a wait for the evaluation program that is being compiled.
 
     The background thread compiles no further evaluation programs: `evaluate` compiles those that it needs.
     """
 
     def evaluate_alone(state: Any) -> Any:
-      self._is_released.set()
+      self._evaluation_begun.set()
       with self._evaluation_lock:
         return evaluate(state)
 
@@ -102,7 +102,7 @@ class CompileAhead(contextlib.AbstractContextManager):
   def describe(self) -> str:
     """Returns what is being compiled, such as 'compiling shape 3 of 7'; '' if nothing is."""
     states = [ready.is_set() for ready in self._ready.copy().values()]
-    if self._evaluation_lock.locked() and not self._is_released.is_set():
+    if self._evaluation_lock.locked() and not self._evaluation_begun.is_set():
       return 'compiling the evaluation'
     if all(states) and (not self._is_running() or len(states) >= self._num_shapes > 0):
       return ''
@@ -113,7 +113,7 @@ class CompileAhead(contextlib.AbstractContextManager):
     return self._thread is not None and self._thread.is_alive()
 
   def _begin(self, key: Hashable) -> threading.Event | None:
-    """Returns an event to be set when the shape is compiled, or None if it was begun before."""
+    """Returns an event to be set when the shape is compiled, or None if its compilation has already begun."""
     with self._lock:
       if key in self._ready:
         return None
@@ -137,7 +137,7 @@ class CompileAhead(contextlib.AbstractContextManager):
         self._compile_evaluation(self._is_stopped)
 
   def _is_stopped(self) -> bool:
-    return self._closed.is_set() or self._is_released.is_set()
+    return self._closed.is_set() or self._evaluation_begun.is_set()
 
   def _compile_updates(self) -> None:
     batches = []

@@ -41,7 +41,9 @@ def make_anneal(spec: str, params: Any, steps: int) -> dict[str, Schedule]:
   scalars = {path[-1].key for path, x in jax.tree.leaves_with_path(params) if _is_scalar(path, x)}
   if spec.strip() and not scalars:
     variants = ', '.join(_variants_with_scalars())
-    raise UserError(f'training.anneal: this model has no scalar parameter; scores and alignments with one: {variants}')
+    raise UserError(
+      f'training.anneal: this model has no scalar parameter, got {spec!r}; scores and alignments with one: {variants}'
+    )
   schedules = {}
   for assignment in filter(str.strip, split_outside_brackets(spec, ';')):
     name, colon, schedule = (word.strip() for word in assignment.partition(':'))

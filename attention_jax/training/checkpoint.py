@@ -123,7 +123,7 @@ class Checkpoints:
     self.wait()
     step = int(np.max(fetch(state.step)))
     if not is_finite(state):
-      raise UserError(f'the parameters are not finite after step {step}; not saved, {self.describe()}')
+      raise UserError(f'the training state is not finite after step {step}; not saved, {self.describe()}')
     if not self._shared:
       state = fetch_one_by_one(state)
     if not self._is_writer:
@@ -178,10 +178,10 @@ class Checkpoints:
         missing best state is no error if its updates are run again.
     """
     self.require(LATEST)
-    lost_best = self._saved().get(BEST, 0)
-    if lost_best > (self.latest() or 0) and not self.steps(BEST):
+    saved_best = self._saved().get(BEST, 0)
+    if saved_best > (self.latest() or 0) and not self.steps(BEST):
       # The run was killed while `save` replaced this state. It is saved again if it is still the best.
-      log(f'{self.folder / BEST / str(lost_best)} is missing; its updates are run again')
+      log(f'{self.folder / BEST / str(saved_best)} is missing; its updates are run again')
       self._record({BEST: 0})
     else:
       self.require(BEST)
@@ -207,9 +207,9 @@ class Checkpoints:
     saved = self._saved().get(kind, 0)
     if saved and not self.steps(kind):
       other_kinds = [name for name in (LATEST, BEST) if self.steps(name)]
-      use = f', read a step of {other_kinds[0]}/ (--checkpoint)' if other_kinds and self._read_only else ''
+      alternative = f', read a step of {other_kinds[0]}/ (--checkpoint)' if other_kinds and self._read_only else ''
       raise UserError(
-        f'{self.folder / kind} has no checkpoints, but one was saved after step {saved}; restore them{use}, '
+        f'{self.folder / kind} has no checkpoints, but one was saved after step {saved}; restore them{alternative}, '
         f'or delete {self.folder / SAVED_FILE} to continue without them'
       )
 
@@ -237,7 +237,7 @@ class Checkpoints:
 
     Args:
       field: a field of TrainState, such as 'params'.
-      like: the field of a `like` of `restore`.
+      like: the value of this field in the argument `like` of `restore`.
       kind: LATEST or BEST.
       step: the step to read; None means the last one.
 

@@ -13,8 +13,8 @@ from attention_jax.training.orbax_messages import without_orbax_messages
 class CheckpointRetention(NamedTuple):
   """Retention policy: keeps the last `keep` regular states, and the very last state.
 
-  A state is regular if its step is a multiple of `every`. States that interruptions saved in between are deleted by the
-  next regular one, so that an interrupted run ends with the same checkpoints as an uninterrupted one.
+  A state is regular if its step is a multiple of `every`. A state that an interruption saved in between is deleted when
+  the next one is saved, so that an interrupted run ends with the same checkpoints as an uninterrupted one.
 
   Attributes:
     keep: number of regular states to keep.
@@ -42,7 +42,7 @@ def make_writer(folder: Path, retention: CheckpointRetention, shared: bool) -> o
   # A thread that fails to create a folder would make the other threads wait for five minutes.
   threads = ocp.options.AsyncOptions(create_directories_asynchronously=False)
   if not shared:
-    folder.mkdir(parents=True, exist_ok=True)  # orbax creates it for all processes only
+    folder.mkdir(parents=True, exist_ok=True)  # orbax creates it only if all processes share it
   options = ocp.CheckpointManagerOptions(
     create=shared,
     preservation_policy=retention,

@@ -21,7 +21,7 @@ def tree_checksums(tree: Any) -> dict[str, str]:
   """
   arrays = jax.tree.leaves_with_path(tree)
   names = [jax.tree_util.keystr(path, simple=True, separator='/') for path, _ in arrays]
-  sums = np.array([_checksum_of_own_shards(array) for _, array in arrays], np.uint64)
+  sums = np.array([_checksum_of_local_shards(array) for _, array in arrays], np.uint64)
   is_local = [not isinstance(array, jax.Array) or array.is_fully_addressable for _, array in arrays]
   if not all(is_local):
     parts = multihost_utils.process_allgather(sums.view(np.uint32))  # jax has no 64-bit integers by default
@@ -30,7 +30,7 @@ def tree_checksums(tree: Any) -> dict[str, str]:
   return {name: f'{total:016x}' for name, total in zip(names, sums.tolist(), strict=True)}
 
 
-def _checksum_of_own_shards(array: jax.Array | np.ndarray) -> np.uint64:
+def _checksum_of_local_shards(array: jax.Array | np.ndarray) -> np.uint64:
   """The part of a checksum that comes from the shards of this process; of replicated shards, one counts."""
   if not isinstance(array, jax.Array):
     return _checksum(array, [0] * array.ndim)
@@ -52,7 +52,7 @@ def _checksum(values: np.ndarray, starts: list[int]) -> np.uint64:
     values: the elements of the shard.
     starts: position of its first element along each axis of the array.
   """
-  # A number gets an axis of one position, whose weight is 1.
+  # A scalar gets an axis of one position, whose weight is 1.
   total = np.ascontiguousarray(values).reshape(values.shape or (1,)).view(f'u{values.itemsize}')
   for axis in reversed(range(total.ndim)):
     start = starts[axis] if starts else 0

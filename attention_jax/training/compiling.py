@@ -10,10 +10,10 @@ from jax.sharding import Mesh
 from attention_jax.training.partition import jit_on_mesh
 from attention_jax.training.state import count_parameters
 
-# Limits up to which QUICK_OPTIONS save at least about as much time as they cost: of the runs of a function, over all
-# its shapes, and of runs times parameters. Compiling one shape of a small model saves the time that 4 to 47 runs of an
-# update or a greedy search lose. A run of a larger model loses more, about in proportion to its parameters. See "Short
-# runs" in docs/benchmarks.md.
+# Up to these limits, QUICK_OPTIONS save at least about as much time as they cost. FEW_RUNS limits the runs of a
+# function over all its shapes, FEW_PARAMETER_RUNS their number times that of the parameters. For a small model, the
+# time saved in compiling one shape is lost again in 4 to 47 runs of an update or a greedy search. A run of a larger
+# model loses more, about in proportion to its parameters. See "Short runs" in docs/benchmarks.md.
 FEW_RUNS = 50
 FEW_PARAMETER_RUNS = 50_000_000
 

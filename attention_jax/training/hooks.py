@@ -37,7 +37,7 @@ def is_due(step: int, every: int, last: bool = False) -> bool:
 
 
 class FiniteGuard:
-  """Hook that finds updates whose loss or gradient is not finite, and losses far above those before.
+  """Hook that finds updates whose loss or gradient is not finite, and losses far above the earlier ones.
 
   It fetches the values of all updates since its last check whenever one of the other hooks is due. For an update that
   is not finite, it stores the batch and raises UserError. If the training step has skipped the update, it logs a line
@@ -116,7 +116,7 @@ class FiniteGuard:
     if mean is not None:
       rows = self._recorder.describe_rows(update, run) if self._recorder else ''
       name = f'loss{self._of_seed(run)} at step {update}'
-      self._log(f'{name} is {loss:.4g}, far above the mean of {mean:.4g} before; {rows}'.rstrip('; '))
+      self._log(f'{name} is {loss:.4g}, far above the mean of earlier losses, {mean:.4g}; {rows}'.rstrip('; '))
 
 
 class MetricsLogger:
@@ -256,7 +256,7 @@ class Evaluator:
 
 
 class InterruptReason(str):
-  """Reason to stop of a run that a signal interrupted before its end, and that can be resumed."""
+  """Reason to stop of a run that a signal interrupted, and that can be resumed."""
 
 
 class InterruptHandler(StopSignals):

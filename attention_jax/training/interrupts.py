@@ -84,7 +84,7 @@ def stoppable(step: int) -> Iterator[None]:
   """Context manager in which `check_stop` raises Interrupted after a signal.
 
   Args:
-    step: the last step of the training before, see StopSignals.
+    step: the last step of the preceding training, see StopSignals.reason.
   """
   steps = itertools.count(step + 1)
   with StopSignals() as signals:

@@ -236,7 +236,7 @@ def fit(
     clock = TrainingClock()
     evaluator = None
     if evaluate:
-      evaluate = ahead.release_before(evaluate)
+      evaluate = ahead.wrap_evaluation(evaluate)
       evaluator = make_evaluator(
         training, evaluate, direction, checkpoints=checkpoints, writers=writers, clock=clock, best=best
       )

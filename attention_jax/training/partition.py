@@ -1,10 +1,10 @@
 """Placement of arrays: one mesh over all devices, and tables of rules that name its axes.
 
 Rows of batches are sharded over the axes 'data' and 'fsdp'. Parameters, their moving average and the state of the
-optimiser are sharded over 'fsdp' and 'tensor', by the names of their axes: PARAMETER_AXES names the axes of an array
-after the end of its path, and LOGICAL_AXES lays names out on the mesh. Models contain no sharding code: the compiler
-derives the placement of every other array. An update gathers parameters over 'fsdp' once, before the loss, so that a
-recurrence does not gather them in every step; over 'tensor' they stay sharded.
+optimiser are sharded over 'fsdp' and 'tensor', by the names of their axes: PARAMETER_AXES selects these names by the
+end of the path of an array, and LOGICAL_AXES maps them to axes of the mesh. Models contain no sharding code: the
+compiler derives the placement of every other array. An update gathers parameters over 'fsdp' once, before the loss, so
+that a recurrence does not gather them in every step; over 'tensor' they stay sharded.
 """
 
 import dataclasses
@@ -256,7 +256,7 @@ def replicate(tree: Any, mesh: Mesh) -> Any:
 
 
 def shard_batch(batch: Any, mesh: Mesh, parts: int = 1, rule: str = 'batch') -> Any:
-  """Makes global arrays of this process's rows of a batch.
+  """Makes global arrays from this process's rows of a batch.
 
   Args:
     batch: a tree of numpy arrays with the rows of `process_share`.

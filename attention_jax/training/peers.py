@@ -90,8 +90,8 @@ def map_batches(fn: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterato
   while group := list(itertools.islice(batches, jax.process_count())):
     check_stop()
     # A process without a batch of its own repeats the last one.
-    own_batch = group[min(jax.process_index(), len(group) - 1)]
-    yield from zip(group, gather(jax.device_get(fn(own_batch)))[: len(group)], strict=True)
+    local_batch = group[min(jax.process_index(), len(group) - 1)]
+    yield from zip(group, gather(jax.device_get(fn(local_batch)))[: len(group)], strict=True)
 
 
 class StoppedError(Exception):
@@ -130,17 +130,17 @@ def _map_shapes(
 @contextlib.contextmanager
 def fail_together() -> Iterator[None]:
   """Context manager after which all processes continue, or all raise the UserError of the first one that failed."""
-  own_error = None
+  local_error = None
   try:
     yield
   except UserError as error:
-    own_error = error
-  errors = exchange('\n'.join(own_error.lines) if own_error else '')
+    local_error = error
+  errors = exchange('\n'.join(local_error.lines) if local_error else '')
   failed = [index for index, error in enumerate(errors) if error]
-  if own_error and set(errors) == {errors[0]}:
-    raise own_error  # the same one everywhere
+  if local_error and set(errors) == {errors[0]}:
+    raise local_error  # the same one everywhere
   if failed:
-    raise UserError(f'process {failed[0]} of {len(errors)}: {errors[failed[0]]}') from own_error
+    raise UserError(f'process {failed[0]} of {len(errors)}: {errors[failed[0]]}') from local_error
 
 
 def check_agreement(values: Mapping[str, str]) -> None:
@@ -160,10 +160,10 @@ def check_agreement(values: Mapping[str, str]) -> None:
     return
   shown = exchange(json.dumps({name: _shorten(value) for name, value in values.items()}))
   first = json.loads(shown[0])
-  second = json.loads(shown[different])
-  name = next(name for name in sorted(first.keys() | second.keys()) if first.get(name) != second.get(name))
+  differing = json.loads(shown[different])
+  name = next(name for name in sorted(first.keys() | differing.keys()) if first.get(name) != differing.get(name))
   raise UserError(
-    f'{name} is {first.get(name, "absent")} in process 0, {second.get(name, "absent")} in process {different}; '
+    f'{name} is {first.get(name, "absent")} in process 0, {differing.get(name, "absent")} in process {different}; '
     'all processes need the same command, packages and data'
   )
 
@@ -178,7 +178,7 @@ def package_versions() -> dict[str, str]:
 
 
 def copy_from_first(folder: Path) -> None:
-  """Writes the files that process 0 has in `folder` into that of every other process; folders inside are left out."""
+  """Copies the files in `folder` of process 0 to `folder` of every other process; subfolders are not copied."""
   names = exchange('\n'.join(sorted(path.name for path in folder.iterdir() if path.is_file())))[0]
   for name in filter(None, names.split('\n')):
     path = folder / name

@@ -39,7 +39,7 @@ class RemoteFiles:
     """Returns the object in a file; None if there is no such file."""
     with self._errors('read', name):
       try:
-        self._system.invalidate_cache()  # listings that fsspec remembers hide what other machines wrote
+        self._system.invalidate_cache()  # listings that fsspec caches lack what other machines wrote
         return dict(json.loads(self._system.cat_file(self._path(name))))
       except FileNotFoundError:
         return None

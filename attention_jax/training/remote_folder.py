@@ -195,7 +195,7 @@ class RemoteFolder:
   def _manifest(self) -> dict[str, Any] | None:
     manifest = self.files.read_json(MANIFEST)
     if manifest is not None and not (isinstance(manifest.get('id'), str) and _are_files(manifest.get('files'))):
-      raise UserError(f'{self.url}/{MANIFEST} is not the list of files of a run')
+      raise UserError(f"{self.url}/{MANIFEST} is not the list of files of a run; expected 'id' and 'files' in it")
     return manifest
 
   def _local_manifest(self, name: str = STATE) -> dict[str, Any]:

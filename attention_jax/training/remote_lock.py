@@ -16,7 +16,7 @@ from attention_jax.training.remote_files import RemoteFiles
 LOCK = 'lock.json'
 RENEWAL = 15.0  # seconds between two renewals
 LEASE = 60.0  # seconds without renewal after which a lock has expired
-ABANDONED = 600.0  # seconds since the last renewal, by the clocks of both machines, after which no process waits
+ABANDONED = 600.0  # seconds without renewal, by the clocks of both machines, after which a lock is taken at once
 
 
 class RemoteLock:
@@ -105,7 +105,7 @@ def _describe(record: dict[str, Any]) -> str:
 
 
 def process_table() -> str:
-  """Returns a name of the process table of this machine, or of this container: the same pid is the same process in it.
+  """Returns an identifier of the process table of this machine or container, in which a pid names one process.
 
   Host names do not identify it: several containers, or several machines, may have the same one.
   """

@@ -222,7 +222,7 @@ def fit_seeds(
     stack.enter_context(ahead)
     make_run_evaluator = None
     if evaluate:
-      evaluate = ahead.release_before(evaluate)
+      evaluate = ahead.wrap_evaluation(evaluate)
       make_run_evaluator = functools.partial(make_evaluator, training, evaluate, direction, clock=clock)
     runs = SeedRuns(
       folders,
@@ -264,7 +264,7 @@ def fit_seeds(
 
 
 def _discard(step: int, record: Mapping[str, Any]) -> None:
-  """The progress writer of all processes but the first, which writes nothing."""
+  """Progress writer of all processes except the first: writes nothing."""
 
 
 def _map_lists(fn: Callable[[list], Any], record: Mapping[str, Any]) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def is_finite(state: TrainState) -> bool:
 
 
 def _local_parts(x: jax.Array | np.ndarray) -> list[np.ndarray]:
-  """The parts of an array that this process holds; a part that several devices hold is there once."""
+  """The parts of an array that this process holds; a part that several devices hold is returned once."""
   if isinstance(x, np.ndarray):
     return [x]
   parts = {str(shard.index): shard.data for shard in x.addressable_shards}

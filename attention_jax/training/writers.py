@@ -68,11 +68,11 @@ def _remove_later_records(path: Path, start: int) -> None:
   content = _read(path)
   whole_lines = content[: content.rfind(b'\n') + 1]
   lines = whole_lines.splitlines(keepends=True)
-  kept = b''.join(
+  earlier = b''.join(
     line for line, record in zip(lines, _parse(path, whole_lines), strict=True) if record['step'] <= start
   )
-  if kept != content:
-    write_bytes(path, kept)
+  if earlier != content:
+    write_bytes(path, earlier)
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
@@ -113,7 +113,10 @@ def _parse(path: Path, content: bytes) -> list[dict[str, Any]]:
       record = json.loads(line)
       record['step'] = int(record['step'])
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-      raise UserError(f'{path}:{number}: not a record of metrics; restore the file, or move it away') from error
+      raise UserError(
+        f"{path}:{number}: not a record of metrics: expected a JSON object with 'step', got "
+        f'{line[:60].decode(errors="replace")!r}; restore the file, or move it away'
+      ) from error
     records.append(record)
   return records
 

@@ -17,7 +17,7 @@ from attention_jax.sweeps.statistics import (
   compare,
   compare_rates,
   compare_rows,
-  correct,
+  correct_p_values,
 )
 
 VALUES = [3.0, 4.5, 5.0, 7.0, 11.0, 4.0]
@@ -95,10 +95,10 @@ def test_p_values_are_corrected_as_benjamini_and_hochberg_do():
   p = np.array([0.03, 0.001, math.nan, 0.04, 0.2])
   known = np.sort(p[np.isfinite(p)])
   expected = {value: min(known[j] * 4 / (j + 1) for j in range(i, 4)) for i, value in enumerate(known)}
-  corrected = correct(p)
+  corrected = correct_p_values(p)
   assert math.isnan(corrected[2])
   assert [c for c in corrected if not math.isnan(c)] == pytest.approx([expected[v] for v in p if not math.isnan(v)])
-  assert correct([]) == []
+  assert correct_p_values([]) == []
 
 
 def test_rates_are_compared_by_rows():

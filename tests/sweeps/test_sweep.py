@@ -113,17 +113,20 @@ def test_failed_runs_are_listed_and_retried_alone(folder, monkeypatch):
 
 def test_a_plan_counts_the_runs_of_the_request(folder, monkeypatch):
   request = make_request(folder, seeds=1, halving='halving(first=50, factor=2)')
-  assert ' for the 4 to be run, ' in plan(request, monkeypatch)[-1]
+  assert ' for the 4 processes to be run, ' in plan(request, monkeypatch)[-1]
   monkeypatch.setenv('FAKE_FAIL', 'alignment=softmax')
   assert run(request)[0] == (2, 2, 0)  # the failed ones are dropped
-  assert [' for the 0 to be run, ' in plan(request._replace(retry=retry), monkeypatch)[-1] for retry in (False, True)]
+  assert [
+    ' for the 0 processes to be run, ' in plan(request._replace(retry=retry), monkeypatch)[-1]
+    for retry in (False, True)
+  ]
   plain = request._replace(halving='', seeds=2, folder=folder.parent / 'plain')
   assert run(plain)[0] == (4, 4, 0)
   for retry, count in ((False, 4), (True, 4)):
     extended = plain._replace(seeds=3, retry=retry)
     lines = plan(extended, monkeypatch)
-    assert lines[-2].startswith('12 runs in 12 processes') and f' for the {count} to be run, ' in lines[-1]
-  assert ' for the 0 to be run, ' in plan(plain, monkeypatch)[-1]
+    assert lines[-2].startswith('12 runs in 12 processes') and f' for the {count} processes to be run, ' in lines[-1]
+  assert ' for the 0 processes to be run, ' in plan(plain, monkeypatch)[-1]
 
 
 def test_units_are_trained_with_the_files_of_the_command_that_continues(folder, monkeypatch):
@@ -215,7 +218,7 @@ def test_finished_runs_are_adopted(folder, tmp_path, monkeypatch):
   outcome, lines = run(make_request(folder, seeds=3, adopted=[old]))
   assert outcome == (11, 0, 0) and len(starts(folder)) == 10 and lines[0] == f'{old}: adopted, seeds 0, 1'
   lines = plan(make_request(folder, seeds=3, adopted=[old]), monkeypatch)
-  assert lines[-2].startswith('12 runs in 11 processes') and '0:00:00 for the 0 to be run' in lines[-1]
+  assert lines[-2].startswith('12 runs in 11 processes') and '0:00:00 for the 0 processes to be run' in lines[-1]
   _, lines = run(make_request(folder, seeds=3, adopted=[old]))
   assert lines[0] == f'{old}: the sweep has a run of seed 0 of this setting already'
 

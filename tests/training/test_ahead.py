@@ -175,7 +175,7 @@ def test_no_progress_once_all_shapes_are_compiled():
     return ahead.describe()  # the thread waits for this evaluation
 
   with CompileAhead(compile_for, first_of_each_shape(Batches(), 0, 100), lambda is_stopped: None) as ahead:
-    assert ahead.release_before(describe_when_compiled)('state') == ''
+    assert ahead.wrap_evaluation(describe_when_compiled)('state') == ''
 
 
 def test_an_error_in_the_thread_is_left_to_the_update():
@@ -226,7 +226,7 @@ def test_the_evaluation_is_compiled_after_the_updates_until_an_evaluation_begins
     stopped.set()
 
   with CompileAhead(compile_for, first_of_each_shape(Batches(), 0, 100), compile_evaluation) as ahead:
-    evaluate = ahead.release_before(lambda state: (state, stopped.is_set()))
+    evaluate = ahead.wrap_evaluation(lambda state: (state, stopped.is_set()))
     ahead.prepare(Batches()[0])
     assert begun.wait(60) and ahead.describe() == 'compiling the evaluation'
     assert evaluate('state') == ('state', True)  # not at the same time
@@ -244,7 +244,7 @@ def test_an_evaluation_that_begins_before_its_compilation_is_not_compiled_in_the
 
   with CompileAhead(compile_for, first_of_each_shape(Batches(), 0, 100), compiled.append) as ahead:
     ahead.prepare(Batches()[0])
-    assert ahead.release_before(lambda state: state)(1) == 1
+    assert ahead.wrap_evaluation(lambda state: state)(1) == 1
     later.set()
   assert not compiled
 
@@ -256,7 +256,7 @@ def test_an_error_of_the_evaluation_is_left_to_the_training_thread():
   with CompileAhead(compile_at_once, first_of_each_shape(Batches(), 0, 100), fail) as ahead:
     ahead.prepare(Batches()[0])
     ahead._thread.join()
-    assert ahead.release_before(lambda state: state)(1) == 1
+    assert ahead.wrap_evaluation(lambda state: state)(1) == 1
 
 
 @pytest.mark.parametrize('batches', [0, 1])

@@ -64,6 +64,9 @@ def test_wrong_specs_are_reported_in_one_line(spec, message):
 
 
 def test_a_model_without_scalars_cannot_be_annealed():
-  message = r'has no scalar parameter; scores and alignments with one: .*cosine, entmax, gumbel_annealed, '
+  spec = 'temperature: cosine'
+  message = (
+    f"has no scalar parameter, got '{spec}'; scores and alignments with one: .*cosine, entmax, gumbel_annealed, "
+  )
   with pytest.raises(UserError, match=message):
-    make_anneal('temperature: cosine', {'kernel': jnp.ones(3)}, 10)
+    make_anneal(spec, {'kernel': jnp.ones(3)}, 10)

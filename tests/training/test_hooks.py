@@ -109,7 +109,7 @@ def test_finite_guard_logs_spikes(checkpoints):
   for step in range(1, 61):
     guard(step, STATE, make_metrics(2.0 + 0.01 * (step % 3)), False)
   guard(61, STATE, make_metrics(9.0), False)
-  assert lines == ['loss at step 61 is 9, far above the mean of 2.01 before; rows 61, 7']
+  assert lines == ['loss at step 61 is 9, far above the mean of earlier losses, 2.01; rows 61, 7']
 
 
 def test_spikes_are_those_of_one_seed(checkpoints):
@@ -121,7 +121,7 @@ def test_spikes_are_those_of_one_seed(checkpoints):
   for step in range(1, 61):
     guard(step, STATE, make_metrics(jnp.array([0.0, 2.0]), jnp.ones(2)), False)
   guard(61, STATE, make_metrics(jnp.array([0.0, 4.0]), jnp.ones(2)), False)
-  assert lines == ['loss of seed 6 at step 61 is 4, far above the mean of 2 before; rows 2']
+  assert lines == ['loss of seed 6 at step 61 is 4, far above the mean of earlier losses, 2; rows 2']
 
 
 def test_metrics_are_logged_with_rates_over_the_interval(time):
