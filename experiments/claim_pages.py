@@ -8,10 +8,10 @@ from attention_jax import atomic
 from attention_jax.inference.explanations import Effort
 from attention_jax.sweeps.claims import (
   Factor,
+  bin_rows,
   conditions,
   finished_settings,
   gradient_rows,
-  length_rows,
   probe_rows,
   setting_rows,
 )
@@ -93,7 +93,7 @@ def _bottleneck(settings: Sequence[SettingRuns]) -> Tables:
     settings, 'validation', list(metrics), DECODER_FACTORS, {'decoder': 'no attention'}, within=names[1:]
   )
   columns = [*_factor_columns([*names, 'parameters']), *_metric_columns('validation', metrics, 'attention - none')]
-  by_length = length_rows(settings, 'validation', DECODER_FACTORS)
+  by_length = bin_rows(settings, 'validation', DECODER_FACTORS)
   length_columns = _factor_columns([*names, 'source length']) + [
     Column(title, metric=f'validation/{metric}') for metric, title in metrics.items()
   ]

@@ -31,7 +31,7 @@ class Adoption(NamedTuple):
   line: str
 
 
-def adoption(state: SweepState, sweep_folder: Path, folder: Path, resolved: Sequence[Resolved]) -> Adoption:
+def plan_adoption(state: SweepState, sweep_folder: Path, folder: Path, resolved: Sequence[Resolved]) -> Adoption:
   """Returns how a finished run, of one seed or several, is added to a sweep.
 
   Args:

@@ -165,7 +165,7 @@ def claim_row(
   return {'factors': values, 'seeds': [run.seed for run in setting.runs], 'metrics': dict(metrics)}
 
 
-def length_rows(
+def bin_rows(
   settings: Sequence[SettingRuns], split: str, factors: Sequence[Factor], bins: int = 5, by: str = 'source_length'
 ) -> list[Row]:
   """Returns a row for each setting and each bin of a property, with the metrics of texts of the config.

@@ -39,14 +39,14 @@ class ReportOptions(NamedTuple):
     metrics: the metrics to report, the most important first; () for those of the config.
     title: the question that the report answers; '' for none.
     test: a key of statistics.TESTS, the paired test over seeds.
-    rows: whether outputs are also compared row by row, which reads the data.
+    compares_rows: whether outputs are also compared row by row, which reads the data.
   """
 
   baseline: Setting | None = None
   metrics: Sequence[str] = ()
   title: str = ''
   test: str = 't'
-  rows: bool = True
+  compares_rows: bool = True
 
 
 class ReportCell(NamedTuple):
@@ -171,7 +171,7 @@ def _build(
   choose(options.test, TESTS, 'test')
   columns = _columns(settings, options.metrics)
   baseline = _find_baseline(settings, options.baseline)
-  contrasts = contrast_all(settings, baseline, columns, options.test, options.rows, log)
+  contrasts = contrast_all(settings, baseline, columns, options.test, options.compares_rows, log)
   entries = list(state.units.values())
   failed = [entry for entry in entries if entry.state == FAILED]
   return Report(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from attention_jax.errors import UserError
 from attention_jax.sweeps import halving
-from attention_jax.sweeps.adopt import adoption
+from attention_jax.sweeps.adopt import plan_adoption
 from attention_jax.sweeps.cluster import make_executor, parse_cluster
 from attention_jax.sweeps.driver import Driver
 from attention_jax.sweeps.estimate import (
@@ -141,7 +141,7 @@ def run_sweep(request: SweepRequest, resolved: Sequence[Resolved], log: Log) -> 
     for line in ledger.report:
       log(line)
     for folder in request.adopted:
-      events, line = adoption(ledger.state, ledger.folder, folder, resolved)
+      events, line = plan_adoption(ledger.state, ledger.folder, folder, resolved)
       for event in events:
         ledger.append(**event)
       log(line)
@@ -330,7 +330,7 @@ def describe_plan(request: SweepRequest, resolved: Sequence[Resolved], log: Log)
   folder = request.folder.absolute()
   events, _ = read_events(folder)
   for adopted in request.adopted:
-    new_events, line = adoption(fold(events), folder, adopted, resolved)
+    new_events, line = plan_adoption(fold(events), folder, adopted, resolved)
     events += new_events
     log(line)
   state = fold(events)

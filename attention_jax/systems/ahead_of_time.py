@@ -96,7 +96,7 @@ def compile_updates(
     inputs = _inputs_of_translation(config, training, entries, share)
   _check_placement(inputs.params, mesh)
   seeds = config['seeds']
-  update, state = _build_update(training, inputs, mesh, several=seeds > 1)
+  update, state = _build_update(training, inputs, mesh, stacked=seeds > 1)
   root = _stack(jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))), seeds)
   state = _place(state, mesh, seeds)
   live = [jax.ShapeDtypeStruct((seeds,), jnp.bool_)] if seeds > 1 else []
@@ -120,14 +120,14 @@ def _check_placement(params: Any, mesh: Mesh) -> None:
     raise DoesNotFitError(str(error)) from error
 
 
-def _build_update(training: Training, inputs: Inputs, mesh: Mesh, *, several: bool) -> tuple[Any, TrainState]:
+def _build_update(training: Training, inputs: Inputs, mesh: Mesh, *, stacked: bool) -> tuple[Any, TrainState]:
   """Returns the jitted update, and the shapes of the state of one run.
 
   Args:
     training: options of training.
     inputs: the loss and the parameters.
     mesh: the devices.
-    several: whether there are several runs side by side; the update then has a further argument `live` [seeds].
+    stacked: whether there are several runs side by side; the update then has a further argument `live` [seeds].
   """
   schedule = make_schedule(training.schedule, training.steps)
   optimizer = make_optimizer(training.optimizer, schedule, training.clip, training.frozen)
@@ -136,7 +136,7 @@ def _build_update(training: Training, inputs: Inputs, mesh: Mesh, *, several: bo
     optimizer,
     schedule,
     mesh,
-    several=several,
+    stacked=stacked,
     accumulate=training.accumulate,
     average=training.average,
     anneal=make_anneal(training.anneal, inputs.params, training.steps),
@@ -149,8 +149,8 @@ def _build_update(training: Training, inputs: Inputs, mesh: Mesh, *, several: bo
 
   # One program, so that the analyses of the compiler cover the whole update.
   # None: the ShapeDtypeStructs of the state already contain their shardings.
-  root_layout = sharding(mesh, 'states' if several else 'state')
-  layouts = (root_layout, None, sharding(mesh, 'batches' if several else 'batch'), *([root_layout] if several else []))
+  root_layout = sharding(mesh, 'states' if stacked else 'state')
+  layouts = (root_layout, None, sharding(mesh, 'batches' if stacked else 'batch'), *([root_layout] if stacked else []))
   state = jax.eval_shape(
     lambda params: init_state(params, optimizer, training.average, inputs.loss.running), inputs.params
   )

@@ -138,7 +138,9 @@ class Reader:
       raise UserError(f'the target of {empty[0]!r} is empty; expected a source whose output has a token')
     corpus = Corpus([reading.source for reading in readings], [reading.target for reading in readings])
     vocabularies = (self.source_vocab, self.target_vocab)
-    scored = score_pairs(self.model, self.params, corpus, *vocabularies, self.buckets, layers=request.layers)
+    scored = score_pairs(
+      self.model, self.params, corpus, *vocabularies, self.buckets, with_layer_weights=request.layers
+    )
     encoded = encode(corpus, *vocabularies)
     completed = [
       self._complete(reading, pair, self._pair(encoded, row), request.analyses)
@@ -173,7 +175,7 @@ class Reader:
     subject = Subject(pair, reading.source_tokens, target_tokens, scored.weights)
     return reading._replace(
       target_tokens=target_tokens,
-      matrices={WEIGHTS: scored.weights} | _name_layers(scored.layers),
+      matrices={WEIGHTS: scored.weights} | _name_layers(scored.layer_weights),
       measurements={spec: analyse(spec, subject) for spec in analyses},
     )
 

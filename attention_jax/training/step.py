@@ -94,16 +94,16 @@ class TrainStep:
     """
     batch = shard_batch(batch, self.mesh, self.accumulate, self.rule)
     lowered_gradients = self.update.compute_gradients.lower(self.root, state.step, state.params, state.running, batch)
-    several = self.rule == 'batches'
+    stacked = self.rule == 'batches'
     sums, grads = lowered_gradients.out_info
     sums_layout = jax.tree.map(lambda x: self.root.sharding, sums)
-    grads_layout = state_shardings(grads, self.mesh, stacked=several)
+    grads_layout = state_shardings(grads, self.mesh, stacked=stacked)
     sums, grads = jax.tree.map(
       lambda x, layout: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout),
       (sums, grads),
       (sums_layout, grads_layout),
     )
-    live = (jax.ShapeDtypeStruct((len(self.root),), np.bool_, sharding=self.root.sharding),) if several else ()
+    live = (jax.ShapeDtypeStruct((len(self.root),), np.bool_, sharding=self.root.sharding),) if stacked else ()
     lowered_optimizer = self.update.apply_gradients.lower(state, sums, grads, *live)
     when_lowered()
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
@@ -151,22 +151,22 @@ def make_train_step(
   Returns:
     The training step.
   """
-  several = np.ndim(seed) > 0
-  root = np.stack([_root_key_data(run_seed) for run_seed in seed]) if several else _root_key_data(seed)
+  stacked = np.ndim(seed) > 0
+  root = np.stack([_root_key_data(run_seed) for run_seed in seed]) if stacked else _root_key_data(seed)
   update = compile_update(
     loss,
     optimizer,
     schedule,
     mesh,
-    several=several,
+    stacked=stacked,
     accumulate=accumulate,
     average=average,
     anneal=anneal,
     options=options,
     skip_nonfinite=skip_nonfinite,
   )
-  root = jax.device_put(root, sharding(mesh, 'states' if several else 'state'))
-  return TrainStep(update, root, mesh, accumulate, 'batches' if several else 'batch')
+  root = jax.device_put(root, sharding(mesh, 'states' if stacked else 'state'))
+  return TrainStep(update, root, mesh, accumulate, 'batches' if stacked else 'batch')
 
 
 def _root_key_data(seed: int) -> np.ndarray:
@@ -180,7 +180,7 @@ def compile_update(
   schedule: Callable,
   mesh: Mesh,
   *,
-  several: bool = False,
+  stacked: bool = False,
   accumulate: int = 1,
   average: float = 0.0,
   anneal: Schedules = NO_SCHEDULES,
@@ -194,7 +194,7 @@ def compile_update(
     optimizer: the optimiser.
     schedule: the learning-rate schedule of the optimiser, for the metric learning_rate only.
     mesh: the mesh of the devices.
-    several: whether there are several runs side by side, along a leading axis of all arguments, see Update.
+    stacked: whether there are several runs side by side, along a leading axis of all arguments, see Update.
     accumulate: number of parts in which a batch is processed, one after the other, for less memory. The update is that
       of the whole batch: tokens, not parts, have equal weight, and `step` counts updates.
     average: decay of the moving average of the parameters; 0 keeps none. See state.update_average.
@@ -248,20 +248,20 @@ def compile_update(
     params, averages = (apply_schedules(tree, anneal, step + 1) for tree in (new_state.params, new_state.average))
     return new_state._replace(params=params, average=averages), metrics
 
-  scalars = sharding(mesh, 'states' if several else 'state')
-  batch_layout = sharding(mesh, 'batches' if several else 'batch')
+  scalars = sharding(mesh, 'states' if stacked else 'state')
+  batch_layout = sharding(mesh, 'batches' if stacked else 'batch')
   metrics_layout = sharding(mesh, 'state')
-  if several:
+  if stacked:
     compute_gradients = jax.vmap(compute_gradients, spmd_axis_name='seed')
     apply_gradients = _only_live_runs(jax.vmap(apply_gradients, spmd_axis_name='seed'))
 
   def compute_placed_gradients(*args):
     sums, grads = compute_gradients(*args)
-    return sums, constrain(grads, state_shardings(grads, mesh, stacked=several))
+    return sums, constrain(grads, state_shardings(grads, mesh, stacked=stacked))
 
   def apply_placed_gradients(*args):
     state, metrics = apply_gradients(*args)
-    return constrain(state, state_shardings(state, mesh, stacked=several)), metrics
+    return constrain(state, state_shardings(state, mesh, stacked=stacked)), metrics
 
   # None keeps the sharding of an argument, or of a result that `constrain` has placed. Metrics are replicated.
   layouts = (scalars, scalars, None, scalars, batch_layout)

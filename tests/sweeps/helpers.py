@@ -20,7 +20,7 @@ PATH = 'configs/made_up.py:preset'
 SETTINGS = grid(
   {'model.attention.score': ['dot', 'general'], 'model.attention.alignment': ['softmax', 'local_p(width=10)']}
 )
-NO_ROWS = ReportOptions(rows=False)
+NO_ROWS = ReportOptions(compares_rows=False)
 
 
 def base_config(**fields: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from attention_jax.data.vocab import word
 from attention_jax.errors import UserError
 from attention_jax.models.encoder_decoder import build
 from attention_jax.sweeps import claims
-from attention_jax.sweeps.claims import Factor, conditions, finished_settings, length_rows, setting_rows
+from attention_jax.sweeps.claims import Factor, bin_rows, conditions, finished_settings, setting_rows
 from attention_jax.sweeps.ledger import PLANNED, Unit, open_ledger, planned_event
 from attention_jax.sweeps.space import grid
 from tests.modules.helpers import variables
@@ -88,11 +88,11 @@ def test_rows_by_length_have_the_metric_of_each_bin_and_seed(folder, monkeypatch
   for run in setting.runs:
     hypotheses = [*targets[:2], 'wrong' if run.seed == 0 else targets[2], 'wrong']
     (run.folder / 'hypotheses.test.txt').write_text('\n'.join(hypotheses) + '\n', 'utf-8')
-  short, long = length_rows([setting], 'test', FACTORS, bins=2)
+  short, long = bin_rows([setting], 'test', FACTORS, bins=2)
   assert (short['factors']['source length'], long['factors']['source length']) == ('1 to 2', '3 to 4')
   assert short['metrics']['test/exact_match']['values'] == [100, 100, 100]
   assert long['metrics']['test/exact_match']['values'] == [0, 50, 50]
-  assert length_rows([setting], 'test', FACTORS, 2, by='target_length')[0]['factors']['target length'] == '1 to 2'
+  assert bin_rows([setting], 'test', FACTORS, 2, by='target_length')[0]['factors']['target length'] == '1 to 2'
 
 
 @pytest.fixture(scope='module')

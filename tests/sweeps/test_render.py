@@ -68,7 +68,7 @@ def test_the_page_is_self_contained_and_escapes_everything(tmp_path):
     ledger.append(FAILED, unit=unit.id, error=EVIL, log=f'{EVIL}.log')
   run = tmp_path / resolved[0].id / 'seed_0' / 'results.json'
   run.write_text(run.read_text().replace('"abc"', '"<b>commit</b>"'))
-  report = sweep_report(tmp_path, ReportOptions(title=EVIL, rows=False), print)
+  report = sweep_report(tmp_path, ReportOptions(title=EVIL, compares_rows=False), print)
   page = render(report, draw_pictures(report), tmp_path, 'html')
   parser = Tags()
   parser.feed(page)

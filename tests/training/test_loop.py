@@ -75,7 +75,10 @@ def test_a_run_learns_and_writes_all_files(uninterrupted):
   reader.close()
 
 
-def test_progress_is_printed(capsys, tmp_path):
+def test_progress_is_printed(capsys, tmp_path, monkeypatch):
+  monkeypatch.setattr(
+    'attention_jax.training.writers.FIRST_REPORT', 600.0
+  )  # a busy machine compiles for longer than 15 s
   fit_toy(tmp_path, steps=5, evaluate_every=0, **LIGHT)
   lines = capsys.readouterr().out.splitlines()
   assert lines[0] == 'starting at step 0 of 5'
