@@ -42,7 +42,7 @@ def choose(name: str, options: Iterable[str], kind: str) -> str:
   Args:
     name: the value to check.
     options: the values that are expected.
-    kind: what the value is, as the error names it.
+    kind: a noun for the value in the error message, such as 'decoder'.
 
   Raises:
     UserError: naming every option and, if one of them is similar, the nearest match.

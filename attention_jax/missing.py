@@ -1,4 +1,4 @@
-"""A helpful error for the modules that the distribution attention_jax_train installs, when it is not installed."""
+"""An error that names the command to install the distribution attention_jax_train, for imports of its modules."""
 
 TRAIN_SUBPACKAGES = ('cli', 'data', 'decoding', 'inference', 'losses', 'models', 'sweeps', 'systems', 'training')
 TRAIN_MODULES = frozenset(
@@ -11,7 +11,7 @@ class MissingTrainFinder:
 
   @staticmethod
   def find_spec(name: str, path: object = None, target: object = None) -> None:
-    """Returns None, which continues the ordinary error, for every module that is not of attention_jax_train.
+    """Returns None for modules outside of attention_jax_train, so that Python raises its ordinary error.
 
     Args:
       name: full name of the module.

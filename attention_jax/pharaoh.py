@@ -34,8 +34,8 @@ def parse_gold(
   Args:
     line: links separated by white space; an empty line has no links.
     where: names the line in an error, such as 'train.tsv:12'.
-    lengths: number of source and of target tokens, which every link must be within; None does not check.
-    unit: the unit that links connect, for error messages, such as 'word' or 'char'.
+    lengths: number of source and of target tokens, which bound the indices of every link; None does not check.
+    unit: unit of the indices, for error messages, such as 'word' or 'char'.
 
   Raises:
     UserError: for anything that is not a pair of numbers, and for a link out of range.
@@ -88,5 +88,5 @@ def format_pharaoh(links: Iterable[Link], possible: Iterable[Link] = ()) -> str:
     possible: the possible links; those that are sure are written as sure.
   """
   sure = {(int(source), int(target)) for source, target in links}
-  every = sure | {(int(source), int(target)) for source, target in possible}
-  return ' '.join(f'{link[0]}{"-" if link in sure else "?"}{link[1]}' for link in sorted(every))
+  all_links = sure | {(int(source), int(target)) for source, target in possible}
+  return ' '.join(f'{link[0]}{"-" if link in sure else "?"}{link[1]}' for link in sorted(all_links))

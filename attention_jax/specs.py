@@ -276,7 +276,7 @@ def _is_bearable() -> Callable[[Any, Any], bool]:
 Size = Annotated[int, Range(1)]
 Count = Annotated[int, Range(0)]
 MAX_REPEATS = 10_000
-Repeats = Annotated[int, Range(1, MAX_REPEATS)]  # of each example in one program: beams, samples, glimpses
+Repeats = Annotated[int, Range(1, MAX_REPEATS)]  # number of beams, samples or glimpses of an example
 OutputLength = Annotated[int, Range(0, 100_000)]  # every step has an entry in the arrays of a search
 Positive = Annotated[float, Range(0, include_low=False)]
 NonNegative = Annotated[float, Range(0)]

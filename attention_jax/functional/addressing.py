@@ -43,7 +43,7 @@ def addressing(
     product = jnp.einsum('...d,d->...', at_least_float32(weight), query, precision='highest')
     return (product + at_least_float32(bias)).astype(scores.dtype)
 
-  # The product of two numbers above this limit could overflow, and so could its gradients; beyond the limit they are 0.
+  # Products of larger numbers could overflow, and so could their gradients. A clipped number gets no gradient.
   limit = math.sqrt(jnp.finfo(scores.dtype).max)
   beta = jnp.minimum(jax.nn.softplus(linear(strength, strength_bias)), limit)
   content = softmax(beta * jnp.clip(scores, -limit, limit), mask)

@@ -80,7 +80,7 @@ def zero_masked_memory(memory: Memory) -> Memory:
 
 
 def with_remembered(alignment: Row, params: Params, memory: Memory) -> Memory:
-  """Returns `memory` with what the alignment computes once per memory, if anything. Arguments: see `attend`."""
+  """Returns `memory` with the result of the alignment's `Row.remember`, if it has one. Arguments: see `attend`."""
   if alignment.remember is None or memory.remembered is not None:
     return memory
   remember_params = select_memory_params(params.get('alignment', {}), alignment)
@@ -162,7 +162,8 @@ def project(x: Float[Array, '... D'], params: Params, name: str) -> Float[Array,
   if name not in params:
     return x
   if params[name].ndim != 2 or params[name].shape[0] != x.shape[-1]:
-    raise UserError(f"attend: params['{name}'] {params[name].shape} does not project {name} {x.shape}")
+    expected = f'[{x.shape[-1]}, F] to project {name} {list(x.shape)}'
+    raise UserError(f"attend: params['{name}'] must be {expected}, got {list(params[name].shape)}")
   return jnp.einsum('...d,df->...f', x, params[name])
 
 

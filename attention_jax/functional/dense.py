@@ -78,7 +78,7 @@ def smoothed(scores: Scores, mask: Mask) -> Weights:
 @check_single_query
 def hardmax(scores: Scores, mask: Mask) -> Weights:
   """1 at the largest score (the first of equals), 0 elsewhere; no gradient."""
-  # Finite where not masked, so that a masked position is not the first of equals.
+  # Clamped, so that an unmasked score of -inf is still larger than those of masked positions.
   scores = jnp.where(mask, clamp_to_finite(at_least_float32(scores)), -jnp.inf)
   return jnp.where(mask, jax.nn.one_hot(jnp.argmax(scores), scores.size, dtype=scores.dtype), 0.0)
 
@@ -109,7 +109,7 @@ def clamp_to_finite(scores: Scores) -> Scores:
   """Returns finite scores unchanged and infinite ones as the nearest finite number, with the gradient of the identity.
 
   The comparison prevents the compiler from merging a product that ends the score with a later subtraction into one
-  operation without rounding in between: a large score then differs by much from its own maximum.
+  operation without rounding in between: a large score would then differ by much from its own maximum.
   """
   info = jnp.finfo(scores.dtype)
   return jax.lax.clamp(jnp.asarray(info.min, scores.dtype), scores, jnp.asarray(info.max, scores.dtype))

@@ -33,7 +33,7 @@ def uniform(weights: Weights, mask: Mask) -> Weights:
 
 
 def largest(weights: Weights, mask: Mask) -> Weights:
-  """All weight on the position of the largest, the first of equal ones. A query without any weight keeps none."""
+  """All weight on the position of the largest weight, the first of equal ones. A query without weight gets none."""
   return hardmax(weights, mask & (weights.max() > 0))
 
 
@@ -89,7 +89,7 @@ EDITS: Mapping[str, Row] = check_table(
 )
 
 
-PLACE = {name: Option(int, None, Range(0)) for name in ('layer', 'head')}  # options of every edit
+PLACE_OPTIONS = {name: Option(int, None, Range(0)) for name in ('layer', 'head')}  # options of every edit
 
 
 class Edit(NamedTuple):
@@ -114,14 +114,14 @@ def resolve_edit(edit: str | Row | Callable | Edit) -> Edit:
   """
   if not isinstance(edit, Edit):
     edit = Edit(edit)
-  place = {name: value for name, value in edit._asdict().items() if name in PLACE and value is not None}
+  place = {name: value for name, value in edit._asdict().items() if name in PLACE_OPTIONS and value is not None}
   spec = edit.edit
   if isinstance(spec, str):
     name, options = parse(spec, 'edit')
-    place |= {option: options.pop(option) for option in PLACE if option in options}
+    place |= {option: options.pop(option) for option in PLACE_OPTIONS if option in options}
     spec = format_spec(name, options)
   for name, value in place.items():
-    check_value(f'edit: {name}', value, PLACE[name])
+    check_value(f'edit: {name}', value, PLACE_OPTIONS[name])
   return Edit(lookup(spec, EDITS, 'edit'), **place)
 
 
@@ -137,9 +137,9 @@ def check_indices(edit: str, queries: int, positions: int) -> None:
     UserError: for an index that is too large.
   """
   _, options = parse(edit, 'edit')
-  for name, count, counted in (('at', queries, 'target'), ('position', positions, 'source')):
+  for name, count, side in (('at', queries, 'target'), ('position', positions, 'source')):
     if options.get(name, 0) >= count:
-      raise UserError(f'edit {edit!r}: {name} must be less than {count}, the number of {counted} tokens')
+      raise UserError(f'edit {edit!r}: {name} must be less than {count}, the number of {side} tokens')
 
 
 def head_index() -> Int[Array, '']:
@@ -191,9 +191,9 @@ def with_edit(alignment: str | Row | Callable, edit: str | Row | Callable | Edit
   if layer is not None:
     raise UserError(f'edit: an alignment has no layers, got layer={layer}; use analysis.interventions.edited_model')
   if edit.params:
-    raise UserError('edit: an edit has no learned parameters')
+    raise UserError(f'edit: an edit must have no learned parameters, got {sorted(edit.params)}')
   if edit.init_state:
-    raise UserError('edit: an edit has no state')
+    raise UserError('edit: an edit must have no state, got a row with init_state')
   if alignment.latent:
     raise UserError(
       'edit: the weights of a latent alignment are probabilities of a latent position and cannot be edited'

@@ -158,7 +158,7 @@ def _transition(position: Scores, scores: Scores) -> Scores:
 
 
 def _compress(scores: Scores) -> Scores:
-  """Returns scores whose size exceeds LARGE_SCORE in their order, but far from LOG_ZERO; the others are unchanged."""
+  """Compresses scores beyond ±LARGE_SCORE in the same order, so that float32 scores stay far above LOG_ZERO."""
   scores = clamp_to_finite(scores)
   is_large = jnp.abs(scores) > LARGE_SCORE
   return jnp.where(is_large, jnp.sign(scores) * LARGE_SCORE + 1e-10 * scores, scores)

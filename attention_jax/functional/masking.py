@@ -142,5 +142,5 @@ def vary_like(start, *operands):
 
 
 def min_finite(dtype) -> jax.Array:
-  """Returns the most negative finite number, which stands for masked scores in a maximum, and starts a running one."""
+  """Returns the most negative finite number, the value of masked scores in a maximum and of a maximum over nothing."""
   return jnp.asarray(jnp.finfo(dtype).min, dtype)

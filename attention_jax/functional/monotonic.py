@@ -41,7 +41,7 @@ class AgentState(NamedTuple):
 
 
 CHUNK = 3  # default width of a chunk, in positions
-LOG_ZERO = -1e30  # finite logarithm of 0, negligible beside any score
+LOG_ZERO = -1e30  # finite replacement for the logarithm of 0
 
 
 def init_at_first_position(size: Dimension, dtype) -> Weights:
@@ -165,8 +165,8 @@ def forward_agent(
 
   p = σ(vᵀ tanh(Wᵀ q + Uᵀ c + b) + offset), of the query q and the context c = Σ wₛ hₛ of this step, is the probability
   for the next step; p' is that of the step before, 1/2 for the first. Zhang et al. 2018, algorithm 2. The network of
-  the paper reads the previous output too: here it is part of the query if the decoder attends with a state that has
-  read it, as `luong` does.
+  the paper also reads the previous output. Here the query contains that output if the decoder attends with a state that
+  has read it, as `luong` does.
   """
   logit = at_least_float32(state.move_logit)
   weights, log_weights = _forward(
@@ -249,9 +249,9 @@ def _forward(scores: Scores, mask: Mask, state: Scores, log_stay: Array, log_mov
   moved = jnp.where(predecessor >= 0, state[jnp.maximum(predecessor, 0)], LOG_ZERO)
   prior = log_add(state + log_stay, moved + log_move).astype(scores.dtype)
   reachable = mask & (prior > LOG_ZERO / 2)
-  total = jnp.where(reachable, prior + scores, 0.0)
-  logs = jnp.where(reachable, log_softmax(total, reachable), LOG_ZERO)
-  return softmax(total, reachable), logs.astype(state.dtype)
+  joint = jnp.where(reachable, prior + scores, 0.0)
+  logs = jnp.where(reachable, log_softmax(joint, reachable), LOG_ZERO)
+  return softmax(joint, reachable), logs.astype(state.dtype)
 
 
 def _move_to_unmasked(state: Scores, mask: Mask) -> Scores:

@@ -9,7 +9,7 @@ from attention_jax.functional.masking import Dimension
 
 
 def check_rng(caller: str, rng: Any, is_required: bool = False) -> None:
-  """Raises UserError unless `rng` is one PRNG key or, if none `is_required`, None."""
+  """Raises UserError unless `rng` is a single PRNG key; None is allowed unless `is_required`."""
   if rng is None and not is_required:
     return
   try:

@@ -53,7 +53,7 @@ def bilinear_sample(picture: Float[Array, 'H W C'], grid: Float[Array, '... 2'])
       weight = row_weight * column_weight
       is_inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
       # Clipped as floats, because a float beyond the range of integers has no defined index.
-      index = [jnp.clip(place, 0, size - 1).astype(jnp.int32) for place, size in ((row, height), (column, width))]
+      index = [jnp.clip(pixel, 0, size - 1).astype(jnp.int32) for pixel, size in ((row, height), (column, width))]
       result = result + jnp.where(is_inside, weight, 0.0)[..., None] * picture[tuple(index)]
   return result
 

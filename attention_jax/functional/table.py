@@ -120,7 +120,7 @@ class Row(NamedTuple):
     init_state: (memory size, dtype) -> the initial private state; required if and only if `fn` takes `state`.
     form: the form that faster implementations rely on: Product, TanhSum, Pointwise, ReverseMode,
       LocalWindow, or None.
-    training: what training needs beside the gradient of the weights: latent.LatentAlignment for an alignment that
+    training: requirement of training beyond the gradient of the weights: latent.LatentAlignment for an alignment that
       training marginalises over, RequiredLoss, or None.
     lookback: for an alignment that supports streaming: options -> number of positions before the selected one that it
       attends to. At test time the alignment selects one position, at or after the one that its state marks, or returns
@@ -167,7 +167,7 @@ class Row(NamedTuple):
 
   @property
   def trains_by_backprop(self) -> bool:
-    """Whether the gradient of the weights is all that an alignment needs to learn."""
+    """Whether the gradient of the weights suffices to train the alignment."""
     return self.training is None
 
   @property
@@ -244,8 +244,8 @@ def check_table(table: Mapping[str, Row]) -> Mapping[str, Row]:
       if (supplied in row.required_inputs) != (getattr(row, field) is not None):
         raise TypeError(f'{name}: {field} is required if and only if the function takes {supplied}')
     for companion, fn in _companions(row).items():
-      if not set(_required(fn)) <= set(_required(row.fn)):
-        raise TypeError(f'{name}: {companion} takes arguments that the variant does not take')
+      if extra := set(_required(fn)) - set(_required(row.fn)):
+        raise TypeError(f'{name}: {companion} takes {sorted(extra)}, which the variant does not take')
     if overlap := set(option_schema(row)) & SUPPLIED:
       raise TypeError(f'{name}: {sorted(overlap)} are supplied by the attention step and cannot be options')
   return table

@@ -23,7 +23,7 @@ class Implementation(NamedTuple):
   """One way to compute attention.
 
   Attributes:
-    description: what it does and what it is for, in one line.
+    description: its method and its purpose, in one line.
     attend: attends with all queries of one sequence; has the signature of `functional.attend.attend`.
     attend_step: attends with one query; has the signature of `functional.attend.attend_step`. None if the
       implementation has no method for single queries; the definition then computes them.
@@ -38,7 +38,7 @@ class Implementation(NamedTuple):
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
   'auto': Implementation(
-    'the fastest of the others for these sizes, by measurements on CPUs and by estimates on accelerators; `chunked` '
+    'the fastest other implementation for the input sizes, measured on CPUs, estimated on accelerators; `chunked` '
     'where `xla` needs too much memory',
     auto.attend,
     auto.attend_step,
@@ -257,17 +257,17 @@ def _reshape_mask(mask, weights_shape: tuple[int, ...]) -> Array:
 
 
 def _align(name: str, array, shape: tuple[int, ...], dtype) -> Array:
-  """Adds leading axes of length 1, so that the array broadcasts to `shape`. Raises UserError for other arrays."""
+  """Adds leading axes of length 1. Raises UserError unless the array has type `dtype` and broadcasts to `shape`."""
   array = jnp.asarray(array)
   if not jnp.issubdtype(array.dtype, dtype):
     raise UserError(f'attend: {name} must be {"bool" if dtype is jnp.bool_ else "float"}, got {array.dtype}')
-  old = (1,) * (len(shape) - array.ndim) + array.shape
-  if len(old) != len(shape) or any(n not in (1, size) for n, size in zip(old, shape, strict=True)):
+  aligned = (1,) * (len(shape) - array.ndim) + array.shape
+  if len(aligned) != len(shape) or any(n not in (1, size) for n, size in zip(aligned, shape, strict=True)):
     raise UserError(
       f'attend: {name} {array.shape} does not broadcast to [..., T, S] = {shape}; pass a padding mask [B, S] as '
       'mask[:, None]'
     )
-  return array.reshape(old)
+  return array.reshape(aligned)
 
 
 def _normalize_params(params) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Implementation 'auto': selects an implementation by sizes and platform. The others never select another one.
+"""Implementation 'auto': selects an implementation by sizes and platform. No other implementation does.
 
 MIN_SCORES holds the sizes from which a candidate is used. On CPUs a candidate is faster than the definition from there
 on, forward and backward, as `python -m experiments.benchmark --suites=crossing` measures. On accelerators the sizes are
@@ -6,7 +6,8 @@ estimates.
 
 Without a candidate, 'auto' uses 'chunked' where the definition would store a large array [T, S, F] for the gradient,
 from LARGE scores on: 'chunked' is slower, because it recomputes scores, but fits in memory. Recurrent scores write and
-read [S, F] for every query; for these it uses 'chunked' from MIN_RECOMPUTE on, or from LARGE on without an entry.
+read [S, F] for every query; for these it uses 'chunked' from MIN_RECOMPUTE on, or from LARGE on where the platform has
+no entry in MIN_RECOMPUTE.
 """
 
 from collections.abc import Callable, Mapping
@@ -62,8 +63,8 @@ def choose_implementation(
   Args:
     score, alignment: table rows.
     scores: T S of one sequence.
-    inputs: the parameters, the query and the memory, whose dtypes and widths the implementation must support; None for
-      any.
+    inputs: the parameters, the query and the memory, whose dtypes and widths the implementation must support; None
+      does not check them.
   """
   chosen = 'xla'
   for threshold, name in _thresholds(score, alignment, inputs):
@@ -92,8 +93,8 @@ def _thresholds(score: Row, alignment: Row, inputs: tuple[Any, jax.Array, Memory
     return not (inputs and name in INPUT_CHECKS and INPUT_CHECKS[name](score, *inputs))
 
   platform = kernel_platform()
-  known = sorted((threshold, name) for name, threshold in MIN_SCORES.get(platform, {}).items())
-  supported = [(threshold, name) for threshold, name in known if is_supported(name)]
+  thresholds = sorted((threshold, name) for name, threshold in MIN_SCORES.get(platform, {}).items())
+  supported = [(threshold, name) for threshold, name in thresholds if is_supported(name)]
   if supported:
     return supported
   if score.is_recurrent:

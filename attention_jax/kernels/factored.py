@@ -18,7 +18,7 @@ from attention_jax.kernels import chunked, tanh_sum
 def unsupported_reason(score: Row, alignment: Row) -> str:
   """Returns the reason why this pair is not supported, or ''."""
   if not isinstance(score.form, TanhSum):
-    return 'the score is not v . tanh(q + k) with q of the query and k of the key alone'
+    return 'the score is not v . tanh(q + k) with q depending on the query alone and k on the key alone'
   return ''
 
 
@@ -33,7 +33,7 @@ def attend_block(score: Row, alignment: Row, params, carry, xs, memory: Memory, 
 
   def step(carry, xs):
     scores, query, mask, bias, rng = xs
-    rng = None if rng is None else jax.random.split(rng)[1]  # the half that the definition's step passes on
+    rng = None if rng is None else jax.random.split(rng)[1]  # the rng of the alignment, as in attend_step
     query_memory = memory._replace(mask=mask)
     return attend_from_scores(
       alignment, params, carry, scores, query, query_memory, bias=bias, rng=rng, deterministic=deterministic

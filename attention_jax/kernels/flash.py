@@ -34,7 +34,7 @@ from attention_jax.kernels.target import countable
 def unsupported_reason(score: Row, alignment: Row) -> str:
   """Returns the reason why this pair is not supported, or ''."""
   if not isinstance(score.form, Product):
-    return 'the score is not a product q . k with q of the query and k of the key alone'
+    return 'the score is not a product q . k with q depending on the query alone and k on the key alone'
   if strip_options(strip_dropout(alignment)) is not softmax or differs_at_test(alignment):
     return 'the alignment is not softmax'
   return ''
@@ -78,8 +78,8 @@ def operands(score: Row, alignment: Row, params, query, memory: Memory, bias) ->
 
   Returns:
     q [T, D], k [S, D], v [S, V], mask [T, S] or [1, S], and bias [T, S] or None, floats of the type in which sums are
-    computed. The alignment's temperature is applied to q and the bias, biases of -inf are part of the mask, other
-    infinite ones are the largest finite number, and masked entries are zero.
+    computed. The alignment's temperature is applied to q and the bias, biases of -inf are part of the mask, +inf is
+    replaced by the largest finite number, and masked entries are zero.
 
   Raises:
     UserError: if shapes do not match, and for a temperature that is not positive.
@@ -161,8 +161,8 @@ def _forward(q, k, v, inputs: BlockedInputs):
       if inputs.factors is None:
         block_sums = block_values @ exps
       else:
-        kept_exps = exps * blocks.slice_block(inputs.factors, i, j, span)
-        block_sums = jnp.concatenate([block_values[:-1] @ kept_exps, exps.sum(0, keepdims=True)])
+        exps_after_dropout = exps * blocks.slice_block(inputs.factors, i, j, span)
+        block_sums = jnp.concatenate([block_values[:-1] @ exps_after_dropout, exps.sum(0, keepdims=True)])
       return new_max, sums * jnp.exp(max_score - new_max) + block_sums
 
     lowest = jnp.full((1, blocks.query_block), min_finite(q.dtype))

@@ -67,7 +67,7 @@ TARGETS: Mapping[str, Target] = {
 def unsupported_reason(score: Row, alignment: Row) -> str:
   """Returns the reason why this pair is not supported on this machine, or ''."""
   if not isinstance(score.form, TanhSum):
-    return 'the score is not v . tanh(q + k) with q of the query and k of the key alone'
+    return 'the score is not v . tanh(q + k) with q depending on the query alone and k on the key alone'
   if strip_options(strip_dropout(alignment)) is not softmax or differs_at_test(alignment):
     return 'the alignment is not softmax'
   if kernel_platform() not in TARGETS:
@@ -77,8 +77,9 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
 
 def unsupported_inputs(score: Row, params, query: jax.Array, memory: Memory) -> str:
   """Returns the reason why arrays of these dtypes are not supported, or ''. Same arguments as in `cudnn`."""
-  if jnp.float64 in (query.dtype, memory.key.dtype, memory.value.dtype):
-    return 'must not get float64, it computes in float32'
+  types = [x.dtype.name for x in (query, memory.key, memory.value)]
+  if 'float64' in types:
+    return f'query, key and value must not be float64 (the kernels compute in float32), got {", ".join(types)}'
   return ''
 
 
@@ -102,7 +103,7 @@ def attend(
   """
   require_fixed_sizes('pallas_additive', query, memory)
   if reason := unsupported_inputs(score, params, query, memory):
-    raise UserError(f"implementation 'pallas_additive' {reason}; use 'factored'")
+    raise UserError(f"implementation 'pallas_additive': {reason}; use 'factored'")
   if not query.shape[0]:
     return definition.attend(score, alignment, params, query, memory, bias=bias, rng=rng, deterministic=deterministic)
   memory = zero_masked_memory(memory)

@@ -55,12 +55,12 @@ def context_kernel(has_dropout: bool, tile: Tile, q, k, v, masked_bias, value, *
   def step(i, carry):
     max_score, exp_sum, sums = carry
     columns = _slice_of(i, tile.keys)
-    scores, visible = _scores(tile, q, k, v, masked_bias, columns)
+    scores, unmasked = _scores(tile, q, k, v, masked_bias, columns)
     if scores_refs:
-      scores_refs[0][:, columns] = jnp.where(visible, scores, -jnp.inf)
-    block_max = jnp.max(jnp.where(visible, scores, min_finite(scores.dtype)), axis=1, keepdims=True)
+      scores_refs[0][:, columns] = jnp.where(unmasked, scores, -jnp.inf)
+    block_max = jnp.max(jnp.where(unmasked, scores, min_finite(scores.dtype)), axis=1, keepdims=True)
     new_max = jnp.maximum(max_score, block_max)
-    exps = jnp.where(visible, jnp.exp(jnp.where(visible, scores - new_max, 0.0)), 0.0)
+    exps = jnp.where(unmasked, jnp.exp(jnp.where(unmasked, scores - new_max, 0.0)), 0.0)
     rescale = jnp.exp(max_score - new_max)
     exps_after_dropout = exps if factors is None else exps * factors[:, columns]
     exp_sum = exp_sum * rescale + jnp.sum(exps, axis=1, keepdims=True)
@@ -91,10 +91,10 @@ def exponentials_kernel(tile: Tile, q, k, v, masked_bias, max_score, exps) -> No
     max_score: the largest score of each query [rows, 1].
     exps: output [rows, keys].
   """
-  scores, visible = _scores(tile, q, k, v, masked_bias, pl.ds(0, tile.keys))
+  scores, unmasked = _scores(tile, q, k, v, masked_bias, pl.ds(0, tile.keys))
   # `max_score` is of the forward pass: a score computed again may exceed it by rounding, by much if it is large.
-  relative = jnp.minimum(jnp.where(visible, scores - max_score[:, :], 0.0), 0.0)
-  exps[:, :] = jnp.where(visible, jnp.exp(relative), 0.0)
+  relative = jnp.minimum(jnp.where(unmasked, scores - max_score[:, :], 0.0), 0.0)
+  exps[:, :] = jnp.where(unmasked, jnp.exp(relative), 0.0)
 
 
 def pair_sums_kernel(tile: Tile, x, y, g, slope_sums, *tanh_sums) -> None:
@@ -136,8 +136,8 @@ def _scores(tile: Tile, q, k, v, masked_bias, columns) -> tuple[jax.Array, jax.A
   start = jnp.zeros((q.shape[0], tile.keys, tile.features), jnp.float32)
   total = jnp.sum(jax.lax.fori_loop(0, q.shape[1] // tile.features, step, start), axis=2)
   bias = jnp.broadcast_to(masked_bias[:, columns], total.shape)
-  visible = bias > -jnp.inf
-  return total + jnp.where(visible, bias, 0.0), visible
+  unmasked = bias > -jnp.inf
+  return total + jnp.where(unmasked, bias, 0.0), unmasked
 
 
 def _slice_of(i, size: int):

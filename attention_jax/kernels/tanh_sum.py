@@ -6,9 +6,9 @@ With a = e^{2q} and b = e^{2k}, computed once per query and once per key, tanh(q
 
 Safe for any input. Weights v and cotangents are divided by the largest of them. Keys are centred, feature by feature,
 on the middle of their range (the centre is subtracted from the keys and added to the query), and a b is capped where
-tanh is 1 to the last bit. That is exact while no feature of the keys spans more than 60 (2 key of LIMITS, float32); for
-wider ranges the same loops use tanh itself. In float32 the error of a tanh is at most about (2 + |q'| + |k'|) 2⁻²³,
-where q' and k' are the centred q and k, and |q'| is clipped to 40.5.
+tanh is 1 to the last bit. That is exact while no feature of the keys spans more than 60 (in float32; twice
+`Limits.key`); for wider ranges the same loops use tanh itself. In float32 the error of a tanh is at most about
+(2 + |q'| + |k'|) 2⁻²³, where q' and k' are the centred q and k, and |q'| is clipped to 40.5.
 
 Under vmap the loops get leading axes, the same for all arrays. Second derivatives are not supported.
 """
@@ -56,16 +56,16 @@ def scores(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
     [T, S], float32 or float64.
   """
   dtype = accumulation_dtype(q, k, v)
-  visible = mask[:, None]
+  unmasked = mask[:, None]
   k = k.astype(dtype)
   constant_k = jax.lax.stop_gradient(k)
-  high = jnp.max(jnp.where(visible, constant_k, -jnp.inf), axis=0)
-  low = jnp.min(jnp.where(visible, constant_k, jnp.inf), axis=0)
-  has_visible = jnp.any(mask)
+  high = jnp.max(jnp.where(unmasked, constant_k, -jnp.inf), axis=0)
+  low = jnp.min(jnp.where(unmasked, constant_k, jnp.inf), axis=0)
+  has_unmasked = jnp.any(mask)
   # False also for keys that are not finite: tanh itself then propagates the NaN.
-  in_range = jnp.all(jnp.where(has_visible, high - low, 0.0) <= 2 * LIMITS[jnp.dtype(dtype)].key)
-  centre = jnp.where(has_visible & in_range, (low + high) / 2, 0.0)
-  centred = jnp.where(visible, k - centre[None], 0.0)
+  in_range = jnp.all(jnp.where(has_unmasked, high - low, 0.0) <= 2 * LIMITS[jnp.dtype(dtype)].key)
+  centre = jnp.where(has_unmasked & in_range, (low + high) / 2, 0.0)
+  centred = jnp.where(unmasked, k - centre[None], 0.0)
   return tanh_sum(q.astype(dtype) + centre[None], centred, v.astype(dtype), in_range)
 
 
@@ -211,8 +211,8 @@ def _factored_or_plain(sums: Callable, q, k, in_range, *args):
 
 def _max_abs(x: jax.Array, *axes: int) -> jax.Array:
   """The largest |x| over some axes; 1 where that is 0 or not finite, or the axes are empty."""
-  size = jnp.max(jnp.abs(x), axes, keepdims=True, initial=0.0)
-  return jnp.where((size > 0) & jnp.isfinite(size), size, 1.0)
+  largest = jnp.max(jnp.abs(x), axes, keepdims=True, initial=0.0)
+  return jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1.0)
 
 
 def _batched(fn: Callable) -> Callable:
@@ -233,15 +233,15 @@ def _batched(fn: Callable) -> Callable:
 @_batched
 def _value(q, k, v, in_range):
   """Σ_f v_f tanh = Σ_f v_f - 2 Σ_f v_f (1 - tanh) / 2: [..., T, S]."""
-  size = _max_abs(v, -1)  # large weights would overflow: numerators are products with several denominators
-  halves = _factored_or_plain(_half_sum, q, k, in_range, v / size)
-  return jnp.sum(v, -1)[..., None, None] - 2 * size[..., None] * halves
+  largest = _max_abs(v, -1)  # large weights would overflow: numerators are products with several denominators
+  halves = _factored_or_plain(_half_sum, q, k, in_range, v / largest)
+  return jnp.sum(v, -1)[..., None, None] - 2 * largest[..., None] * halves
 
 
 @_batched
 def _gradients(q, k, v, in_range, g):
   """The gradients of q, k and v, from g [..., T, S]."""
-  size = _max_abs(g, -1, -2)
-  dq, dk, halves = _factored_or_plain(_gradient_sums, q, k, in_range, g / size)
-  scale = 4 * v[..., None, :] * size
-  return scale * dq, scale * dk, jnp.sum(g, (-1, -2))[..., None] - 2 * size[..., 0] * halves
+  largest = _max_abs(g, -1, -2)
+  dq, dk, halves = _factored_or_plain(_gradient_sums, q, k, in_range, g / largest)
+  scale = 4 * v[..., None, :] * largest
+  return scale * dq, scale * dk, jnp.sum(g, (-1, -2))[..., None] - 2 * largest[..., 0] * halves

@@ -55,7 +55,7 @@ def ponder(
     first: inputs of the first update.
     later: inputs of the other updates.
     limit: largest N; the last update takes the remainder.
-    epsilon: ε, which permits a single update.
+    epsilon: ε; with ε > 0 a single update can suffice, although hⁿ < 1.
 
   Returns:
     The state after the step, and Ponder with arrays [B].
@@ -142,7 +142,7 @@ class AdaptiveLayer(nn.Module):
 
     state, (outputs, pondered) = jax.lax.scan(body, state, (later, mask.T), reverse=self.reverse)
 
-    def by_row(x):
+    def to_batch_first(x):
       return zero_masked(jnp.moveaxis(x, 0, 1), mask)
 
-    return by_row(outputs), state, jax.tree.map(by_row, pondered)
+    return to_batch_first(outputs), state, jax.tree.map(to_batch_first, pondered)

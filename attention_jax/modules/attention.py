@@ -71,7 +71,8 @@ class Attention(nn.Module):
     >>> step.context.shape, model.context_width(memory)
     ((2, 8), 8)
 
-    A latent alignment is updated with log p(token | position), [B, S]; streaming starts at the last position:
+    A latent alignment is updated with log p(token | position), [B, S]. A streaming alignment can start at the last
+    position:
 
     >>> latent = aj.Attention(score='dot', alignment='latent_monotonic').bind({})
     >>> memory = latent.remember(encoded, mask)
@@ -80,7 +81,7 @@ class Attention(nn.Module):
     >>> walk = aj.Attention(score='dot', alignment='monotonic').bind({})
     >>> carry, step = walk(walk.carry_at_last_position(memory), query[:, 0], memory)
 
-    Without parameters (the last raises if the implementation computes all queries at once):
+    Available without parameters (`check_step_support` raises if the implementation computes all queries at once):
 
     >>> attention.projects, attention.is_recurrent, attention.check_step_support()
     (True, True, None)
@@ -220,7 +221,7 @@ class Attention(nn.Module):
       alignments, `remembered` [B, G, N / G, S, F / N].
     """
     if self.positions is not None and positions is None:
-      raise UserError('attention: `positions`, those of the memory, is required with a module of positions')
+      raise UserError('attention: positions of the memory are required with a module of positions, got None')
     unprojected = functional.zero_masked_memory(Memory(encoded, encoded if value is None else value, mask))
 
     def split_heads(x, head_kernel):
@@ -352,7 +353,7 @@ class Attention(nn.Module):
       query = project_to_heads(query, params.pop('query'))
       if self.positions is not None:
         if positions is None:
-          raise UserError('attention: `positions`, those of the queries, is required with a module of positions')
+          raise UserError('attention: positions of the queries are required with a module of positions, got None')
         query = self.positions.rotate(query, positions)
         bias = self.positions.bias(query, positions, memory.key.shape[-2])
       query = group_heads(query, self.groups, 1)
@@ -380,8 +381,8 @@ class Attention(nn.Module):
     head_features = self.features // self.heads
     sizes = {'key': memory.key.shape[-1], 'value': memory.value.shape[-1], 'features': head_features}
     # The parameters of `Row.remember` are not needed again for a memory that contains its result.
-    done = () if memory.remembered is None else memory_parameter_names(self.alignment_row)
-    alignment_names = [name for name in self.alignment_row.params if name not in done]
+    unused = () if memory.remembered is None else memory_parameter_names(self.alignment_row)
+    alignment_names = [name for name in self.alignment_row.params if name not in unused]
     score_query_size = head_features if self.projects else query_size
     alignment_query_size = head_features if self.projects_queries_first else query_size
     params = {

@@ -103,7 +103,10 @@ def attend_heads(
   if 'value_kernel' in params:
     kernel = params['value_kernel']['kernel']
     if encoded.shape[-1] != kernel.shape[1]:
-      raise UserError(f"attention: params['value_kernel'] {kernel.shape} does not project encoded {encoded.shape}")
+      raise UserError(
+        f"attention: params['value_kernel']['kernel'] must be [N, {encoded.shape[-1]}, F / N] to project encoded "
+        f'{list(encoded.shape)}, got {list(kernel.shape)}'
+      )
     values = jnp.einsum('...sd,ndf->n...sf', _zero_masked(encoded, mask), kernel)
   rngs = None if rng is None else jax.random.split(rng, values.shape[0])
 

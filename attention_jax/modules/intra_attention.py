@@ -15,7 +15,7 @@ from attention_jax.modules.attention import Attention
 from attention_jax.modules.recurrent import RecurrentCell, State, zero_state
 from attention_jax.modules.transformer_stack import require_backprop
 
-BLOCK = 8  # steps
+BLOCK = 8  # steps per block; training stores one tape per block
 
 
 class IntraAttentionCarry(NamedTuple):
@@ -42,8 +42,8 @@ class IntraAttentionLayer(nn.Module):
     a_i = v · tanh(W_h h_i + W_x x_t + W_h̃ h̃_{t-1}), s = softmax(a), [h̃_t; c̃_t] = Σ_{i<t} s_i [h_i; c_i],
     (h_t, c_t) = LSTM(x_t, (h̃_t, c̃_t)).
 
-  The first step has no past: its h̃ and c̃ are zeros. Training stores the tape once per block of steps, of the order
-  of S² F / BLOCK numbers.
+  The first step has no past: its h̃ and c̃ are zeros. Training stores the tape once per block of steps, which takes of
+  the order of S² F / BLOCK numbers.
 
   Attributes:
     kind: a row of RECURRENCES, whose whole state is on the tape.
@@ -101,10 +101,10 @@ class IntraAttentionLayer(nn.Module):
     carry, (outputs, weights) = self._scan(carry, self._flip(steps), deterministic)
     outputs, weights = self._flip((outputs, weights))
 
-    def by_row(x):
+    def to_batch_first(x):
       return zero_masked(jnp.moveaxis(x, 0, 1), mask)
 
-    return by_row(outputs), carry.state, by_row(weights)
+    return to_batch_first(outputs), carry.state, to_batch_first(weights)
 
   def _flip(self, tree: Any) -> Any:
     """Reverses the order of the steps if the layer reads from the end."""

@@ -1,6 +1,6 @@
 """Linear layers over arrays of any rank, as one product of two matrices.
 
-A product over several leading axes is as fast itself, but its gradient with respect to the kernel is slow: XLA for CPU
+A product over several leading axes is equally fast, but its gradient with respect to the kernel is slow: XLA for CPU
 first copies the whole input into another order.
 """
 
@@ -94,8 +94,8 @@ def _sum_outer_products_on_cpu(left: jax.Array, right: jax.Array, dtype: jnp.dty
   """`sum_outer_products` of 16-bit numbers.
 
   XLA for CPU merges a transposition of an operand into the product, and then computes it in float32, at a fifth to a
-  half of the rate. A transposition of its own moves one number at a time. The product with the identity is exact and
-  faster, even though it multiplies as many numbers as the sum if left and right are equally wide.
+  half of the rate. A separate transposition moves one number at a time. The product with the identity is exact
+  and faster, although it costs as many multiplications as the sum if left and right are equally wide.
   """
   if left.shape[1] > right.shape[1]:
     return _sum_outer_products_on_cpu(right, left, dtype).T

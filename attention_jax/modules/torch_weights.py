@@ -155,12 +155,11 @@ def bahdanau(arrays: Arrays, heads: int) -> list[Entry]:
   Both projections have biases there. Their sum is one bias inside of the tanh, attention.score.bias. SCORES has
   no such row, so that the caller defines one. The bias of the scores changes no weight and is dropped.
   """
-  attention = 'attention'
   return [
-    Entry('attention.query', (f'{attention}.Wa.weight',), np.transpose),
-    Entry('attention.key', (f'{attention}.Ua.weight',), np.transpose),
-    Entry('attention.score.v', (f'{attention}.Va.weight', f'{attention}.Va.bias'), lambda w, b: w[0]),
-    Entry('attention.score.bias', (f'{attention}.Wa.bias', f'{attention}.Ua.bias'), np.add),
+    Entry('attention.query', ('attention.Wa.weight',), np.transpose),
+    Entry('attention.key', ('attention.Ua.weight',), np.transpose),
+    Entry('attention.score.v', ('attention.Va.weight', 'attention.Va.bias'), lambda w, b: w[0]),
+    Entry('attention.score.bias', ('attention.Wa.bias', 'attention.Ua.bias'), np.add),
     Entry('embedding', ('embedding.weight',), np.asarray),
     *_recurrent('cell', 'gru', 'l0'),
     *_dense('output', 'out'),
@@ -176,7 +175,7 @@ def _token_order(rows: int) -> np.ndarray:
 
 
 def _joeynmt_vocabularies(order: Order = ALL) -> list[Entry]:
-  """Embeddings and the output layer, whose rows are put into the order of our ids."""
+  """Embeddings and the output layer, whose rows are put into the order of the ids of this package."""
 
   def table(w):
     return w[_token_order(len(w))][:, order]

@@ -152,8 +152,16 @@ def test_fast_implementations_do_not_ignore_an_edit():
     ('latent', 'uniform', 'latent alignment'),
     ('softmax', 'unifrom', "unknown edit 'unifrom' .did you mean 'uniform'"),
     ('softmax', 'fixed(step=1)', "unknown option of edit 'fixed': 'step'"),
-    ('softmax', aj.Row(lambda w, m, *, b: w, params={'b': aj.Param(())}), 'no learned parameters'),
-    ('softmax', aj.Row(lambda w, m, *, state: (w, state), init_state=lambda size, dtype: ()), 'an edit has no state'),
+    (
+      'softmax',
+      aj.Row(lambda w, m, *, b: w, params={'b': aj.Param(())}),
+      r"must have no learned parameters, got \['b'\]",
+    ),
+    (
+      'softmax',
+      aj.Row(lambda w, m, *, state: (w, state), init_state=lambda size, dtype: ()),
+      'an edit must have no state',
+    ),
     ('softmax', 'uniform(layer=0)', 'an alignment has no layers, got layer=0'),
   ],
 )

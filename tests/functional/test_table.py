@@ -57,7 +57,7 @@ def with_supplied_option(scores, mask, *, query=1.0):
     (Row(with_state), 'init_state is required if and only if'),
     (Row(plain, init_state=lambda size, dtype: 0), 'init_state is required if and only if'),
     (Row(with_remembered), 'remember is required if and only if'),
-    (Row(plain, at_test=with_rng), 'at_test takes arguments that the variant does not take'),
+    (Row(plain, at_test=with_rng), r"at_test takes \['rng'\], which the variant does not take"),
     (Row(with_supplied_option), r"\['query'\] .* cannot be options"),
     (Row(plain, sizes={'state': 3}), r"\['state'\] .* cannot be options"),
   ],

@@ -74,7 +74,7 @@ def sampling_alignment(scores, mask, *, rng):
       {'alignment': aj.alignments.monotonic},
       'alignment: a function that takes state needs init_state: pass Row',
     ),
-    (ADDITIVE, r"params\['key'\] \(11, 17\).* key \(2, 7, 5\)"),
+    (ADDITIVE, r"params\['key'\] must be \[5, F\] to project key \[2, 7, 5\], got \[11, 17\]"),
     (
       {'score': 'additive', 'params': {'score': {'v': jnp.ones(F)}}},
       r"params\['score'\]\['v'\] must be \[features = 5\], got \[17\]",

@@ -317,13 +317,13 @@ def test_a_memory_longer_than_max_positions_is_an_error():
 def test_positions_of_the_memory_and_of_queries_are_required(kind):
   module = aj.Attention('scaled_dot', 'softmax', FEATURES, positions=POSITIONS[kind]())
   query, encoded = make_inputs('scaled_dot')
-  with pytest.raises(aj.UserError, match='`positions`, those of the memory, is required'):
+  with pytest.raises(aj.UserError, match='positions of the memory are required'):
     parameters(module, query, encoded)
 
   def attend(module, query, encoded):
     return module.parallel(query, module.remember(encoded, MASK, jnp.arange(S)))
 
-  with pytest.raises(aj.UserError, match='`positions`, those of the queries, is required'):
+  with pytest.raises(aj.UserError, match='positions of the queries are required'):
     variables(module, query, encoded, method=attend)
 
 

@@ -112,9 +112,7 @@ def test_shapes_that_do_not_match_are_errors_in_one_line():
   params = init_heads(jax.random.key(0), query=DQ, key=DK, features=FEATURES, heads=2)
   with pytest.raises(aj.UserError, match=r'attend: mask \(3, 7\) does not broadcast to'):
     attend_heads(params, query, encoded, mask)
-  with pytest.raises(
-    aj.UserError, match=r"params\['value_kernel'\] \(2, 13, 2\) does not project encoded \(3, 7, 11\)"
-  ):
+  with pytest.raises(aj.UserError, match=r'must be \[N, 11, F / N\] to project encoded \[3, 7, 11\], got \[2, 13, 2\]'):
     attend_heads(params, query, encoded[..., :DQ])
 
 
