@@ -15,8 +15,8 @@ class Ensemble:
   """Several models with the same vocabularies behind the interface of one EncoderDecoder.
 
   The distribution of each token, conditional on those before it, is the mean of the models' distributions. Attention
-  weights are the mean over the models that attend. The
-  models may differ in everything else. The parameters of an ensemble are a tuple with one parameter tree per model.
+  weights are the mean over the models that attend. The models may differ in everything else. The parameters of an
+  ensemble are a tuple with one parameter tree per model.
 
   Args:
     models: the models; either all of them copy or none does.

@@ -34,7 +34,7 @@ def shrinking_while_loop(
     body: one step.
     is_active: (state, inputs) -> [B] bool, which sources are not finished.
     select_result: state -> the part of it that is returned.
-    steps: T, the number of the last level plus one.
+    steps: T, the number of levels; the last level is T - 1.
     state: the values that change from step to step, leaves [B, ...] unless `select_state` is set.
     history: one record per level, leaves [T, B, ...], which `body` writes.
     inputs: the values that do not change, leaves [B, ...].

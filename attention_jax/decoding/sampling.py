@@ -73,9 +73,9 @@ class Sampling:
 
 
 def nucleus_threshold(logits: jax.Array, p: float) -> jax.Array:
-  """Returns the lowest logit [..., 1] of the nucleus: the tokens for which the likelier ones have less than p in total.
+  """Returns the lowest logit [..., 1] of the nucleus: tokens whose likelier tokens have a total probability below p.
 
-  Found by bisection: sorting a large vocabulary takes longer on a CPU than the step of a model.
+  It is found by bisection: sorting a large vocabulary takes longer on a CPU than the step of a model.
 
   Args:
     logits: [..., V] float32.

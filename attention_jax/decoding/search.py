@@ -285,8 +285,8 @@ def _group_threshold(log_probs: jax.Array, ended_log_probs: jax.Array, groups: i
 def _update_finished(
   finished: Finished, log_probs: jax.Array, scores: jax.Array, level: jax.Array, groups: int
 ) -> Finished:
-  """The K / G best of each group's finished hypotheses and of its beams [B, K] that end at this level."""
-  # Division by the length penalty must not lift a beam that does not exist above IMPOSSIBLE_SCORE.
+  """The K / G best hypotheses of each group, among those already finished and its beams that end at this level."""
+  # Division by the length penalty must not raise the score of a beam that does not exist above IMPOSSIBLE_SCORE.
   scores = jnp.where(log_probs > IMPOSSIBLE_SCORE / 2, scores, IMPOSSIBLE_SCORE)
   beams = jnp.broadcast_to(jnp.arange(scores.shape[1])[None, :], scores.shape)
   new = Finished(scores, log_probs, jnp.full_like(beams, level), beams)
@@ -307,7 +307,7 @@ def _take_carry_beams(carry: Any, index: jax.Array) -> Any:
 
 
 def _select_state(state: BeamState, rows: jax.Array) -> BeamState:
-  """The state of some of the sources."""
+  """The state of the sources `rows`."""
   carry = jax.tree.map(lambda x: x[:, rows], state.carry)
   return select_sources(state._replace(carry=()), rows)._replace(carry=carry)
 

@@ -55,7 +55,7 @@ class StreamPosition(NamedTuple):
 
   Attributes:
     position: the last source position read so far.
-    window: the memory of the positions that end there; masked as a whole past the end of the source.
+    window: the memory of the last positions up to `position`; fully masked past the end of the source.
     is_past_end: whether the decoder has moved past the last position of the source.
   """
 
@@ -164,7 +164,7 @@ class Requirement(NamedTuple):
 
   Attributes:
     description: the property, for error messages.
-    field: the field of the config that decides it.
+    field: the field of the config that determines it.
     is_met: model -> whether it has the property.
     value: model -> its value of the field.
     expected: () -> the values that have the property.

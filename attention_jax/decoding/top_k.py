@@ -34,7 +34,7 @@ def masked_top_k(logits: jax.Array, allowed: np.ndarray, count: int) -> tuple[ja
   """Returns the largest of the allowed logits, the smaller id first in a tie; one pass of maxima replaces a sort.
 
   Only blocks with the largest maxima can hold the results. If the maximum of a block is not allowed, the block may hold
-  none of them, so one more block is searched for each block with ids that are not allowed.
+  no result, so one more block is searched for each block with ids that are not allowed.
 
   Args:
     logits: [..., V], or padded by `pad_to_blocks`.

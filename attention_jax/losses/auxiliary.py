@@ -139,11 +139,12 @@ def reinforce(
     )
   mask = batch.target_mask
 
-  def of_each_step(sums):
+  def increments(sums):
+    """The terms of each step, summed over heads, from the sums [B, T, N] up to each step."""
     return jnp.where(mask, jnp.diff(sums.astype(jnp.float32), axis=1, prepend=0).sum(axis=-1), 0.0)
 
-  log_probs = of_each_step(log_prob_sums)
-  bonus = entropy * jnp.sum(of_each_step(outputs.state.entropy)) if has_entropies else 0.0
+  log_probs = increments(log_prob_sums)
+  bonus = entropy * jnp.sum(increments(outputs.state.entropy)) if has_entropies else 0.0
   baseline = jax.vmap(lambda means: latent.rewards_to_go(means, discount))(running['log_likelihood'] * mask)
   estimated_entropy_weight = 0.0 if has_entropies else entropy
   surrogate = jax.vmap(functools.partial(latent.reinforce, entropy=estimated_entropy_weight, discount=discount))

@@ -18,7 +18,7 @@ class ObjectiveInputs(NamedTuple):
     batch: a data Batch.
     rngs: the rngs of the model; None for a deterministic pass.
     rng: the rng of the objective itself, or None.
-    running: running means of the objective's own sums, see Objective.running.
+    running: running means per token, by name; they include those of the sums in Objective.running.
     update: number of the update, from 1.
     compute_loss: ModelOutput for the batch's targets -> the sums 'loss', 'accuracy' and 'tokens' of cross entropy.
   """

@@ -32,7 +32,7 @@ class Objective(NamedTuple):
   Attributes:
     build: options -> the objective.
     running: names of the sums of which the objective reads running means per token.
-    uses_references: whether it compares hypotheses of the model with the data's targets, token by token.
+    uses_references: whether it compares the tokens of sampled hypotheses with those of the data's targets.
   """
 
   build: Callable[..., ObjectiveFn]
@@ -135,8 +135,8 @@ def scheduled_sampling(*, schedule: str = 'linear', temperature: NonNegative = 1
 
   Bengio et al. 2015, but in two passes, the same for every decoder (Mihaylova & Martins 2019; Duckworth et al. 2019,
   parallel scheduled sampling): the first pass predicts every token by teacher forcing, and the second pass reads some
-  of the predictions. No gradient flows through the first pass. The sum 'own' counts the
-  reference tokens that predictions replace.
+  of the predictions. No gradient flows through the first pass. The sum 'own' counts the reference tokens that
+  predictions replace.
 
   Args:
     schedule: a spec of SAMPLING_SCHEDULES.

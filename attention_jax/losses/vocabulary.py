@@ -61,7 +61,7 @@ def _loss_and_gradient(linear: LinearLogits, target, mask, smoothing, differenti
   linear_spec = LinearLogits(batch_spec, replicated, replicated)
   in_specs = (linear_spec, batch_spec, batch_spec)
   out_specs = (replicated, linear_spec if differentiate else None)
-  # The compiler divides the vocabulary over the axis 'tensor'.
+  # The compiler partitions the vocabulary over the axis 'tensor'.
   manual = set(jax.sharding.get_abstract_mesh().axis_names) - {'tensor'}
   sharded = jax.shard_map(run_shard, in_specs=in_specs, out_specs=out_specs, axis_names=manual, check_vma=False)
   return sharded(linear, target, mask)

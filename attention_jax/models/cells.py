@@ -86,12 +86,12 @@ class Cell(nn.Module):
     """Returns the states of recurrent layers before the first step.
 
     Raises:
-      UserError: for an unknown `initial`, if `bridge` is False and `initial` is not 'learned', and as the function of
-        INITIAL_STATES does.
+      UserError: for an unknown `initial`, if `bridge` is False and `initial` is not 'learned', and for an encoder
+        without the states that `initial` needs.
     """
     make = INITIAL_STATES[choose(self.initial, INITIAL_STATES, 'initial')]
     if not self.bridge and self.initial != 'learned':
-      raise UserError(f'bridge=False starts from zeros, and cannot be combined with initial={self.initial!r}')
+      raise UserError(f"bridge=False starts from zeros: initial must be 'learned', got {self.initial!r}")
     return make(stack, encoded)
 
   def remember(self, encoded: Encoded) -> Memory:
@@ -112,7 +112,7 @@ class Cell(nn.Module):
   def attend(
     self, carry: CellCarry, query: jax.Array, memory: Memory, deterministic: bool
   ) -> tuple[CellCarry, StepTrace]:
-    """Attends inside the recurrence; returns the carry and a trace without the top state.
+    """Attends inside the recurrence; returns the next carry, and a trace whose `state` is ().
 
     Args:
       carry: carry of the previous step.
@@ -124,9 +124,9 @@ class Cell(nn.Module):
       UserError: if the implementation of the attention cannot compute one query at a time.
     """
     self.attention.check_step_support()
-    attention, (context, weights) = self.attention(carry.attention, query, memory, deterministic)
-    trace = StepTrace((), context, average_heads(weights, self.attention.heads), attention.state[1])
-    return carry._replace(attention=attention), trace
+    attention_carry, (context, weights) = self.attention(carry.attention, query, memory, deterministic)
+    trace = StepTrace((), context, average_heads(weights, self.attention.heads), attention_carry.state[1])
+    return carry._replace(attention=attention_carry), trace
 
   def observe(self, carry: CellCarry, log_likelihood: jax.Array) -> CellCarry:
     """Updates the carry of a latent alignment with log p(output | position), [B, S]."""
@@ -146,7 +146,7 @@ class Cell(nn.Module):
     Args:
       traces: traces of all steps, leaves [B, T, ...].
       embeddings: embeddings of the input tokens, [B, T, E].
-      memory: the memory; read only if the alignment is latent.
+      memory: the memory; not used unless the alignment is latent.
     """
     if not self.traits.latent:
       return self.readout_features(traces.state, traces.context, embeddings)
@@ -222,7 +222,7 @@ class Bahdanau(Cell):
   Attributes:
     readout: width of the deep output.
     maxout: whether each of its units is the maximum of two linear units, instead of the tanh of one.
-    previous: whether the deep output reads the state from before the step, with which the step attends.
+    previous: whether the deep output reads s_{t-1} instead of s_t.
     gate: whether the context is multiplied by a scalar gate σ(w s_{t-1} + b) (Xu et al. 2015, section 4.2.1).
   """
 
@@ -325,8 +325,8 @@ class Luong(Cell):
 
   def start(self, encoded: Encoded, memory: Memory) -> CellCarry:
     states = self.initial_states(self.stack, encoded)
-    attention = self.attention.init_carry(memory) if self.traits.attends_in_recurrence else ()
-    return CellCarry(states, attention, jnp.zeros_like(states[-1][0]) if self.input_feeding else ())
+    attention_carry = self.attention.init_carry(memory) if self.traits.attends_in_recurrence else ()
+    return CellCarry(states, attention_carry, jnp.zeros_like(states[-1][0]) if self.input_feeding else ())
 
   def recur(
     self, carry: CellCarry, inputs: jax.Array, memory: Memory, deterministic: bool

@@ -27,8 +27,8 @@ class ClassifierOutput(NamedTuple):
 
   Attributes:
     logits: [B, L].
-    words: weights [B, N, H, W] over the words of each sentence.
-    sentences: weights [B, H, N] over the sentences; 1 everywhere if the classifier does not pool sentences.
+    words: weights [B, N, H, W] of H heads over the W words of each of N sentences.
+    sentences: weights [B, H, N] of H heads over the sentences; 1 everywhere if the classifier does not pool sentences.
     ponder: Ponder [B, positions] of every layer with adaptive computation time.
   """
 
@@ -151,13 +151,14 @@ class Hierarchical(Classifier):
     encoded = self.make_encoder(self.embedding)(ids, word_mask, deterministic)
     x, word_weights = self.make_pooling()(encoded.memory, encoded.mask, encoded.final, deterministic)
 
-    ponder = jax.tree.map(lambda of_words: of_words.reshape(batch, -1), encoded.ponder)
+    word_ponder = jax.tree.map(lambda x: x.reshape(batch, -1), encoded.ponder)
     sentence_mask = mask.any(-1)
     encoded = self.make_encoder(Identity())(x.reshape(batch, sentences, -1), sentence_mask, deterministic)
     x, sentence_weights = self.make_pooling()(encoded.memory, encoded.mask, encoded.final, deterministic)
 
     word_weights = word_weights.reshape(batch, sentences, -1, words)
-    return ClassifierOutput(self.classify(x, deterministic), word_weights, sentence_weights, ponder + encoded.ponder)
+    ponder = word_ponder + encoded.ponder
+    return ClassifierOutput(self.classify(x, deterministic), word_weights, sentence_weights, ponder)
 
 
 class Decomposable(Classifier):
@@ -184,8 +185,8 @@ class Decomposable(Classifier):
       deterministic: whether dropout is off.
 
     Returns:
-      ClassifierOutput. `words` [B, 2, N W, W] has, for each text, the weights over its words by each word of the other
-      one: rows W n to W n + W - 1 are those of head n of the N heads. Words that are padding attend to nothing.
+      ClassifierOutput. For each text, `words` [B, 2, H W, W] has the weights with which the words of the other text
+      attend to its words: row h W + w is head h of word w. Words that are padding attend to nothing.
 
     Raises:
       UserError: if a document does not have two texts.
@@ -195,7 +196,7 @@ class Decomposable(Classifier):
         f'decomposable: documents must have 2 texts, got {source.shape[1]}; '
         'expected config.data.buckets of (2, words), such as ((2, 20),)'
       )
-    batch, _, width = source.shape
+    batch, _, words = source.shape
     attend = _Layers(self.width, self.dropout, self.dtype, name='attend')
     compare = _Layers(self.width, self.dropout, self.dtype, name='compare')
     encoder = self.make_encoder(self.embedding)
@@ -213,13 +214,13 @@ class Decomposable(Classifier):
       mean = masked_mean(compared, mask[:, query])
       summary, _ = pooling(compared, mask[:, query], mean, deterministic)
       summaries.append(summary)
-      weights_by_head = attended.weights.reshape(batch, -1, width, width)
+      weights_by_head = attended.weights.reshape(batch, -1, words, words)
       weights.append(zero_masked(weights_by_head, mask[:, query][:, None, :, None]))
 
     decide = _Layers(self.width, self.dropout, self.dtype, name='decide')
     features = decide(jnp.concatenate(summaries, -1), deterministic)
     # Reversed: the queries of one text weigh the words of the other.
-    word_weights = jnp.stack([x.reshape(batch, -1, width) for x in reversed(weights)], 1)
+    word_weights = jnp.stack([x.reshape(batch, -1, words) for x in reversed(weights)], 1)
     sentence_weights = jnp.ones((batch, 1, 2), jnp.float32)
     ponder = sum((text.ponder for text in encoded), ())
     return ClassifierOutput(self.classify(features, deterministic), word_weights, sentence_weights, ponder)
@@ -243,8 +244,9 @@ class _Layers(nn.Module):
 class ClassifierEnsemble:
   """Several classifiers of the same labels behind the interface of one.
 
-  Probabilities are the mean over the classifiers, and so are attention weights: over their heads as well, if the
-  numbers of heads differ. The parameters of an ensemble are a tuple with one parameter tree per classifier.
+  Probabilities and attention weights are means over the classifiers. If the numbers of heads differ, the weights of
+  each classifier are first averaged over its heads. The parameters of an ensemble are a tuple with one parameter tree
+  per classifier.
 
   Args:
     models: the classifiers.
@@ -256,8 +258,12 @@ class ClassifierEnsemble:
   def __init__(self, models: Sequence[Classifier]):
     self.models = tuple(models)
     self.takes_pairs = self.models[0].takes_pairs
-    if any(model.takes_pairs != self.takes_pairs for model in self.models):
-      raise UserError('classifiers of single texts and of pairs of texts cannot be an ensemble')
+    num_with_pairs = sum(model.takes_pairs for model in self.models)
+    if num_with_pairs not in (0, len(self.models)):
+      raise UserError(
+        'ensemble: all classifiers must take pairs of texts or none, '
+        f'got {num_with_pairs} of {len(self.models)} classifiers that take pairs'
+      )
     self.attention = self.models[0].attention
 
   def apply(self, variables: Any, source: jax.Array, source_mask: jax.Array) -> ClassifierOutput:

@@ -35,13 +35,13 @@ from attention_jax.specs import Fraction, Size
 
 
 class Convolutional(nn.Module):
-  """Base class of encoder and decoder.
+  """Base class of ConvEncoder and ConvDecoder.
 
   Attributes:
     features: width of the hidden states, D.
     layers: number of blocks.
     width: number of positions in the window of a convolution.
-    max_positions: number of learned position embeddings, the longest sequence.
+    max_positions: number of learned position embeddings, which is the maximum length of a sequence.
     dropout: rate on embeddings, block inputs and decoder outputs.
     dtype: dtype of the computation.
   """

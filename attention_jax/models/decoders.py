@@ -1,5 +1,7 @@
 """Decoders: all steps in one call for training, one step at a time for search.
 
+Every decoder has the same methods:
+
 - start(encoded, max_length) -> carry, memory: prepares a source for at most `max_length` steps;
 - step(carry, embedding [B, E], memory, deterministic) -> carry, DecoderOutput with leaves [B, ...];
 - a call: (encoded, embeddings [B, T, E], deterministic) -> DecoderOutput with leaves [B, T, ...].
@@ -190,8 +192,8 @@ class TransformerDecoder(LayeredDecoder, Stack, kw_only=True):
     mask = jnp.broadcast_to(self._self_attention_mask(positions, steps), (batch, steps, steps))
     weights = []
     for block, memory in zip(self.blocks, self._remember(encoded), strict=True):
-      after, layer_weights = block(x, memory, mask, positions, deterministic)
-      x = self.apply_layer_drop(x, after, deterministic)
+      layer_output, layer_weights = block(x, memory, mask, positions, deterministic)
+      x = self.apply_layer_drop(x, layer_output, deterministic)
       weights.append(jnp.moveaxis(layer_weights, 2, 1))
     return self.make_output(self.finalize(x), weights, 2)
 

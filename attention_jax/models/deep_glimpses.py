@@ -14,9 +14,9 @@ class DeepGlimpseNetwork(nn.Module):
   """Two LSTM layers read glimpses; the lower one emits a label per object, the upper one the next location.
 
   Ba, Mnih & Kavukcuoglu 2015, section 3: g = G_image(x) * G_loc(l), r¹ = LSTM(g), r² = LSTM(r¹), l ~ N(tanh(U r²),
-  deviation²), and after every `glimpses` glimpses a label from r¹. The context, a coarse picture of `size` x `size`
-  pixels, is the first state of r² alone, so that labels depend on what was read in glimpses. The first location is an
-  input, as in GlimpseNetwork, and G_image has one hidden layer.
+  deviation²), and after every `glimpses` glimpses a label from r¹. The context, the picture resized to `size` x
+  `size` pixels, determines the initial state of r² alone: labels depend on it only through the locations. The first
+  location is an input, as in GlimpseNetwork, and G_image has one hidden layer.
 
   Attributes:
     labels: number of labels, L.
@@ -86,7 +86,7 @@ class DeepGlimpseNetwork(nn.Module):
     return GlimpseNetworkOutput(jnp.stack(logits, axis=1), *columns)
 
   def _first_states(self, pictures: jax.Array) -> tuple[State, State]:
-    """Returns the first states of r¹, zeros, and of r², from the coarse picture."""
+    """Returns the initial states: zeros for r¹, and for r² a function of the resized picture."""
     zeros = zero_state('lstm', len(pictures), self.features, self.dtype)
     shape = (len(pictures), self.size, self.size, pictures.shape[-1])
     coarse = jax.image.resize(pictures, shape, 'linear')

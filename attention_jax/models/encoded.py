@@ -35,6 +35,11 @@ class FinalStates(NamedTuple):
   forward: tuple = ()
   backward: tuple = ()
 
+  def describe_encoder(self) -> str:
+    """Returns a description of the encoder by the directions in which it reads, for error messages."""
+    directions = ' and '.join(name for name, states in zip(self._fields, self, strict=True) if states)
+    return f'an encoder that reads {directions}' if directions else 'an encoder without recurrent layers'
+
 
 class Encoded(NamedTuple):
   """An encoded source.

@@ -63,7 +63,7 @@ class SourceMemory(NamedTuple):
 
 
 class Shortlist(NamedTuple):
-  """The only target tokens of a search, prepared once per batch of sources (Jean et al. 2015, section 3).
+  """Target tokens to which a search is restricted, prepared once per batch of sources. Jean et al. 2015, section 3.
 
   Attributes:
     ids: their ids, [V'], ascending, with all special tokens, which are therefore the first.
@@ -79,7 +79,7 @@ class LatentCarry(NamedTuple):
 
   Attributes:
     decoder: carry of the decoder, before the update with the last token.
-    features: features of every position from which the last token was predicted, [B, S, D].
+    features: features [B, S, D] for every position; the last token was predicted from them.
   """
 
   decoder: Any
@@ -179,7 +179,7 @@ class EncoderDecoder(nn.Module):
       carry: carry of the previous step.
       token: ids of the previous tokens, [B].
       memory: memory, as `start` returns it.
-      shortlist: the only tokens of the search, as `select` returns them; tokens are then positions in the list.
+      shortlist: the allowed tokens, as `select` returns them; `token` then contains positions in its ids.
 
     Returns:
       The next carry, and outputs for the next token: logits [B, V], or [B, V'] of a shortlist, and weights [B, S].
@@ -217,6 +217,7 @@ class EncoderDecoder(nn.Module):
   ) -> ModelOutput:
     """Outputs of one step or of all, from the output and the inputs of the decoder."""
     candidates = (output.context, output.top, embeddings)
+    # A decoder without a single context or top state has () in its place.
     gate_inputs = tuple(candidate for candidate in candidates if not isinstance(candidate, tuple))
     result = self._output(output.features, CopyInputs(output_memory, output.weights, gate_inputs), shortlist)
     return ModelOutput(result.logits(), output.weights, output.state, linear=result.linear, layers=output.layers)
@@ -224,7 +225,7 @@ class EncoderDecoder(nn.Module):
   def _output(
     self, features: jax.Array, copy_inputs: CopyInputs | None, shortlist: Shortlist | None
   ) -> LinearLogits | Mixture:
-    """Logits of all tokens, or of those of a shortlist; the compiler drops the kernel of all tokens if it is unused."""
+    """Logits of all tokens, or of the tokens of a shortlist; the compiler drops an unused kernel of all tokens."""
     result = self.output(features, copy_inputs)
     return LinearLogits(result.features, *shortlist.columns) if shortlist else result
 
@@ -232,7 +233,7 @@ class EncoderDecoder(nn.Module):
     carry, memory = self.decoder.start(encoded, max_length)
     latent = self.traits.latent
     if latent and latent.observe:
-      # The likelihood of BOS has no effect, because the initial position of the chain is known.
+      # The likelihood of BOS has no effect, because the chain starts at a fixed position.
       cell = self.decoder.cell
       carry = LatentCarry(carry, jnp.zeros((*encoded.mask.shape, cell.width), cell.dtype))
     return carry, memory
@@ -371,12 +372,15 @@ def _check_copies(spec: str, model: EncoderDecoder, source_size: int, target_siz
     return
   if source_size != target_size:
     raise UserError(f'output {spec!r} copies and needs a shared vocabulary, got {source_size} and {target_size} tokens')
+  expected = ', '.join(name for name, cls in OUTPUTS.items() if not cls.copies)
   if not model.traits.attends:
-    raise UserError(f'output {spec!r} copies by attention weights, but this decoder does not attend')
-  if model.traits.latent:
-    expected = ', '.join(name for name, cls in OUTPUTS.items() if not cls.copies)
     raise UserError(
-      f'output {spec!r} copies by attention weights, but a latent alignment sums over positions; '
+      f'output {spec!r} copies from the source, but this decoder does not attend to it; '
+      f'expected a decoder that attends, or one of the outputs: {expected}'
+    )
+  if model.traits.latent:
+    raise UserError(
+      f'output {spec!r} copies from the source, which is not supported for a latent alignment; '
       f'expected one of: {expected}'
     )
 

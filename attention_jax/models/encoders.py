@@ -193,11 +193,11 @@ class GNMT(RecurrentEncoder):
 class LSTMN(RNN):
   """Recurrent layers whose state before a step is a weighted sum of all past states. Cheng et al. 2016, section 3.
 
-  The equations: modules.intra_attention. Other attributes are those of RNN.
+  The equations are in modules.intra_attention. Other attributes are those of RNN.
 
   Attributes:
-    score: spec of SCORES, for the query [x; h̃] and the key h, whose widths differ: an error for `dot`, `scaled_dot`
-      and `cosine`.
+    score: spec of SCORES, for the query [x; h̃] and the key h. `dot`, `scaled_dot` and `cosine` raise, because the
+      widths of query and key differ.
     alignment: spec of ALIGNMENTS that trains by backpropagation alone.
   """
 
@@ -218,7 +218,7 @@ class LSTMN(RNN):
 class ACT(RNN):
   """Adaptive computation time: every step updates the state of a recurrence until it halts. Graves 2016, section 2.
 
-  The auxiliary loss `ponder` is the cost of these updates, without which a model has no reason to halt early. Other
+  The auxiliary loss `ponder` is the cost of these updates; without it, training does not favour early halting. Other
   attributes are those of RNN.
 
   Attributes:
@@ -231,8 +231,8 @@ class ACT(RNN):
 
   def run_layer(self, features, backward, inputs, mask, state, deterministic):
     layer = AdaptiveLayer(self.rnn, features, backward, self.limit, self.epsilon, self.dtype)
-    outputs, state, pondered = layer(inputs, mask, state)
-    return LayerOutput(outputs, state, ponder=(pondered,))
+    outputs, state, ponder = layer(inputs, mask, state)
+    return LayerOutput(outputs, state, ponder=(ponder,))
 
 
 class TransformerEncoder(Stack, kw_only=True):

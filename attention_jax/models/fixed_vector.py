@@ -5,12 +5,12 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError
 from attention_jax.models.cells import Plain, max_of_pairs
-from attention_jax.models.encoded import Encoded
+from attention_jax.models.encoded import Encoded, FinalStates
 from attention_jax.models.steps import CellCarry, DecoderOutput, FixedMemory, StepTrace
 from attention_jax.modules.linear import ConcatDense, Dense
 from attention_jax.specs import Size
 
-FIXED = (
+UNSUPPORTED_OPTIONS = (
   'bridge',
   'feed_context',
   'initial',
@@ -40,8 +40,12 @@ class Cho(Plain):
     return self.readout
 
   def setup(self):
-    if changed := [name for name in FIXED if getattr(self, name) != getattr(Plain, name)]:
-      raise UserError(f'cho: option {changed[0]} is fixed by the paper; expected features and readout alone')
+    for name in UNSUPPORTED_OPTIONS:
+      value = getattr(self, name)
+      if value != getattr(Plain, name):
+        raise UserError(
+          f'cho: option {name} is fixed by the paper, got {value!r}; expected one of the options: features, readout'
+        )
     gates = 3 * self.features
     self.summary = Dense(self.features, dtype=self.dtype)
     self.first = Dense(self.features, dtype=self.dtype)
@@ -51,9 +55,10 @@ class Cho(Plain):
     self.deep = ConcatDense(2 * self.readout, bias=True, dtype=self.dtype)
 
   def remember(self, encoded: Encoded) -> FixedMemory:
-    if not (encoded.states and encoded.states.forward):
-      raise UserError('cho: the encoder must read forward, such as rnn')
-    return FixedMemory(jnp.tanh(self.summary(encoded.states.forward[-1][0])), encoded.mask)
+    states = encoded.states or FinalStates()
+    if not states.forward:
+      raise UserError(f'cho: the encoder must read forward, such as rnn; got {states.describe_encoder()}')
+    return FixedMemory(jnp.tanh(self.summary(states.forward[-1][0])), encoded.mask)
 
   def start(self, encoded: Encoded, memory: FixedMemory) -> CellCarry:
     return CellCarry(jnp.tanh(self.first(memory.vector)), (), self.context_gates(memory.vector))

@@ -15,13 +15,14 @@ class GlimpseNetworkOutput(NamedTuple):
   """Logits, and the location, log-density and baseline of each glimpse.
 
   Attributes:
-    logits: [B, L], after the last glimpse; [B, K, L] of a network that reads several objects, each after its last one.
+    logits: [B, L], after the last glimpse; for a network that reads K objects, [B, K, L], after the last glimpse of
+      each object.
     locations: [B, T, 2], centres of the glimpses: row and column, from -1 at the top left to 1 at the bottom right.
     log_policy: [B, T], log-density of each location conditional on the glimpses before it. It is 0 for the first
       location, which the policy does not choose, and for all locations of deterministic calls.
     baselines: [B, T], predicted reward before each glimpse.
-    transforms: [B, T, 2, 3], affine transforms of what was read, in the coordinates of functional.spatial; () for
-      glimpses by a retina.
+    transforms: [B, T, 2, 3], affine transforms of the regions that were read, in the coordinates of functional.spatial;
+      () for glimpses by a retina.
   """
 
   logits: jax.Array
@@ -43,15 +44,15 @@ def retina(picture: jax.Array, location: jax.Array, size: int, scales: int) -> j
   Returns:
     The mean of the pixels in each cell of each patch, [scales, size, size, C].
   """
-  cell = 2 ** jnp.arange(scales)[:, None, None]
+  cell_size = 2 ** jnp.arange(scales)[:, None, None]  # pixels along an axis
 
   def pixel_weights(axis: int) -> jax.Array:
     """Returns the weight of each pixel of an axis in the mean of each cell, [scales, size, pixels]."""
     pixels = picture.shape[axis]
     middle = jnp.round((location[axis] + 1) / 2 * pixels).astype(jnp.int32)
-    first = middle - size * cell // 2 + cell * jnp.arange(size)[None, :, None]
+    first = middle - size * cell_size // 2 + cell_size * jnp.arange(size)[None, :, None]
     offset = jnp.arange(pixels)[None, None] - first
-    return ((offset >= 0) & (offset < cell)) / cell.astype(jnp.float32)
+    return ((offset >= 0) & (offset < cell_size)) / cell_size.astype(jnp.float32)
 
   row_weights = pixel_weights(0)
   column_weights = pixel_weights(1)
@@ -168,7 +169,7 @@ class GlimpseConfig:
   """The fields of `config.model` and their defaults.
 
   Attributes:
-    network: a spec of picture_classifiers.NETWORKS; fields that it does not have are not used.
+    network: a spec of picture_classifiers.NETWORKS; fields that the network does not have are not used.
     samples: number of sampled paths of locations for each picture of a training batch.
     glimpses: number of glimpses, of each object if there are several.
     size: side of the finest patch, or of the region of a spatial transformer, in pixels.

@@ -55,8 +55,8 @@ class Grid(ImageEncoder):
   The first `halvings` convolutions have stride 2.
 
   Attributes as in ImageEncoder, and:
-    features: width of each cell, D. The last convolution of stride 2 and those of stride 1 have this many features,
-      earlier ones half of those of the next one, rounded down, but at least one.
+    features: width of each cell, D. Each convolution of stride 2 has half as many features as the next one (rounded
+      down, at least 1), except the last one, which has D like those of stride 1.
     halvings: number of convolutions of stride 2; they round an odd size up.
     layers: number of convolutions of stride 1 after them, which enlarge the receptive field of a cell beyond its own
       pixels.
@@ -82,7 +82,7 @@ class Grid(ImageEncoder):
     spacing = 1  # pixels from cell to cell
     rows = size
     for _ in range(self.halvings):
-      # Padding 'SAME' adds a row on both sides of an odd number of rows, but only one after an even number.
+      # Padding 'SAME' adds a row before and a row after an odd number of rows, but only a row after an even number.
       padding_before = rows % 2
       first += spacing * (1 - padding_before)
       spacing *= 2

@@ -18,10 +18,12 @@ def backward(stack: RecurrentStack, encoded: Encoded) -> tuple[State, ...]:
   Raises:
     UserError: if no layer of the encoder reads backward.
   """
-  layers = (encoded.states or FinalStates()).backward
-  if not layers:
-    raise UserError("initial='backward' needs an encoder that reads backward, such as birnn")
-  return stack.start(layers[-1][0])
+  states = encoded.states or FinalStates()
+  if not states.backward:
+    raise UserError(
+      f"initial='backward' needs an encoder that reads backward, such as birnn; got {states.describe_encoder()}"
+    )
+  return stack.start(states.backward[-1][0])
 
 
 def copied(stack: RecurrentStack, encoded: Encoded) -> tuple[State, ...]:
@@ -35,10 +37,9 @@ def copied(stack: RecurrentStack, encoded: Encoded) -> tuple[State, ...]:
   expected = [stack.features] * RECURRENCES[stack.kind].states
   actual = [[array.shape[-1] for array in state] for state in layers]
   if (states.forward and states.backward) or actual != [expected] * stack.layers:
-    directions = ' and '.join(name for name, parts in zip(states._fields, states, strict=True) if parts)
     raise UserError(
       "initial='copied' needs an encoder with one direction and the recurrence, layers and features of the decoder, "
-      f'{stack.kind}, {stack.layers} and {stack.features}; got an encoder that reads {directions or "no tokens"} '
+      f'{stack.kind}, {stack.layers} and {stack.features}; got {states.describe_encoder()}, '
       f'with states of {actual} features'
     )
   return layers

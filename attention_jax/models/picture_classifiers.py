@@ -1,4 +1,4 @@
-"""Classifiers of pictures that read a part of each: hard glimpses, or the region of a spatial transformer: NETWORKS."""
+"""Picture classifiers that read parts of a picture, by hard glimpses or by a spatial transformer: NETWORKS."""
 
 from collections.abc import Mapping
 
@@ -59,8 +59,8 @@ class SpatialTransformerNetwork(nn.Module):
     x = nn.relu(Dense(self.features, dtype=self.dtype, name='region')(x.reshape(len(x), -1)))
     logits = Dense(self.labels, dtype=self.dtype, name='labels')(x).astype(jnp.float32)
     centre = theta[:, None, ::-1, 2]  # row and column
-    no_policy = jnp.zeros((len(pictures), 1))
-    return GlimpseNetworkOutput(logits, centre, no_policy, no_policy, theta[:, None])
+    zeros = jnp.zeros((len(pictures), 1))
+    return GlimpseNetworkOutput(logits, centre, zeros, zeros, theta[:, None])
 
 
 NETWORKS: Mapping[str, type[nn.Module]] = {

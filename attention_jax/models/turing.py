@@ -55,10 +55,10 @@ class Heads(nn.Module):
       query_rng, row_rng = jax.random.split(rng)
       key_projection = nn.initializers.glorot_uniform()(query_rng, (size, width))  # query -> key vector of the paper
       sizes = {'query': size, 'key': width, 'value': width, 'features': width}
-      attention = init_params(row_rng, score=self.score, alignment=self.alignment, **sizes)
+      attention_params = init_params(row_rng, score=self.score, alignment=self.alignment, **sizes)
       score_sizes = sizes | {'query': size if self.score.project else width}
-      score = init_row_params(row_rng, self.score, score_sizes)
-      return {'query': key_projection} | attention | {'score': score}
+      score_params = init_row_params(row_rng, self.score, score_sizes)
+      return {'query': key_projection} | attention_params | {'score': score_params}
 
     params = self.param('heads', lambda rng: jax.vmap(init_head)(jax.random.split(rng, self.heads)))
 
@@ -362,7 +362,7 @@ def build_recaller(model: Mapping[str, Any], outputs: int) -> Recaller:
     UserError: if a spec or an option is unknown or out of range.
   """
   options = RecallConfig(**model)
-  # Cells without heads do not look these up; wrong specs are errors for them too.
+  # A cell without heads does not use the two specs, but a wrong one is an error for it too.
   lookup(options.score, SCORES, 'score')
   lookup(options.alignment, ALIGNMENTS, 'alignment')
   dtype = DTYPES[choose(options.dtype, DTYPES, 'dtype')]

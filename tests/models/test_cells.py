@@ -139,11 +139,11 @@ def test_states_are_copied_layer_by_layer(direction):
 @pytest.mark.parametrize(
   ('options', 'encoder', 'message'),
   [
-    ('initial="copied"', 'birnn(features=8)', 'needs an encoder with one direction .* forward and backward'),
-    ('initial="copied"', 'rnn(features=8, rnn="lstm")', r'gru, 1 and 8; got .* forward with states of \[\[8, 8\]\]'),
-    ('initial="copied"', 'embedded', 'reads no tokens'),
-    ('initial="backward"', 'rnn(features=8)', "initial='backward' needs an encoder that reads backward"),
-    ('initial="copied", bridge=False', 'rnn(features=8)', 'bridge=False starts from zeros, and cannot'),
+    ('initial="copied"', 'birnn(features=8)', 'needs an encoder with one direction .* forward and backward, with'),
+    ('initial="copied"', 'rnn(features=8, rnn="lstm")', r'gru, 1 and 8; got .* forward, with states of \[\[8, 8\]\]'),
+    ('initial="copied"', 'embedded', 'got an encoder without recurrent layers'),
+    ('initial="backward"', 'rnn(features=8)', 'reads backward, such as birnn; got .* reads forward'),
+    ('initial="copied", bridge=False', 'rnn(features=8)', "zeros: initial must be 'learned', got 'copied'"),
     ('initial="final"', 'rnn(features=8)', "unknown initial 'final'"),
   ],
 )
@@ -180,10 +180,10 @@ def test_cho_reads_the_fixed_vector_at_every_step():
 @pytest.mark.parametrize(
   ('options', 'encoder', 'message'),
   [
-    ('layers=2', 'rnn', 'cho: option layers is fixed by the paper; expected features and readout alone'),
+    ('layers=2', 'rnn', 'cho: option layers is fixed by the paper, got 2; expected .*: features, readout'),
     ('feed_context=True', 'rnn', 'cho: option feed_context is fixed by the paper'),
     ('residual=True', 'rnn', 'cho: option residual is fixed by the paper'),
-    ('', 'rnn(direction="backward")', 'cho: the encoder must read forward'),
+    ('', 'rnn(direction="backward")', 'cho: the encoder must read forward.*got an encoder that reads backward'),
   ],
 )
 def test_user_errors_of_cho(options, encoder, message):

@@ -210,7 +210,7 @@ def test_an_ensemble_is_the_mean_of_probabilities_and_weights():
   assert_close(np.exp(ensemble.logits), np.mean(probabilities, 0))
   assert_close(ensemble.words, np.mean([o.words.mean(2, keepdims=True) for o in outputs], 0))
   assert_close(ensemble.sentences, np.mean([o.sentences.mean(1, keepdims=True) for o in outputs], 0))
-  with pytest.raises(UserError, match='of single texts and of pairs of texts cannot be an ensemble'):
+  with pytest.raises(UserError, match='must take pairs of texts or none, got 1 of 2 classifiers'):
     ClassifierEnsemble([build_small(), build_small(classifier='decomposable')])
 
 
