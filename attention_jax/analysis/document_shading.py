@@ -42,8 +42,8 @@ class ShadedDocument(NamedTuple):
     probabilities: predicted probability of each label.
     tokens: tokens of each sentence.
     words: per sentence, weights [H, W] of its words by heads or hops. The page shows their mean over the heads that are
-      not all zero, then each of these heads if there are several. For a pair of texts: per text, weights [H, W] by each
-      word of the other text.
+      not all zero, then each of these heads if there are several. For a pair of texts: per text, weights [T, W] of its
+      words, with a row for each of the T words of the other text, filler words included.
     sentences: weights [H, N] of sentences.
     is_pair: whether it is a pair of texts; the page then shows which word attends to which.
     unread_tokens: number of further tokens, which the model did not read.

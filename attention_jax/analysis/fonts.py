@@ -75,9 +75,10 @@ def visible_form(token: str) -> str:
 
 
 def isolate(text: str) -> str:
-  """Returns `text`, in a directional isolate if a part of it is written from right to left, to join it with other text.
+  """Wraps `text` in a directional isolate if a part of it is written from right to left.
 
-  Without the isolate, the Unicode bidirectional algorithm draws the digits of a date after Arabic in another order.
+  It can then be joined with other text. Without the isolate, the Unicode bidirectional algorithm draws the digits of a
+  date after Arabic in another order.
   """
   is_right_to_left = any(unicodedata.bidirectional(char) in ('R', 'AL') for char in text)
   return f'{FIRST_STRONG_ISOLATE}{text}{POP_ISOLATE}' if is_right_to_left else text

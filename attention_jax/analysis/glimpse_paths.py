@@ -37,7 +37,7 @@ def write(items: Sequence[GlimpsePath], path: str | Path, size: int, scales: int
   A picture has a row for each image: the whole path with its finest patches or regions, then a panel for each glimpse.
 
   Args:
-    items: images, with different numbers of glimpses.
+    items: images; they may have different numbers of glimpses.
     path: ends with .html or .png.
     size: side of the finest patch of the retina, see models.glimpses.retina, or of a region, pixels.
     scales: number of patches of the retina, each twice as wide as the one before.

@@ -129,7 +129,7 @@ def source_updates(pair: AnalysedPair) -> jax.Array:
   """Returns the numbers of updates of an encoder with adaptive computation time, [L, S].
 
   Raises:
-    UserError: for another encoder.
+    UserError: for an encoder without adaptive computation time.
   """
   layers = encode_source(pair).ponder
   if not layers:

@@ -35,7 +35,7 @@ class MemoryTape(NamedTuple):
 
   @property
   def num_steps(self) -> int:
-    """T."""
+    """Number of steps of the episode, T."""
     return self.answer_start + len(self.targets)
 
 

@@ -24,7 +24,7 @@ class Page:
     self.height = height
 
   def _repr_html_(self) -> str:
-    """The page in a frame of its own, as notebooks request it: its style and script do not touch the notebook."""
+    """Called by notebooks: returns a frame with the page, whose style and script do not affect the notebook."""
     style = f'width: 100%; height: {self.height}px; border: 0'
     return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{html.escape(self.text)}"></iframe>'
 
@@ -56,7 +56,7 @@ def show(
     height: of the frame, pixels.
 
   Raises:
-    UserError: without a line, for a system without readings, and as `inspect_attention` does.
+    UserError: without a line, for a system without readings, and as `reading.read_runs`.
   """
   if not lines:
     raise UserError("show: expected at least one line of text, as in show(run, '5 mars 1999')")

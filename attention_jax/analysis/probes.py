@@ -70,7 +70,9 @@ def _neighbours(sentences: Sequence[Sentence], offset: int) -> tuple[np.ndarray,
 
 
 def one_hot_sentences(sentences: Sequence[Sentence], size: int) -> list[Sentence]:
-  """Returns the sentences with one-hot vectors of their tokens as states, a control: what follows from the token alone.
+  """Returns the sentences with one-hot vectors of their tokens as states.
+
+  They are a control: a probe of them predicts from the token alone, without its context.
 
   Args:
     sentences: the sentences.

@@ -16,8 +16,8 @@ class Measurement(NamedTuple):
   Attributes:
     values: an array with an axis for each entry of `axes`.
     axes: for each axis, the names of its entries, such as tokens.
-    is_map: whether the axes are those of weights: the target tokens, then the source tokens. It does not follow from
-      the tokens, as a source may equal its target.
+    is_map: whether the axes are those of weights: the target tokens, then the source tokens. The axes alone do not
+      determine it, because a source may equal its target.
   """
 
   values: np.ndarray

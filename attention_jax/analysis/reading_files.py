@@ -37,14 +37,14 @@ def write_heatmaps(readings: Sequence[Reading], path: str | Path, *, relative: b
     tokens = (reading.source_tokens, reading.target_tokens)
     layers = {name: weights for name, weights in reading.matrices.items() if name != WEIGHTS}
     for name, weights in (layers or {'': reading.weights}).items():
-      gold = (None, None) if layers else (reading.gold, reading.sure)
+      gold, sure = (None, None) if layers else (reading.gold, reading.sure)
       heading = f'{title}, {name}' if name else title
-      heatmaps.append(Heatmap(weights, *tokens, gold[0], heading, relative, gold[1]))
+      heatmaps.append(Heatmap(weights, *tokens, gold, heading, relative, sure))
     for spec, measured in reading.measurements.items():
       if measured.values.ndim == 2:
         rows, columns = measured.axes
-        gold = (reading.gold, reading.sure) if spec in reading.maps else (None, None)
-        heatmaps.append(Heatmap(np.abs(measured.values), columns, rows, gold[0], f'{title}, {spec}', True, gold[1]))
+        gold, sure = (reading.gold, reading.sure) if spec in reading.maps else (None, None)
+        heatmaps.append(Heatmap(np.abs(measured.values), columns, rows, gold, f'{title}, {spec}', True, sure))
   grid(heatmaps, path)
 
 

@@ -31,7 +31,7 @@ def write_page(readings: Sequence[Reading], path: str | Path, *, relative: bool 
 
 
 class SourceForm(NamedTuple):
-  """The form of a page that a server answers with.
+  """Content of the form for a source, on a page that a server returns.
 
   Attributes:
     text: the source in it.
@@ -47,7 +47,7 @@ class SourceForm(NamedTuple):
 
 
 def render_page(readings: Sequence[Reading], relative: bool = False, served: SourceForm | None = None) -> str:
-  """Returns the text of the page, with a form for sources if it is `served`; every value in it is escaped.
+  """Returns the HTML of the page; every value in it is escaped.
 
   Args:
     readings: what the page shows, each with the name of its run.

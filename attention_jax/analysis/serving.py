@@ -21,7 +21,8 @@ def make_server(read: Read, port: int, *, edit: str = '', relative: bool = False
   """Returns a server of the page, which is bound to HOST and not started yet.
 
   It answers GET / with the form, and GET /?text=SOURCE&edit=EDIT with the readings of a source below it. Requests whose
-  host is not this machine are rejected, so that no page of another site can read the answers through a name of its own.
+  host is not this machine are rejected, so that the page of another site cannot read the answers through a host name
+  that resolves to this machine (DNS rebinding).
 
   Args:
     read: ([source], edit of its weights or '') -> readings; may raise UserError, which is shown on the page. Called for

@@ -4,8 +4,8 @@ import numpy as np
 
 from attention_jax.errors import UserError
 
-CAPACITY_UNITS = 2**20  # of a capacity of 1, because maximum_flow of scipy takes whole numbers
-TOLERANCE = 1e-2  # of weights above 1, for those of bfloat16
+CAPACITY_UNITS = 2**20  # integer units of a capacity of 1, because maximum_flow of scipy takes whole numbers
+TOLERANCE = 1e-2  # by which a weight may exceed 1, as weights that were rounded to bfloat16 do
 
 
 def rollout(weights: np.ndarray) -> np.ndarray:

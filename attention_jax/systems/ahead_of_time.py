@@ -127,7 +127,8 @@ def _build_update(training: Training, inputs: Inputs, mesh: Mesh, *, stacked: bo
     training: options of training.
     inputs: the loss and the parameters.
     mesh: the devices.
-    stacked: whether there are several runs side by side; the update then has a further argument `live` [seeds].
+    stacked: whether there are several runs side by side; the update then has a further argument `live` [seeds], see
+      step.TrainStep.
   """
   schedule = make_schedule(training.schedule, training.steps)
   optimizer = make_optimizer(training.optimizer, schedule, training.clip, training.frozen)

@@ -164,7 +164,7 @@ class System(abc.ABC):
       Every metric, and the predictions that were measured, one per row.
 
     Raises:
-      UserError: for an unknown split, and for a training split without rows, as its examples are generated for batches.
+      UserError: for an unknown split, and for a training split whose examples are generated anew for each batch.
     """
 
   @abc.abstractmethod
@@ -213,7 +213,7 @@ class System(abc.ABC):
 
   @property
   def evaluation_rows(self) -> int:
-    """Rows of an evaluation batch: config.evaluation.batch_size, rounded up to a multiple of the devices."""
+    """Rows of an evaluation batch: config.evaluation.batch_size, rounded up to a multiple of the number of devices."""
     devices = self.mesh.devices.size
     return -(-self.config['evaluation']['batch_size'] // devices) * devices
 

@@ -160,8 +160,8 @@ class CaptioningSystem(System):
     model = build_captioner(config['model'], 5)
     if model.copies or config['model']['share_embeddings']:
       raise UserError(
-        'pictures have no source words; expected an output layer that does not copy, and '
-        'config.model.share_embeddings=False'
+        'pictures have no source words; expected an output layer that does not copy and share_embeddings=False, got '
+        f'config.model.output={config["model"]["output"]!r}, share_embeddings={config["model"]["share_embeddings"]}'
       )
     auxiliary = auxiliary_losses(training.auxiliary)
     check_weights(auxiliary, model.decoder.attention if model.traits.attends else None)
@@ -302,7 +302,7 @@ class CaptioningSystem(System):
     """Writes a picture with one map per word, and the same as an animation (.gif).
 
     Rows are pictures of the split, and `inputs` are image files. Image files are drawn at
-    caption_overlays.IMAGE_SIZE, also in place of the features that were computed from them.
+    caption_overlays.IMAGE_SIZE. A split with image files is drawn from them, as its pictures may be features.
 
     Arguments: see `System.plot`.
     """
@@ -372,7 +372,7 @@ class CaptioningSystem(System):
     return compile_for
 
   def _read_prediction(self, hypotheses: Hypotheses, row: int, name: str) -> Prediction:
-    """Returns row `row` of the result of a search as text; hypotheses of length 0 do not exist."""
+    """Returns row `row` of the result of a search as text. Length 0 marks a beam without a hypothesis."""
     texts = []
     for k, length in enumerate(hypotheses.lengths[row].tolist()):
       if not length:

@@ -167,7 +167,8 @@ class ClassificationSystem(System):
       if not vocab.same_entries(self.vocabulary, other.vocabulary) or self.labels != other.labels:
         raise UserError('runs with different vocabularies or labels cannot be an ensemble')
       if self.config['data']['joined'] != other.config['data']['joined']:
-        raise UserError('runs of whole documents and of their sentences (data.joined) cannot be an ensemble')
+        values = f'{self.config["data"]["joined"]} and {other.config["data"]["joined"]}'
+        raise UserError(f'runs with different config.data.joined cannot be an ensemble, got {values}')
     system = self.with_config(self.config)
     system.model = ClassifierEnsemble([system.model for system in (self, *others)])
     return system

@@ -56,7 +56,7 @@ def shade_document(
   Args:
     title: the heading.
     label: the gold label; '' if unknown.
-    document: what the model reads.
+    document: the part of the document that the model reads.
     prediction: the prediction for it.
     pair_heads: number of heads of a classifier that compares two texts; 0 for other classifiers.
   """

@@ -43,7 +43,7 @@ def fill_defaults(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
   Args:
     config: a config, perhaps without some fields.
-    name: what the config is, for error messages.
+    name: how error messages refer to the config, such as 'the config' or the path of its file.
 
   Raises:
     UserError: for an unknown system, for unknown fields, and for values whose type does not suit the default.

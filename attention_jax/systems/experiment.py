@@ -78,14 +78,14 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
     results.json; summaries over runs for several seeds; None if a signal stopped training or that evaluation.
 
   Raises:
-    UserError: for mistakes in the config, the data or the folder, before any file of the folder is overwritten; then as
-      `fit`.
+    UserError: for mistakes in the config, the data or the folder, before any file of the folder is overwritten; during
+      training, as `fit`.
   """
   code_version()  # cached now, because another commit may be checked out while this one runs
   peers.check_agreement(peers.package_versions())
   log = log if jax.process_index() == 0 else _discard
   with contextlib.ExitStack() as stack:
-    with peers.fail_together():  # also waits for all processes, before process 0 stores a config
+    with peers.fail_together():  # also a barrier: no config is stored before all processes have checked theirs
       config = fill_defaults(config, 'the config')
       check_config(config)
       make_mesh(seeds=config['seeds'], sizes=MeshConfig(**config['mesh']))  # for its errors

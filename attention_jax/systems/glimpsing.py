@@ -41,7 +41,7 @@ from attention_jax.training.peers import map_batches
 
 SELECTABLE_METRICS = {'loss': False, 'error': False, 'error_of_one': False, 'error_of_means': False}
 DUMMY_SHAPE = (32, 32, 1)  # of a picture, for tracing
-MIN_PROBABILITY = 1e-30  # bounds the loss of a sampled mean that is 0 in float32
+MIN_PROBABILITY = 1e-30  # bounds the loss: the mean probability over the samples can be 0 in float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,9 +285,9 @@ class GlimpsingSystem(System):
 
     for batch, results in map_batches(classify, batches):
       for i in np.flatnonzero(batch.index >= 0):
-        probabilities, *others = jax.tree.map(lambda x, i=i: x[i], results)
+        probabilities, *further_fields = jax.tree.map(lambda x, i=i: x[i], results)
         label = tuple(int(best) for best in probabilities.argmax(-1))
-        predictions[batch.index[i]] = GlimpsePrediction(label, probabilities, *others)
+        predictions[batch.index[i]] = GlimpsePrediction(label, probabilities, *further_fields)
         chosen = np.take_along_axis(probabilities, np.reshape(batch.label[i], (-1, 1)), axis=1)
         losses[batch.index[i]] = -np.log(np.maximum(chosen, MIN_PROBABILITY)).sum()
     return predictions, losses
@@ -319,7 +319,9 @@ def _build(model: Mapping[str, Any], classes: int, objects: int = 1) -> nn.Modul
   network = make(spec, NETWORKS, 'network', labels=classes, objects=objects, **options, dtype=dtype)
   if objects > 1 and not _reads_several_objects(network):
     expected = ', '.join(name for name, row in NETWORKS.items() if _reads_several_objects(row))
-    raise UserError(f'config.model.network: {spec!r} has one label, not {objects}; expected one of: {expected}')
+    raise UserError(
+      f'config.model.network: {spec!r} predicts one label, but pictures have {objects}; expected one of: {expected}'
+    )
   return network
 
 

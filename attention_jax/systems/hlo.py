@@ -131,7 +131,10 @@ def _size(shape: str, excluded: str = 'none') -> int:
 def _executed(
   computations: Mapping[str, list[Instruction]], name: str, repetitions: float = 1.0
 ) -> Iterator[tuple[Instruction, float, Block]]:
-  """Yields every instruction with the number of times that it runs, and the computation that it is in."""
+  """Yields every instruction with the number of times that it runs, and its computation.
+
+  Instructions of CONTROL are not yielded themselves, but those of the computations that they call.
+  """
   block = {instruction.name: instruction for instruction in computations[name]}
   for instruction in computations[name]:
     if instruction.opcode not in CONTROL:

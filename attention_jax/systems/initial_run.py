@@ -60,7 +60,7 @@ def check_initial_run(config: Config) -> None:
 
 
 def open_initial_run(config: Config, folder: Path) -> InitialRun | None:
-  """Returns what a run starts from: what its folder has stored, or else the best parameters of config.initial_run.
+  """Returns the parameters that a run starts from: those stored in its folder, or the best ones of config.initial_run.
 
   Args:
     config: the whole config of the run.

@@ -30,7 +30,7 @@ def embedding_tables(system: System, params: Any) -> dict[str, EmbeddingTable]:
   names = flatten_names(params)
   in_model = {name: table for name, table in tables.items() if name + TABLE in names}
   if not in_model:
-    raise UserError(f'system {system.config["system"]!r} has no embeddings that start from word vectors')
+    raise UserError(f'system {system.config["system"]!r} has no embeddings that can start from word vectors')
   return in_model
 
 
@@ -55,7 +55,7 @@ def check_initial_vectors(config: Config, folder: Path) -> None:
 def read_initial_vectors(
   config: Config, system: System, folder: Path, params: Any, log: Log
 ) -> Mapping[str, np.ndarray] | None:
-  """Returns the embeddings that a run starts from: what its folder has stored, or else config.initial_vectors.
+  """Returns the embeddings that a run starts from: those stored in its folder, or those of config.initial_vectors.
 
   Args:
     config: the whole config of the run.

@@ -30,17 +30,17 @@ def load_or_make_lexicon(folder: str | None, load_data: Callable[[], Translation
   Raises:
     UserError: for data other than those of the run, and for a file that cannot be read.
   """
-  trained_on = _training_digest(folder)
+  expected_digest = _training_digest(folder)
   path = folder and Path(folder).expanduser() / LEXICON_FILE
   stored = load_lexicon(path) if path else None
-  if stored and trained_on in (None, stored.digest):
+  if stored and expected_digest in (None, stored.digest):
     return stored
   data = load_data()
   digest = fingerprint.compute_digests({'train': data.encoded['train'].identity})['train']
-  if trained_on not in (None, digest):
+  if expected_digest not in (None, digest):
     raise UserError(
-      f'{folder} was trained on other data than those of config.data now; the lexicon of a shortlist has to be made '
-      'from the training data of the run'
+      f'{folder} was trained on other data than those that config.data now selects; expected the training data of the '
+      'run, from which the lexicon of shortlists is made'
     )
   lexicon = make_lexicon(data.encoded['train'], len(data.source_vocab), len(data.target_vocab), digest)
   if path and jax.process_index() == 0:
@@ -52,7 +52,7 @@ def load_or_make_lexicon(folder: str | None, load_data: Callable[[], Translation
 
 
 def _training_digest(folder: str | None) -> str | None:
-  """The digest of the training split that a run stored at its start, if it did."""
+  """The digest of the training split that a run stored at its start; None if it stored none."""
   path = Path(folder or '').expanduser() / fingerprint.DATA_DIGESTS_FILE
   if not folder or not path.is_file():
     return None

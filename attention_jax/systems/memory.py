@@ -22,7 +22,7 @@ def check_state_memory(config: Config, params: Any) -> None:
     params: the parameters of one run, or their shapes.
 
   Raises:
-    UserError: if they do not fit; the message has the largest array.
+    UserError: if they do not fit; the message names the largest array.
   """
   training = config['training']
   schedule = make_schedule(training['schedule'], training['steps'])
@@ -48,7 +48,7 @@ def check_batch_memory(config: Config, batches: BatchSequence) -> None:
     batches: the batches of one run.
 
   Raises:
-    UserError: if they do not fit; the message has the shape of the batch.
+    UserError: if they do not fit; the message contains the shape of the batch.
   """
 
   def needed_bytes(shape):

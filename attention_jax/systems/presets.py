@@ -1,8 +1,8 @@
 """Presets. A preset is a paper: it sets the structure of a model, and mostly leaves sizes and training to the task.
 
 The name of a paper, alone or with one of the paper's own variants (`luong2015_dot`), is the model of the paper. A model
-that changes the equations of the paper has a name that states the change (except `gnmt2016`, which maps the first
-states of the decoder; they are zero in `gnmt2016_zero_states` and in the paper):
+that changes the equations of the paper has a name that states the change (except `gnmt2016`, whose decoder starts from
+a learned map of the encoder's last states; in `gnmt2016_zero_states` and in the paper it starts from zeros):
 
   deep_tanh: the deep output uses tanh, the GRU applies its reset gate after the product, and the decoder starts from
     a learned map of the last states of both directions.
@@ -80,7 +80,7 @@ def _luong2015(variant: str = '', score: str = 'general', alignment: str = 'soft
 
 
 def _luong2015_birnn(variant: str = '', score: str = 'general', alignment: str = 'softmax') -> Preset:
-  """Reads in both directions, because with one direction attention is learned late on few sentences; maps states."""
+  """Encoder of both directions, mapped states. With one direction, attention is learned late from few sentences."""
   paper = f'Luong, Pham & Manning 2015{variant}; both directions, mapped states'
   return Preset(paper, _model(_BILSTM, _LUONG, score, alignment))
 
@@ -149,7 +149,7 @@ TRANSLATION: Mapping[str, Preset] = {
   ),
   # Reads words, where the paper reads pictures; system 'captioning' has a preset of the same name.
   'xu2015_hard_own_reward': Preset(
-    'Xu et al. 2015, hard; reward of the own word',
+    'Xu et al. 2015, hard; each position rewarded for its own word',
     _model(_BIRNN, f'bahdanau(rnn="lstm", {_SIZE}, readout={{features}})', 'additive') | _OWN_REWARD,
   ),
   'tu2016': Preset('Tu et al. 2016, linguistic coverage with fertility', _model(_BIRNN, _BAHDANAU, 'fertility')),
@@ -260,7 +260,9 @@ CAPTIONING: Mapping[str, Preset] = {
       'training.auxiliary': 'reinforce(entropy=0.002, discount=1.0)',
     },
   ),
-  'xu2015_hard_own_reward': Preset('Xu et al. 2015, hard; reward of the own word', _CAPTIONS | _OWN_REWARD),
+  'xu2015_hard_own_reward': Preset(
+    'Xu et al. 2015, hard; each position rewarded for its own word', _CAPTIONS | _OWN_REWARD
+  ),
 }
 
 GLIMPSING: Mapping[str, Preset] = {

@@ -1,4 +1,4 @@
-"""Readings of a trained translation model: of given lines, or of rows of a split."""
+"""Readings of a trained translation model: of new lines, or of rows of a split."""
 
 import dataclasses
 import functools
@@ -58,7 +58,7 @@ class Reader:
   Attributes:
     model, params: the trained model.
     source_vocab, target_vocab: vocabularies of the run.
-    buckets: of the config.
+    buckets: config.data.buckets of the run.
   """
 
   model: EncoderDecoder
@@ -216,12 +216,12 @@ def read(system: Any, params: Any, request: ReadingRequest) -> list[Reading]:
 
 @functools.lru_cache(maxsize=1)
 def _edited_system(system: Any, edit: str) -> Any:
-  """The system with edited weights; the last one is kept, so that its search is compiled once for several readings."""
+  """The system with edited weights. The last one is cached, so that its search is compiled once for many readings."""
   return system.with_model(edited_model(system.model, edit))
 
 
 def _select(corpus: Corpus, rows: Sequence[int]) -> Corpus:
-  """Some rows of a corpus, with their links."""
+  """The rows of a corpus with these numbers, with their links."""
   columns = {
     name: None if values is None else [values[row] for row in rows]
     for name, values in (

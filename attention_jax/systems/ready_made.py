@@ -58,8 +58,8 @@ def opened_folder(folder: str | Path) -> Path:
   It is that of a ready-made model for '@NAME', a copy on this machine for a URL, otherwise the folder itself.
 
   Raises:
-    UserError: for an unknown model, one that has not been made yet, a URL without a run, and a name that can be no
-      folder.
+    UserError: for an unknown model, one that has not been made yet, a URL without a run, and a name that cannot be that
+      of a folder.
   """
   name = str(folder)
   if is_url(name):

@@ -42,8 +42,8 @@ class Replay(NamedTuple):
     grad_norm: norm of the gradient before clipping.
     params: names of parameters that were not finite before the update.
     gradients: names of parameters whose gradient is not finite.
-    rows: numbers of the rows whose loss, without dropout and in a batch of one row, is not finite: in the training
-      split, or in the batch if batches have no `index`.
+    rows: the rows whose loss is not finite, without dropout and in a batch of one row. They are numbers of rows of the
+      training split, or of the batch if batches have no `index`.
   """
 
   update: int
@@ -67,7 +67,8 @@ def replay(folder: str | Path, update: int = 0, seed: int | None = None) -> Repl
   Args:
     folder: the run folder, with a stored batch of that update.
     update: number of the update; 0 for the first one of which the batch is stored.
-    seed: which of several runs side by side to repeat; by default the first one that is not finite.
+    seed: which of several runs side by side to repeat; by default the first one whose loss or gradient is not finite,
+      or the last one if all are finite.
 
   Raises:
     UserError: if there is no stored batch or no such seed, and if the data have changed.
@@ -114,17 +115,17 @@ def _repeat(
   training = Training(**system.config['training'])
   seed = seeds[index]
   train_step, initial_state = prepare_training(training, system.loss, initializer, system.training_mesh, seed)
-  several = None
+  side_by_side = None
   if len(seeds) > 1:
-    several = prepare_side_by_side(training, system.loss, initializer, make_mesh(seeds=len(seeds)), seeds)
-  state = _state_before(folder, update, initial_state, several, index)
+    side_by_side = prepare_side_by_side(training, system.loss, initializer, make_mesh(seeds=len(seeds)), seeds)
+  state = _state_before(folder, update, initial_state, side_by_side, index)
   start = int(state.step)
   batches = system.batches(seed)
   for batch in stream(batches, start, update - 1):
     state, _ = train_step(state, batch)
   batch = batches[update - 1]
   stored = read_batch(folder, update)
-  if several:
+  if side_by_side:
     stored = {name: array[index] for name, array in stored.items()}
   _check_unchanged(update, batch, stored)
   sums, gradients = _sums_and_gradients(freeze_loss(system.loss, training.frozen), state, batch, seed)
@@ -144,7 +145,7 @@ def _repeat(
 
 
 def _state_before(
-  folder: Path, update: int, initial_state: StateInitializer, several: SideBySide | None, index: int
+  folder: Path, update: int, initial_state: StateInitializer, side_by_side: SideBySide | None, index: int
 ) -> TrainState:
   """Returns the state of the last checkpoint before an update, or the initial state.
 
@@ -152,7 +153,7 @@ def _state_before(
     folder: the run folder.
     update: number of the update.
     initial_state: the initial state of the run.
-    several: the runs side by side whose states the checkpoint contains; None for a single run.
+    side_by_side: the runs whose states the checkpoint contains; None for a single run.
     index: number of the run among them.
   """
   checkpoints = Checkpoints(folder, read_only=True)
@@ -160,11 +161,11 @@ def _state_before(
     steps = [step for step in checkpoints.steps() if step < update]
     if not steps:
       return initial_state()
-    shapes = several.state_shapes() if several else initial_state.shapes
+    shapes = side_by_side.state_shapes() if side_by_side else initial_state.shapes
     state, _ = checkpoints.restore(shapes, step=steps[-1])
   finally:
     checkpoints.close()
-  if several is None:
+  if side_by_side is None:
     return state
   run_state = jax.tree.map(lambda x: x[index], fetch(state))
   return jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), run_state, initial_state.shapes)

@@ -72,7 +72,7 @@ class Run:
     return self.system_with(SupportsTranslation).predictor(self.params)
 
   def system_with(self, protocol: type[Support]) -> Support:
-    """Returns the system as one that implements a protocol.
+    """Returns the system, if it implements a protocol.
 
     Args:
       protocol: one of systems.base, such as SupportsTranslation.

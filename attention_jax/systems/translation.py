@@ -87,7 +87,7 @@ class TranslationEvaluationConfig:
 
   Attributes:
     metrics: specs of inference.metrics.METRICS.
-    group_references: whether rows with the same source are alternative references of one source.
+    group_references: whether the targets of rows with the same source are alternative references of one example.
     beams: beam size of the evaluation after training, and by default of programs that search; 1 is greedy. Validation
       during training is greedy.
     alpha, beta, gamma: weights of the length penalty ((5 + length) / 6)^alpha, the coverage penalty and the

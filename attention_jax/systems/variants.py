@@ -7,7 +7,7 @@ from attention_jax.errors import UserError
 
 VARIANTS_FILE = 'variants.py'
 
-_content: bytes | None = None  # of the file that this process has run, as the tables are those of the process
+_content: bytes | None = None  # of the file that this process has executed; its rows are in the tables of the process
 
 
 def set_variants(path: str | None) -> None:
@@ -27,7 +27,7 @@ def store_variants(folder: Path) -> list[str]:
 def check_variants(folder: Path) -> None:
   """Raises UserError if a run was trained with another file of variants than that of this process.
 
-  The stored file is never run by itself: a run folder may come from somebody else.
+  The stored file is never executed automatically: a run folder may come from somebody else.
   """
   path = folder / VARIANTS_FILE
   if not path.is_file():

@@ -83,7 +83,7 @@ def test_initial_vectors_of_a_system_without_embeddings_raise():
   check_config(config)
   system = SYSTEMS['recall'].load(config, None)
   initializer = system.initializer()
-  with pytest.raises(UserError, match="system 'recall' has no embeddings that start from word vectors"):
+  with pytest.raises(UserError, match="system 'recall' has no embeddings that can start from word vectors"):
     embedding_tables(system, jax.eval_shape(lambda: initializer(0)))
 
 

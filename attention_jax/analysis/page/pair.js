@@ -17,7 +17,7 @@ function matrixOf(reading) {
   return reading.matrices[state.matrix] || reading.matrices.weights;
 }
 
-function drawColumns(reading, matrix, scale) {
+function drawColumns(reading) {
   const source = element('div', {className: 'column source'}, ...reading.source_tokens.map((t, s) => token(t, s, 'source')));
   const target = element('div', {className: 'column target'}, ...reading.target_tokens.map((t, i) => token(t, i, 'target')));
   const svg = document.createElementNS('http://www.w3.org/2000/svg', 'svg');
@@ -32,7 +32,7 @@ function goldKind(reading, s, t) {
   return isSure ? 'gold' : 'gold possible';
 }
 
-// Lines exist for the chosen target or source token, or for all of them.
+// Draws the lines of the chosen target or source token, or those of all tokens.
 function drawLinks(panel, reading, matrix, scale, chosen) {
   const svg = panel.querySelector('svg');
   const height = 26; // of a token with its gap, see page.css
@@ -132,11 +132,11 @@ function choose(panel, reading, matrix, scale, chosen) {
 
 function describe(reading, matrix, chosen) {
   const isTarget = chosen.kind === 'target';
-  const others = isTarget ? reading.source_tokens : reading.target_tokens;
+  const otherTokens = isTarget ? reading.source_tokens : reading.target_tokens;
   const values = isTarget ? matrix[chosen.index] : matrix.map((row) => row[chosen.index]);
-  const own = (isTarget ? reading.target_tokens : reading.source_tokens)[chosen.index];
+  const chosenToken = (isTarget ? reading.target_tokens : reading.source_tokens)[chosen.index];
   const best = values.map((value, i) => [Math.abs(value || 0), i]).sort((a, b) => b[0] - a[0]).slice(0, 3);
-  return `${own}: ${best.map(([, i]) => `${others[i]} ${formatNumber(values[i])}`).join(', ')}`;
+  return `${chosenToken}: ${best.map(([, i]) => `${otherTokens[i]} ${formatNumber(values[i])}`).join(', ')}`;
 }
 
 function drawPanel(run) {

@@ -1,5 +1,5 @@
 'use strict';
-// What all pages share: elements, colours, heatmaps, and the controls of examples and steps.
+// Functions of all pages: elements, colours, heatmaps, and the controls of examples and steps.
 // Text is only ever set by textContent, so that no token is read as HTML.
 const byId = (id) => document.getElementById(id);
 const data = JSON.parse(byId('data').textContent);
@@ -47,7 +47,7 @@ function headRow(texts) {
   return element('tr', {}, element('th'), ...cells);
 }
 
-// A row of a heatmap; labelOf(column) is the text of a cell, and decorate(cell, column) sets what else it has.
+// A row of a heatmap; labelOf(column) is the label of a cell, and decorate(cell, column) sets its class and data.
 function heatRow(text, values, scale, labelOf, decorate) {
   const cells = values.map((value, column) => {
     const cell = element('td', {title: `${labelOf(column)}: ${formatNumber(value)}`});
@@ -58,7 +58,8 @@ function heatRow(text, values, scale, labelOf, decorate) {
   return element('tr', {}, element('th', {scope: 'row', dir: 'auto', textContent: text}), ...cells);
 }
 
-// Elements of `panel` that are under the pointer or have the focus are shown alone; choiceOf(node) is null for others.
+// Calls show(choice) for the element of `panel` under the pointer or with the focus, and showStep() when it is left.
+// choiceOf(node) is null for an element that cannot be chosen.
 function followPointer(panel, choiceOf, show, showStep) {
   for (const type of ['mouseover', 'focusin']) {
     panel.addEventListener(type, (event) => { const chosen = choiceOf(event.target); if (chosen) show(chosen); });
@@ -68,8 +69,8 @@ function followPointer(panel, choiceOf, show, showStep) {
 
 const toggleTheme = () => document.documentElement.classList.toggle('dark');
 
-// Connects the controls: draw() draws an example, drawStep() what depends on the step alone; reset() is called before
-// another example is drawn.
+// Connects the controls: draw() draws an example, drawStep() redraws the parts that depend on the step; reset() is called
+// before another example is drawn.
 function connectControls(names, draw, drawStep, reset = () => {}) {
   const goTo = (example) => {
     state.example = (example + names.length) % names.length;

@@ -9,7 +9,7 @@ function shape(tag, attributes, ...children) {
   return node;
 }
 
-// Of one entry for all steps, or one for all steps and one for each, the entry of a step.
+// The entry of a step. Entry 0 is that of all steps together; without further entries, it is also that of each step.
 function atStep(entries, step) {
   return entries[Math.min(step + 1, entries.length - 1)];
 }
