@@ -179,7 +179,7 @@ np.testing.assert_allclose(attended.context[0], [5, 0, 1], atol=1e-6)
 
 # %% [markdown]
 # Two more examples that are often shown in lectures: the softmax of `[12, -1, 0.4, 5, 2]`, and the query
-# `[5, 1, 20]` with four annotations, whose scores are so large that e to their power overflows. Softmax is the same
+# `[5, 1, 20]` with four annotations, whose scores are so large that their exponentials overflow. Softmax is the same
 # when a constant is subtracted from all scores, so programs subtract the largest one.
 
 # %%
@@ -238,7 +238,7 @@ assert slope_at(1.0) < 1e-9 < 1e-3 < slope_at(20.0)
 # | `location` | (W q)ₛ, without any key | Luong et al. 2015 |
 #
 # `docs/variants.md` lists all of them. Here are the weights of each for the same queries and keys, with parameters that
-# nobody has trained.
+# were not trained.
 
 # %%
 D, T, S = 8, 6, 9
@@ -651,7 +651,7 @@ if IS_TRAINED:
 # %% [markdown]
 # ## 14. Exercises
 #
-# Replace `...`, and run the cell. `check` reports what is wrong; the solutions are below.
+# Replace `...`, and run the cell. `check` prints whether an answer is right; the solutions are below.
 
 # %%
 TOY_SCORES = jnp.array([2.0, -1.0, 0.5, 7.0])
@@ -679,7 +679,7 @@ CHECKS = {
 
 
 def check(exercise, answer):
-  """Returns whether the answer is right, and prints it; an answer of ... is one that nobody has given yet."""
+  """Returns whether the answer is right, and prints the verdict; ... stands for a missing answer."""
   is_right = answer is not ... and bool(CHECKS[exercise](answer))
   print(f'{exercise}: {"right" if is_right else "no answer yet" if answer is ... else "not yet, try again"}')
   return is_right

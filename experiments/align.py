@@ -101,7 +101,7 @@ def _align(workdir: str, corpus) -> list:
   run = runs.open_run_or_ensemble(workdir, FLAGS.checkpoint, dtype=FLAGS.dtype)
   vocabularies = (run.predictor.source_vocab, run.predictor.target_vocab)
   if not run.model.traits.attends:
-    raise UserError(f'{workdir}: this run has no attention, by which words could be aligned')
+    raise UserError(f'{workdir}: this run has no attention; expected a run whose decoder attends')
   scored = score_pairs(run.model, run.params, corpus, *vocabularies, run.config['data']['buckets'])
   return align(corpus, scored, *vocabularies)
 

@@ -13,7 +13,7 @@ from absl import flags
 from attention_jax.errors import UserError
 
 FLAGS = flags.FLAGS
-LOST_PEER = ('Gloo', 'NCCL', 'Connection closed by peer', 'Connection reset by peer', 'Socket closed')
+LOST_CONNECTION_ERRORS = ('Gloo', 'NCCL', 'Connection closed by peer', 'Connection reset by peer', 'Socket closed')
 
 
 def define_distributed_flags() -> None:
@@ -23,7 +23,7 @@ def define_distributed_flags() -> None:
   flags.DEFINE_integer('processes', None, 'number of processes, for --coordinator', lower_bound=1)
   flags.DEFINE_integer('process', None, 'index of this process from 0, for --coordinator', lower_bound=0)
   flags.DEFINE_integer(
-    'peer_timeout', 100, 'seconds to wait for others at the start, and after which a lost one ends them', lower_bound=5
+    'peer_timeout', 100, 'seconds after which a process ends if another one has not arrived or is lost', lower_bound=5
   )
 
 
@@ -44,7 +44,7 @@ def several_processes() -> Iterator[None]:
   try:
     yield
   except Exception as error:
-    if jax.process_count() > 1 and any(word in str(error) for word in LOST_PEER):
+    if jax.process_count() > 1 and any(text in str(error) for text in LOST_CONNECTION_ERRORS):
       _await_abort(error)
     raise
 

@@ -80,7 +80,7 @@ python -m experiments.inspect_attention --workdir=runs/transformer --rows=0 --la
   page of `--serve` has a field for an edit.
 - An edit changes the weights of every layer and head of a decoder over the source, or of those that `layer` and `head`
   name, counted from 0. `aj.with_edit(alignment, edit)` makes an alignment of any alignment and an edit, for
-  `aj.attend` and for modules. An edit is the name of a row, or a function of weights [S] and mask [S].
+  `aj.attend` and for modules. An edit is the name of a row below, or a function of weights [S] and mask [S].
 - The functions themselves are in `aj.analysis`, on arrays and on functions of arrays. Some of them need scipy or optax,
   which are in the extra `train`."""
 

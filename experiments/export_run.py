@@ -1,4 +1,4 @@
-"""Writes a run folder with only what prediction reads: a third of a checkpoint's size, without the optimiser's state.
+"""Writes a run folder with only the files that prediction reads, without the state of the optimiser.
 
   python -m experiments.export_run --workdir=runs/dates --output=shared/dates
   echo 'March 5th, 1999' | python -m experiments.translate --workdir=shared/dates
@@ -21,7 +21,7 @@ flags.DEFINE_string('output', None, 'the new folder')
 
 
 def main() -> None:
-  """Writes the run of --workdir to the folder --output, with only what prediction reads."""
+  """Writes the run of --workdir to the folder --output, with only the files that prediction reads."""
   from attention_jax.systems.export import export_run
 
   size = export_run(require_flag('workdir'), require_flag('output'), FLAGS.checkpoint)

@@ -1,4 +1,4 @@
-"""Draws or writes the attention weights of a trained run: one heatmap per row of a split, or per given line.
+"""Draws or writes the attention weights of a trained run: one heatmap per row of a split, or per line of --text.
 
   python -m experiments.inspect_attention --workdir=runs/dates --rows=0,1,2,3
   python -m experiments.inspect_attention --workdir=runs/dates --text='5. März 1999'

@@ -311,5 +311,5 @@ share, the cost, and when to use it. [All variants in one table](../docs/variant
 [how to add one](../docs/tutorials/variant.md)."""
 
 _COST_NOTE = """Products are counted in the traced program and include the context, weights @ value. Projections by the
-caller, what is computed once per memory, convolutions and element-wise operations, such as exponentials, are not
+caller, computations made once per memory, convolutions and element-wise operations, such as exponentials, are not
 counted. Measured times are in [the benchmarks](../docs/benchmarks.md)."""

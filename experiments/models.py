@@ -6,7 +6,7 @@
 
 They are stored in the cache of the user. FOLDER has train.tsv and dev.tsv of NETtalk, whose licence allows
 non-commercial research only, so that neither these data nor a model of them is distributed. The same command resumes
-what was interrupted, and leaves a model that exists as it is.
+an interrupted training, and leaves a model that exists as it is.
 """
 
 from experiments.process_settings import prepare_process
@@ -22,8 +22,8 @@ from absl import flags
 
 from experiments.launch import FLAGS, launch, program_command
 
-flags.DEFINE_list('names', None, 'names of models; by default those of generated data, with --folder all')
-flags.DEFINE_string('folder', None, 'the folder of the data of models whose data are not generated')
+flags.DEFINE_list('names', None, 'names of models; by default all, without --folder those of generated data')
+flags.DEFINE_string('folder', None, 'the folder with the data of models whose data are not generated, such as nettalk')
 flags.DEFINE_string('workdir', 'runs/models', 'the folder of the trainings')
 
 

@@ -1,4 +1,4 @@
-"""Table of what the updates of a config cost on TPU slices of several sizes, none of which is attached.
+"""Prints a table of the costs of an update on TPU slices of several sizes, none of which is attached.
 
   python -m experiments.plan_pods --config=configs/wmt14.py:transformer2017_big --entries=32000 --tokens=3072
   python -m experiments.plan_pods --config=configs/wmt14.py:gnmt2016 --entries=32000 --config.mesh.fsdp=8

@@ -33,7 +33,7 @@ LESSON_PAGE = 'docs/attention_basics.md'
 MODELS_PAGE = 'attention/index.md'
 FRAME_STYLE = 'width: 100%; height: 44rem; border: 0'
 MODEL_ROWS = [str(row) for row in range(8)]  # of the test split, on the page of a ready-made model
-# Modules of the API reference: page -> module, and the names of what it documents.
+# Modules of the API reference: page -> module, and the names that it documents; None for all public ones.
 API_MODULES = {
   'attention_jax': ('attention_jax', aj.__all__),
   'scores': ('attention_jax.scores', aj.SCORES),
@@ -87,8 +87,8 @@ def navigation(nav: list[Any]) -> list[Any]:
   nav = [*nav, {'Claims': ['docs/claims/README.md', *claims]}]
   if unlisted:
     nav.append({'Further documents': unlisted})
-  at = next(i for i, entry in enumerate(nav) if 'Results' in entry)
-  return [*nav[:at], *generated, *nav[at:]]
+  results = next(i for i, entry in enumerate(nav) if 'Results' in entry)
+  return [*nav[:results], *generated, *nav[results:]]
 
 
 def nav_pages(nav: list[Any]) -> Iterator[str]:

@@ -153,7 +153,7 @@ def _check_hypothesis_count(nbest: int, hypothesis_count: int) -> None:
   """Checks --nbest and --mbr against the number of hypotheses of each line."""
   if nbest > hypothesis_count:
     limit = f'--samples={FLAGS.samples}' if FLAGS.samples else f'--beams={hypothesis_count}'
-    raise UserError(f'--nbest={FLAGS.nbest} is more than {limit}')
+    raise UserError(f'--nbest must be at most {limit}, got {FLAGS.nbest}')
   if FLAGS.mbr and hypothesis_count < 2:
     raise UserError(f'--mbr={FLAGS.mbr} compares hypotheses; --samples or --beams must be at least 2')
 

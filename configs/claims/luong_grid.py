@@ -71,11 +71,11 @@ def get_sweep(form: str = 'small'):
   scores = grid({'model.attention.score': SCORES})
   alignments = grid({'model.attention.alignment': [spec.format(sizes['window']) for spec in ALIGNMENTS]})
   feeding = grid({'model.decoder.input_feeding': INPUT_FEEDING})
-  first = scores[0] | alignments[0] | feeding[0]
-  one_at_a_time = [first | change for change in ({}, *scores[1:], *alignments[1:], *feeding[1:])]
+  baseline = scores[0] | alignments[0] | feeding[0]
+  one_at_a_time = [baseline | change for change in ({}, *scores[1:], *alignments[1:], *feeding[1:])]
   return Sweep(
     one_at_a_time if form in SMALL_FORMS else product(scores, alignments, feeding),
-    baseline=first,
+    baseline=baseline,
     metrics=tuple(parse(spec)[0] for spec in sizes['task']['evaluation.metrics']),
     question='Which score, which alignment, and input feeding or not?',
   )

@@ -139,8 +139,9 @@ def difference(params: Any, logits: Any, batch: tuple[np.ndarray, np.ndarray], h
   logits = np.asarray(logits, np.float64)
   normalizers = np.log(np.exp(logits).sum(-1))
   log_probs = np.take_along_axis(logits, target[..., None], -1)[..., 0] - normalizers
-  others = CTranslate(params, heads, logits.shape[-1]).log_probs(source, target)
-  return max(float(np.abs(ours[: len(other)] - other).max()) for ours, other in zip(log_probs, others, strict=True))
+  peer_log_probs = CTranslate(params, heads, logits.shape[-1]).log_probs(source, target)
+  pairs = zip(log_probs, peer_log_probs, strict=True)
+  return max(float(np.abs(ours[: len(theirs)] - theirs).max()) for ours, theirs in pairs)
 
 
 def _fill_layer(layer, block: Mapping[str, Any]) -> None:

@@ -45,12 +45,12 @@ class Bound(NamedTuple):
   Attributes:
     operation: a case of limits.machine_limits.
     forward: how often each (query, key, feature) needs it in the forward pass.
-    both: how often in the forward and the backward pass together.
+    forward_and_backward: how often in both passes together.
   """
 
   operation: str
   forward: int
-  both: int
+  forward_and_backward: int
 
 
 BOUNDS = {
@@ -219,7 +219,7 @@ def _limit(
     includes_backward: whether the case includes the backward pass.
   """
   bound = BOUNDS[score]
-  per_entry = bound.both if includes_backward else bound.forward
+  per_entry = bound.forward_and_backward if includes_backward else bound.forward
   amount = per_entry * np.prod(sizes, dtype=float) / (2 if causal else 1)
   seconds = amount / rates[bound.operation]
   return dataclasses.replace(

@@ -34,7 +34,7 @@ class BenchmarkContext(NamedTuple):
     data_root: the folder with the data sets of the suites startup and prepared.
     pairs: number of pairs of the suite prepared, or 0.
     checkout: a checkout of another commit, whose start is compared by the suite startup; or ''.
-    report_failure: called with what failed and the error, after which the suite continues; it may raise the error.
+    report_failure: called with the name of a failed case and the error; the suite continues unless it raises the error.
   """
 
   log: Callable[[str], None]

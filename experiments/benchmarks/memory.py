@@ -1,7 +1,7 @@
 """Memory of training: the peak resident size of a process that makes updates and nothing else.
 
-`python -m experiments.benchmarks.memory SIDE NAME LONGEST` is such a process. It prints two numbers of bytes: the peak
-resident size after the imports, which is the same for all sides, and that at the end.
+`python -m experiments.benchmarks.memory SIDE NAME LONGEST` is such a process. It prints JSON with two peak
+resident sizes in bytes: `imports`, after the imports, which is the same for all sides, and `peak`, at the end.
 """
 
 from experiments.process_settings import prepare_process, return_freed_memory

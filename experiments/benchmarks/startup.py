@@ -33,7 +33,7 @@ class Command(NamedTuple):
 
 
 def _small_transformer(layers: int) -> Command:
-  """Returns a run of this number of layers, to measure what each adds to compilation, as layers share no program."""
+  """Returns a run of this number of layers, to measure the compilation of a layer: layers share no compiled program."""
   stack = f'transformer(features=256, layers={layers}, heads=4, hidden=1024)'
   fields = {'model.encoder': stack, 'model.decoder': stack}
   return Command('multi30k.py:transformer2017_small', steps=20, fields=fields, data='multi30k')

@@ -42,14 +42,14 @@ def translation(bench: BenchmarkContext) -> list[Timing]:
     UserError: if PyTorch does not have the model of the run.
   """
   run = open_run(bench.run, dtype=bench.dtype)
-  short = open_run(bench.run, evaluation={'shortlist': SHORTLIST}, dtype=bench.dtype)
+  run_with_shortlist = open_run(bench.run, evaluation={'shortlist': SHORTLIST}, dtype=bench.dtype)
   lines = read_lines(f'{bench.data}/test2016.en')
   references = [[line] for line in read_lines(f'{bench.data}/test2016.de')]
   timings = []
   for beams in (1, 5):
     bench.log(f'translation of {len(lines)} sentences by {bench.run}, {beams} beam(s)')
     outputs: dict[str, list[str]] = {}  # side -> its latest translations
-    runs = {'attention_jax': run, f'attention_jax, shortlist={SHORTLIST}': short}
+    runs = {'attention_jax': run, f'attention_jax, shortlist={SHORTLIST}': run_with_shortlist}
     sides = {name: _jax_side(name, jax_run, lines, beams, outputs) for name, jax_run in runs.items()}
     if peers.is_available():
       for dtype in bench.torch_dtypes:

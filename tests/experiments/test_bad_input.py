@@ -291,7 +291,7 @@ def test_mistakes_in_input_and_options_of_translate_are_user_errors(trained, tmp
   assert_user_error(run('translate', workdir, '--max_length=100000000'), ['--max_length=100000000', '100000'])
   assert_user_error(run('translate', workdir, stdin=b'eins\n\xff\n'), ['stdin:2: not UTF-8', '0xff'])
   assert_user_error(run('translate', workdir, f'--input={tmp_path}/no.txt'), [f'{tmp_path}/no.txt: no such file'])
-  assert_user_error(run('translate', workdir, '--nbest=3', stdin=b'eins'), ['--nbest=3 is more than --beams=2'])
+  assert_user_error(run('translate', workdir, '--nbest=3', stdin=b'eins'), ['--nbest must be at most --beams=2, got 3'])
   assert_user_error(run('translate', workdir, '--top_p=0.5', stdin=b'eins'), ['--top_p=0.5 is an option of --samples'])
   assert_user_error(
     run('translate', workdir, '--samples=1', '--beams=2', stdin=b'eins'), ['cannot be combined with --beams=2']
