@@ -8,7 +8,7 @@ Measurements: RESULTS.md; with the smaller overlap of shapes of earlier versions
 from attention_jax.systems.config import default_config
 from attention_jax.systems.presets import apply_preset
 
-STEPS = {'xu2015_hard_own_reward': 12_000}  # sampling one position per step needs more updates
+STEPS = {'xu2015_hard_immediate_reward': 12_000}  # sampling one position per step needs more updates
 
 
 def get_config(preset: str = 'xu2015_soft'):

@@ -4,8 +4,8 @@
 WMT 2014, English -> German: 4.5 million pairs, 32,000 subwords for both sides, batches of 25,000 tokens and the
 schedule of Vaswani et al. 2017.
 
-Not trained yet; `python -m experiments.compile_for_pod --entries=32000 --config=configs/wmt14.py:transformer2017_base`
-compiles its updates ahead of time.
+Not trained yet; `python -m experiments.compile_for_pod --vocabulary_size=32000
+--config=configs/wmt14.py:transformer2017_base` compiles its updates ahead of time.
 
 FOLDER contains the tfds set wmt14_translate/de-en as array_record. transformer2017_big and gnmt2016 have the sizes of
 their papers, gehring2017 the number of layers of its paper, all three with the settings in OVERRIDES. On more than

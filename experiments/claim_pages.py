@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attention_jax import atomic
-from attention_jax.inference.explanations import Effort
+from attention_jax.inference.explanations import MeasureOptions
 from attention_jax.sweeps.claims import (
   Factor,
   bin_rows,
@@ -232,8 +232,8 @@ def _compare_alignments(name: str, settings: Sequence[SettingRuns], split: str, 
 
 
 WEIGHTS = Factor('model.attention.alignment', 'weights', lambda spec: 'uniform' if 'temperature' in spec else 'learned')
-REVIEW_STUDY = Study('validation', Effort(epsilon=0.01), explained=150, probe_train=4000, probe_test=1000)
-WORD_STUDY = Study('validation', Effort(epsilon=0.05, steps=100), explained=50, probe_train=200, probe_test=200)
+REVIEW_STUDY = Study('validation', MeasureOptions(epsilon=0.01), explained=150, probe_train=4000, probe_test=1000)
+WORD_STUDY = Study('validation', MeasureOptions(epsilon=0.05, steps=100), explained=50, probe_train=200, probe_test=200)
 
 
 def _explanation_reviews(settings: Sequence[SettingRuns]) -> Tables:

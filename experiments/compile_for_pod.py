@@ -2,16 +2,16 @@
 
   python -m experiments.compile_for_pod --topology=v5e:2x2 --config=configs/shapes.py:xu2015_soft
   python -m experiments.compile_for_pod --topology=v5e:4x4 --config=configs/wmt14.py:transformer2017_base \\
-    --entries=32000
-  python -m experiments.compile_for_pod --topology=v5p:4x4x8 --config=configs/wmt14.py:gnmt2016 --entries=32000 \\
-    --config.mesh.fsdp=8 --largest
-  python -m experiments.compile_for_pod --topology=v5e:16x16 --config=configs/wmt14.py:gnmt2016 --entries=32000 \\
-    --try_meshes
+    --vocabulary_size=32000
+  python -m experiments.compile_for_pod --topology=v5p:4x4x8 --config=configs/wmt14.py:gnmt2016 \\
+    --vocabulary_size=32000 --config.mesh.fsdp=8 --largest
+  python -m experiments.compile_for_pod --topology=v5e:16x16 --config=configs/wmt14.py:gnmt2016 \\
+    --vocabulary_size=32000 --try_meshes
 
-The shapes of the batches are those of the data of the config, or, with --entries, those of its buckets. For every
-shape: memory of a device by parameters, optimiser and activations; FLOP, bytes of main memory, bytes between chips by
-collective; a lower bound of the time of an update by the rates of the chip, and what limits it. Nothing runs, so
-nothing is measured. Needs libtpu, see requirements-bench.txt.
+The shapes of the batches are those of the data of the config, or, with --vocabulary_size, those of its buckets. For
+every shape: memory of a device by parameters, optimiser and activations; FLOP, bytes of main memory, bytes between
+chips by collective; a lower bound of the time of an update by the rates of the chip, and what limits it. Nothing runs,
+so nothing is measured. Needs libtpu, see requirements-bench.txt.
 """
 
 from experiments.process_settings import prepare_process
@@ -25,11 +25,11 @@ from absl import flags
 
 from attention_jax.errors import UserError
 from experiments.launch import FLAGS, define_config, launch
-from experiments.topologies import define_entries_flag, define_topology_flag, describe_devices, topology_devices
+from experiments.topologies import define_topology_flag, define_vocabulary_size_flag, describe_devices, topology_devices
 
 define_config('a file of configs/ and a preset: configs/wmt14.py:gnmt2016')
 define_topology_flag()
-define_entries_flag()
+define_vocabulary_size_flag()
 flags.DEFINE_bool('largest', False, 'compile the shape with the longest sequences only')
 flags.DEFINE_bool('try_meshes', False, 'try sizes of the mesh until the shape with the longest sequences fits')
 
@@ -41,7 +41,9 @@ def main() -> None:
     UserError: if --config is missing, or with --try_meshes if no mesh fits.
   """
   if FLAGS.config is None:
-    raise UserError('--config is missing; for example --config=configs/wmt14.py:transformer2017_base --entries=32000')
+    raise UserError(
+      '--config is missing; for example --config=configs/wmt14.py:transformer2017_base --vocabulary_size=32000'
+    )
   from attention_jax.systems import pods
 
   devices = topology_devices(FLAGS.topology)
@@ -50,14 +52,14 @@ def main() -> None:
   arguments = (FLAGS.config.to_dict(), devices, chip, devices[0].platform)
   if FLAGS.try_meshes:
     reason = ''
-    for sizes, cost, reason in pods.try_meshes(*arguments, entries=FLAGS.entries):
+    for sizes, cost, reason in pods.try_meshes(*arguments, vocabulary_size=FLAGS.vocabulary_size):
       result = _format_cost(cost) if cost else 'does not compile'
       print(f'fsdp={sizes.fsdp}, tensor={sizes.tensor}: {result}; {reason or "fits"}', flush=True)
     if reason:
       raise UserError(f'no mesh of --topology={FLAGS.topology} fits; choose a larger slice or a smaller batch')
     return
   start = time.monotonic()
-  for cost in pods.update_costs(*arguments, entries=FLAGS.entries, largest=FLAGS.largest):
+  for cost in pods.update_costs(*arguments, vocabulary_size=FLAGS.vocabulary_size, largest=FLAGS.largest):
     fits = 'fits' if cost.memory <= chip.memory else 'DOES NOT FIT'
     print(f'{_format_cost(cost)}; {fits}; compiled in {time.monotonic() - start:.0f} s', flush=True)
     start = time.monotonic()

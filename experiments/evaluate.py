@@ -139,7 +139,7 @@ def _evaluate_bins(run: Any, lines: Sequence[str], plot: str | None) -> Any:
     return None
   from attention_jax import atomic
   from attention_jax.inference.scoring import score_pairs
-  from attention_jax.sweeps.bins import add_forced_metrics, evaluate_bins
+  from attention_jax.sweeps.bins import add_teacher_forcing_metrics, evaluate_bins
   from attention_jax.sweeps.plots import draw_bins
   from attention_jax.systems.base import SupportsCorpus
 
@@ -149,7 +149,7 @@ def _evaluate_bins(run: Any, lines: Sequence[str], plot: str | None) -> Any:
   if _has_forced_metrics(system):
     vocabularies = (run.predictor.source_vocab, run.predictor.target_vocab)
     pairs = score_pairs(run.model, run.params, corpora[0], *vocabularies, run.config['data']['buckets'])
-    bins = add_forced_metrics(bins, *corpora, pairs, vocabularies, run.model.traits.attends)
+    bins = add_teacher_forcing_metrics(bins, *corpora, pairs, vocabularies, run.model.traits.attends)
   if plot:
     atomic.write_bytes(plot, draw_bins(bins))
   return bins

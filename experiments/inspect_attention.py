@@ -63,14 +63,14 @@ def main() -> None:
   from attention_jax.analysis.reading import SupportsReadings
   from attention_jax.systems import runs
   from attention_jax.systems.readings import check_request
-  from attention_jax.systems.ready_made import opened_folder
+  from attention_jax.systems.ready_made import resolve_folder
 
   folder = require_flag('workdir')
   _check_flags()
   output = check_output_path(FLAGS.output, 'output') if FLAGS.output else None
   check_request(_request(FLAGS.text, FLAGS.edit))  # before parameters and data are read, which takes long
   name, system = runs.system_of(folder)
-  path = Path(output or opened_folder(folder) / system.plot_filename)
+  path = Path(output or resolve_folder(folder) / system.plot_filename)
   has_readings = issubclass(system, SupportsReadings)
   if FLAGS.serve:
     _check_serve(name, has_readings)
@@ -89,7 +89,7 @@ def main() -> None:
     readings = _read(opened, FLAGS.text, FLAGS.edit)
     reading_files.write(readings, path, relative=FLAGS.relative)
     print(f'written to {path}')
-    if specs := reading_files.left_out(readings, path):
+    if specs := reading_files.unwritten_measurements(readings, path):
       print(f'not in a picture: {", ".join(specs)}; --output=FILE.html or FILE.json contains them')
   else:
     _plot(run, path)

@@ -1,7 +1,7 @@
 """Prints a table of the costs of an update on TPU slices of several sizes, none of which is attached.
 
-  python -m experiments.plan_pods --config=configs/wmt14.py:transformer2017_big --entries=32000 --tokens=3072
-  python -m experiments.plan_pods --config=configs/wmt14.py:gnmt2016 --entries=32000 --config.mesh.fsdp=8
+  python -m experiments.plan_pods --config=configs/wmt14.py:transformer2017_big --vocabulary_size=32000 --tokens=3072
+  python -m experiments.plan_pods --config=configs/wmt14.py:gnmt2016 --vocabulary_size=32000 --config.mesh.fsdp=8
 
 Compiles the update of the longest sequences for each slice, see compile_for_pod.py, with batches that grow with the
 slice: --tokens tokens of each side for each chip. config.mesh.fsdp is reduced to its greatest common divisor with the
@@ -24,7 +24,7 @@ from absl import flags
 
 from attention_jax.errors import UserError
 from experiments.launch import FLAGS, define_config, launch
-from experiments.topologies import define_entries_flag, topology_devices
+from experiments.topologies import define_vocabulary_size_flag, topology_devices
 
 SLICES = ['v5e:1x1', 'v5e:2x2', 'v5e:4x4', 'v5e:8x8', 'v5e:16x16', 'v5p:4x4x8', 'v5p:8x8x16']
 COLUMNS = {
@@ -43,13 +43,15 @@ COLUMNS = {
 define_config('the config of a translation system: configs/wmt14.py:gnmt2016')
 flags.DEFINE_list('topologies', SLICES, 'TPU slices')
 flags.DEFINE_integer('tokens', 3072, 'tokens of each side of a batch for each chip, padding included', lower_bound=1)
-define_entries_flag()
+define_vocabulary_size_flag()
 
 
 def main() -> None:
   """Prints the costs of --config on each of --topologies. Raises UserError unless --config is a translation config."""
   if FLAGS.config is None:
-    raise UserError('--config is missing; for example --config=configs/wmt14.py:transformer2017_big --entries=32000')
+    raise UserError(
+      '--config is missing; for example --config=configs/wmt14.py:transformer2017_big --vocabulary_size=32000'
+    )
   if FLAGS.config.system != 'translation':
     raise UserError(f"config.system must be 'translation' for tokens of both sides, got {FLAGS.config.system!r}")
   # All slices first, so that a mistake is reported before anything is compiled.
@@ -73,7 +75,9 @@ def _plan(topology: str, devices: Sequence[Any]) -> list[str]:
   config.data.batch_size = FLAGS.tokens * pods.count_chips(devices)
   platform = devices[0].platform
   try:
-    (cost,) = pods.update_costs(config.to_dict(), devices, chip, platform, entries=FLAGS.entries, largest=True)
+    (cost,) = pods.update_costs(
+      config.to_dict(), devices, chip, platform, vocabulary_size=FLAGS.vocabulary_size, largest=True
+    )
   except DoesNotFitError:
     return [topology, chips, *[''] * (len(COLUMNS) - 4), 'does not fit', '']
   rows, source, target = cost.shape

@@ -8,7 +8,7 @@ import sys
 
 TUNABLES = 'GLIBC_TUNABLES'  # the environment variable from which the GNU C library reads its settings
 LARGE_PAGES = 'glibc.malloc.hugetlb'
-COMPILED = '/jax/core/compile/backend_compile_duration'  # the event of jax after each compilation
+COMPILATION_EVENT = '/jax/core/compile/backend_compile_duration'  # the event of jax after each compilation
 SLOW_COMPILATION = 0.1  # seconds; returning memory takes a few milliseconds
 GC_THRESHOLDS = (100_000, 50, 100)
 
@@ -48,7 +48,7 @@ def return_freed_memory() -> None:
     return
 
   def trim(event: str, seconds: float, **_) -> None:
-    if event == COMPILED and seconds > SLOW_COMPILATION:
+    if event == COMPILATION_EVENT and seconds > SLOW_COMPILATION:
       malloc_trim(0)
 
   jax.monitoring.register_event_duration_secs_listener(trim)

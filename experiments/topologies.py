@@ -14,10 +14,13 @@ def define_topology_flag() -> None:
   flags.DEFINE_string('topology', 'v5e:2x2', 'topology of the TPU: v5e:1x1, v5e:16x16, v5p:8x8x16, ...')
 
 
-def define_entries_flag() -> None:
-  """Defines --entries."""
+def define_vocabulary_size_flag() -> None:
+  """Defines --vocabulary_size."""
   flags.DEFINE_integer(
-    'entries', None, 'size of both vocabularies of a translation config, without reading its data', lower_bound=5
+    'vocabulary_size',
+    None,
+    'size of both vocabularies of a translation config, without reading its data',
+    lower_bound=5,
   )
 
 

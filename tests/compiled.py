@@ -11,7 +11,7 @@ import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from experiments.process_settings import COMPILED
+from experiments.process_settings import COMPILATION_EVENT
 
 
 @pytest.fixture(scope='session')
@@ -45,7 +45,7 @@ def record_compilations() -> Iterator[list[str]]:
   compiled = []
 
   def record(event, seconds, **_):
-    if event == COMPILED:
+    if event == COMPILATION_EVENT:
       compiled.append(event)
 
   jax.monitoring.register_event_duration_secs_listener(record)

@@ -29,12 +29,12 @@ class Adversarial(NamedTuple):
   output_change: jax.Array
 
 
-def kendall(weights: np.ndarray, others: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
+def kendall(weights: np.ndarray, importance: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
   """Kendall's τ-b between two measures of importance, for each query. Jain & Wallace 2019, section 4.1.
 
   Args:
     weights: [T, S].
-    others: [T, S], such as the sizes of attributions.
+    importance: [T, S], such as the sizes of attributions.
     mask: [S], the positions that are compared; by default all.
 
   Returns:
@@ -44,7 +44,7 @@ def kendall(weights: np.ndarray, others: np.ndarray, mask: np.ndarray | None = N
 
   keep = slice(None) if mask is None else np.asarray(mask, bool)
   # In float64, because scipy does not support bfloat16.
-  rows = zip(np.asarray(weights, float)[:, keep], np.asarray(others, float)[:, keep], strict=True)
+  rows = zip(np.asarray(weights, float)[:, keep], np.asarray(importance, float)[:, keep], strict=True)
   return np.array([kendalltau(a, b).statistic if len(a) > 1 else np.nan for a, b in rows])
 
 

@@ -81,13 +81,13 @@ def recurrent_distances(source_length: int, target_length: int) -> np.ndarray:
   return to_end[None, :] + np.arange(1, target_length + 1)[:, None]
 
 
-def mean_by_distance(distances: np.ndarray, norms: np.ndarray, at_least: int = 1) -> dict[int, float]:
+def rms_by_distance(distances: np.ndarray, norms: np.ndarray, min_count: int = 1) -> dict[int, float]:
   """Returns the root mean square of the norms at each distance, in order.
 
   Args:
     distances: whole numbers.
     norms: the norms, an array of the same shape.
-    at_least: minimum number of norms at a distance; distances with fewer are left out.
+    min_count: minimum number of norms at a distance; distances with fewer are left out.
 
   Raises:
     UserError: for different shapes.
@@ -100,7 +100,8 @@ def mean_by_distance(distances: np.ndarray, norms: np.ndarray, at_least: int = 1
     )
   values, counts = np.unique(distances, return_counts=True)
   return {
-    int(distance): float(np.sqrt(np.mean(norms[distances == distance] ** 2))) for distance in values[counts >= at_least]
+    int(distance): float(np.sqrt(np.mean(norms[distances == distance] ** 2)))
+    for distance in values[counts >= min_count]
   }
 
 

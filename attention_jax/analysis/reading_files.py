@@ -19,7 +19,7 @@ def write_heatmaps(readings: Sequence[Reading], path: str | Path, *, relative: b
   """Writes one PNG with a heatmap of every matrix of the readings, and of every measurement with two axes.
 
   Weights of layers and heads replace those of the model, which are made of them. Measurements, which may be negative,
-  are drawn as absolute values; those with one value, or with one for each token, are left out, see `left_out`.
+  are drawn as absolute values, but for those with one value, or with one for each token, see `unwritten_measurements`.
 
   Args:
     readings: what to draw.
@@ -48,7 +48,7 @@ def write_heatmaps(readings: Sequence[Reading], path: str | Path, *, relative: b
   grid(heatmaps, path)
 
 
-def left_out(readings: Sequence[Reading], path: str | Path) -> list[str]:
+def unwritten_measurements(readings: Sequence[Reading], path: str | Path) -> list[str]:
   """Returns the specs of the measurements that are not written to `path`: a picture has only those with two axes."""
   if WRITERS[check_format(path)] is not write_heatmaps:
     return []

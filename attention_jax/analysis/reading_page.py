@@ -46,18 +46,18 @@ class SourceForm(NamedTuple):
   max_length: int
 
 
-def render_page(readings: Sequence[Reading], relative: bool = False, served: SourceForm | None = None) -> str:
+def render_page(readings: Sequence[Reading], relative: bool = False, form: SourceForm | None = None) -> str:
   """Returns the HTML of the page; every value in it is escaped.
 
   Args:
     readings: what the page shows, each with the name of its run.
     relative: whether colours are at first relative to the largest weight of a matrix.
-    served: the content of the form; None for a page without a form.
+    form: the content of the form; None for a page without a form.
   """
   names = list(dict.fromkeys(reading.run for reading in readings))
   runs = [{'name': name, 'readings': [_record(r) for r in readings if r.run == name]} for name in names]
   title = 'Attention of ' + (' and '.join(name or 'a trained run' for name in names) or 'a trained run')
-  return render('pair.html.jinja', title=title, data=runs, relative=relative, served=served)
+  return render('pair.html.jinja', title=title, data=runs, relative=relative, form=form)
 
 
 def _record(reading: Reading) -> dict[str, Any]:

@@ -92,7 +92,7 @@ class Share(NamedTuple):
     return rows[self.index * size : (self.index + 1) * size]
 
 
-EVERYTHING = Share()
+WHOLE_BATCH = Share()
 
 
 class _BucketRows(NamedTuple):
@@ -123,7 +123,7 @@ class BatchOrder:
     size: int,
     unit: str = 'sentences',
     seed: int = 0,
-    share: Share = EVERYTHING,
+    share: Share = WHOLE_BATCH,
   ):
     """Assigns the rows of a split to batches.
 
@@ -204,7 +204,7 @@ class Batches:
   """Endless training batches of one split of pairs: `batches[step]` for any step >= 0, see BatchOrder."""
 
   shape_names = 'rows, source, target'
-  min_row_size = sum
+  min_row_positions = sum
 
   def __init__(
     self,
@@ -213,7 +213,7 @@ class Batches:
     size: int,
     unit: str = 'sentences',
     seed: int = 0,
-    share: Share = EVERYTHING,
+    share: Share = WHOLE_BATCH,
     links: bool = False,
     resegment: Resegment | None = None,
   ):

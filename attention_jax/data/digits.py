@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attention_jax.data.batching import EVERYTHING, BatchOrder, Share, eval_batch_rows
+from attention_jax.data.batching import WHOLE_BATCH, BatchOrder, Share, eval_batch_rows
 from attention_jax.data.files import join_path, read_arrays
 from attention_jax.data.tfds_sets import TfdsRows, open_tfds_set, tfds_split_parts
 from attention_jax.errors import UserError, choose
@@ -287,9 +287,9 @@ class DigitBatches:
   """Endless training batches of one split, see batching.BatchOrder. Canvases are drawn anew in each epoch."""
 
   shape_names = 'rows, height, width'
-  min_row_size = sum
+  min_row_positions = sum
 
-  def __init__(self, split: Digits, size: int, seed: int = 0, share: Share = EVERYTHING):
+  def __init__(self, split: Digits, size: int, seed: int = 0, share: Share = WHOLE_BATCH):
     """Assigns the rows of a split to batches; for size, seed and share see batching.BatchOrder."""
     shape = render_digit(split, 0, np.random.default_rng(0)).shape[:2]
     self._order = BatchOrder(np.zeros(len(split.labels), int), [shape], size, seed=seed, share=share)

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from attention_jax.data.batching import EVERYTHING, BatchOrder, Share, eval_batch_rows
+from attention_jax.data.batching import WHOLE_BATCH, BatchOrder, Share, eval_batch_rows
 from attention_jax.data.documents import Documents
 from attention_jax.data.text import format_count
 from attention_jax.data.vocab import Vocabulary
@@ -184,7 +184,7 @@ class DocumentBatches:
   """Endless training batches of one split: `batches[step]` for any step >= 0, see batching.BatchOrder."""
 
   shape_names = 'rows, sentences, words'
-  min_row_size = math.prod
+  min_row_positions = math.prod
 
   def __init__(
     self,
@@ -192,7 +192,7 @@ class DocumentBatches:
     buckets: Sequence[tuple[int, int]],
     size: int,
     seed: int = 0,
-    share: Share = EVERYTHING,
+    share: Share = WHOLE_BATCH,
   ):
     """Assigns the rows of a split to batches; for size, seed and share see batching.BatchOrder."""
     bucket_index = assign_documents(encoded, buckets)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attention_jax.data.batching import EVERYTHING, Batch, BatchOrder, Share, eval_batch_rows
+from attention_jax.data.batching import WHOLE_BATCH, Batch, BatchOrder, Share, eval_batch_rows
 from attention_jax.data.files import join_path, read_arrays, read_lines
 from attention_jax.data.images import list_images, read_image
 from attention_jax.data.splits import SPLITS
@@ -321,10 +321,10 @@ class CaptionBatches:
   """Endless training batches of one split: `batches[step]` for any step >= 0, see batching.BatchOrder."""
 
   shape_names = 'rows, caption'
-  min_row_size = sum
+  min_row_positions = sum
 
   def __init__(
-    self, encoded: EncodedCaptions, lengths: Sequence[int], size: int, seed: int = 0, share: Share = EVERYTHING
+    self, encoded: EncodedCaptions, lengths: Sequence[int], size: int, seed: int = 0, share: Share = WHOLE_BATCH
   ):
     """Assigns captions to batches; for size, seed and share see batching.BatchOrder."""
     buckets = [(length,) for length in lengths]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attention_jax.data.batching import EVERYTHING, Share
+from attention_jax.data.batching import WHOLE_BATCH, Share
 from attention_jax.data.recall_tasks import Episode, EpisodeSize, RecallTask
 from attention_jax.errors import UserError
 
@@ -43,9 +43,9 @@ class RecallBatches:
   """
 
   shape_names = 'rows, steps'
-  min_row_size = sum
+  min_row_positions = sum
 
-  def __init__(self, task: RecallTask, size: int, seed: int = 0, share: Share = EVERYTHING):
+  def __init__(self, task: RecallTask, size: int, seed: int = 0, share: Share = WHOLE_BATCH):
     """Defines the batches of a task.
 
     Args:

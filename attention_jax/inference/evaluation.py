@@ -249,13 +249,13 @@ def text_metrics(corpus: Corpus, hypotheses: Sequence[str], options: Mapping[str
     hypotheses: one per row of the corpus.
     options: config.evaluation.
   """
-  texts = join_references(corpus, hypotheses, options)
+  texts = select_texts(corpus, hypotheses, options)
   return {
     parse(spec, 'metric')[0]: compute_metric(spec, texts.hypotheses, texts.references) for spec in options['metrics']
   }
 
 
-class ScoredTexts(NamedTuple):
+class ComparedTexts(NamedTuple):
   """Hypotheses with their sources, and the references that they are compared with.
 
   Attributes:
@@ -271,7 +271,7 @@ class ScoredTexts(NamedTuple):
   rows: list[int]
 
 
-def join_references(corpus: Corpus, hypotheses: Sequence[str], options: Mapping[str, Any]) -> ScoredTexts:
+def select_texts(corpus: Corpus, hypotheses: Sequence[str], options: Mapping[str, Any]) -> ComparedTexts:
   """Returns the rows that metrics of text compare: one per row of the corpus, or one per source.
 
   Args:
@@ -281,10 +281,10 @@ def join_references(corpus: Corpus, hypotheses: Sequence[str], options: Mapping[
   """
   if not options['group_references']:
     references = [[target] for target in corpus.target]
-    return ScoredTexts(list(corpus.source), list(hypotheses), references, [*range(len(references))])
+    return ComparedTexts(list(corpus.source), list(hypotheses), references, [*range(len(references))])
   sources, references, rows = group_references(corpus)
   hypothesis_of = dict(zip(corpus.source, hypotheses, strict=True))
-  return ScoredTexts(sources, [hypothesis_of[source] for source in sources], references, rows)
+  return ComparedTexts(sources, [hypothesis_of[source] for source in sources], references, rows)
 
 
 def evaluate_corpus(

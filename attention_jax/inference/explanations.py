@@ -109,7 +109,7 @@ class Explanations(NamedTuple):
   adversarial: np.ndarray
 
 
-class Effort(NamedTuple):
+class MeasureOptions(NamedTuple):
   """Options of the measures.
 
   Attributes:
@@ -126,7 +126,7 @@ class Effort(NamedTuple):
 
 
 def explain(
-  reader: ExampleReader, model: Any, params: Any, examples: Example, effort: Effort, seed: int = 0
+  reader: ExampleReader, model: Any, params: Any, examples: Example, options: MeasureOptions, seed: int = 0
 ) -> Explanations:
   """Measures examples.
 
@@ -135,21 +135,23 @@ def explain(
     model: a model without dropout on its weights, whose alignment is deterministic.
     params: its parameters.
     examples: N examples.
-    effort: options.
+    options: options of the measures.
     seed: of permutations and adversarial weights.
   """
 
   def measure(inputs):
     example, rng = inputs
-    return _explain_one(reader, model, params, example, rng, effort)
+    return _explain_one(reader, model, params, example, rng, options)
 
   count = len(examples.source)
   rngs = jax.random.split(jax.random.key(seed), count)
-  batched = jax.jit(lambda inputs: jax.lax.map(measure, inputs, batch_size=min(effort.batch, count)))
+  batched = jax.jit(lambda inputs: jax.lax.map(measure, inputs, batch_size=min(options.batch, count)))
   return jax.tree.map(np.asarray, batched((jax.tree.map(jnp.asarray, examples), rngs)))
 
 
-def _explain_one(reader: ExampleReader, model: Any, params: Any, example: Example, rng: jax.Array, effort: Effort):
+def _explain_one(
+  reader: ExampleReader, model: Any, params: Any, example: Example, rng: jax.Array, options: MeasureOptions
+):
   def read(example, vectors=None, rows=None):
     return reader.read(model, params, example, vectors, rows)
 
@@ -166,9 +168,9 @@ def _explain_one(reader: ExampleReader, model: Any, params: Any, example: Exampl
       return read(example, rows=rows)[0][step]
 
     permutation_rng, adversarial_rng = jax.random.split(rng)
-    median = permutation_effect(change, weights[step], example.mask, permutation_rng, effort.permutations)
-    options = {'epsilon': effort.epsilon, 'steps': effort.steps}
-    return median, adversarial_weights(change, weights[step], example.mask, adversarial_rng, **options).divergence
+    median = permutation_effect(change, weights[step], example.mask, permutation_rng, options.permutations)
+    limits = {'epsilon': options.epsilon, 'steps': options.steps}
+    return median, adversarial_weights(change, weights[step], example.mask, adversarial_rng, **limits).divergence
 
   outputs, weights = read(example)
   gradients = jnp.abs(gradient_times_input(target_probabilities, reader.embed(model, params, example.source)))

@@ -5,9 +5,9 @@ on, forward and backward, as `python -m experiments.benchmark --suites=crossing`
 estimates.
 
 Without a candidate, 'auto' uses 'chunked' where the definition would store a large array [T, S, F] for the gradient,
-from LARGE scores on: 'chunked' is slower, because it recomputes scores, but fits in memory. Recurrent scores write and
-read [S, F] for every query; for these it uses 'chunked' from MIN_RECOMPUTE on, or from LARGE on where the platform has
-no entry in MIN_RECOMPUTE.
+from MIN_CHUNKED_SCORES scores on: 'chunked' is slower, because it recomputes scores, but fits in memory. Recurrent
+scores write and read [S, F] for every query; for these it uses 'chunked' from MIN_RECOMPUTE on, or from
+MIN_CHUNKED_SCORES on where the platform has no entry in MIN_RECOMPUTE.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,7 +45,7 @@ MIN_SCORES: Mapping[str, Mapping[str, int]] = {
   'tpu': {'window': 2**16, 'pallas_additive': 2**10},
 }
 MEASURED = ('cpu',)  # platforms whose MIN_SCORES were measured; the others are estimates
-LARGE = 2**20  # T S of a sequence; with 256 features, [T, S, F] is then 1 GiB
+MIN_CHUNKED_SCORES = 2**20  # T S of a sequence; with 256 features, [T, S, F] is then 1 GiB
 MIN_RECOMPUTE = {'cpu': 2**7}  # by platform: T S from which recomputing [S, F] is faster than storing it per query
 # Candidates that do not support every dtype or width: (score, params, query, memory) -> the reason, or ''.
 INPUT_CHECKS: Mapping[str, Callable] = {
@@ -98,9 +98,9 @@ def _thresholds(score: Row, alignment: Row, inputs: tuple[Any, jax.Array, Memory
   if supported:
     return supported
   if score.is_recurrent:
-    return [(MIN_RECOMPUTE.get(platform, LARGE), 'chunked')]
+    return [(MIN_RECOMPUTE.get(platform, MIN_CHUNKED_SCORES), 'chunked')]
   if isinstance(score.form, TanhSum):
-    return [(LARGE, 'chunked')]
+    return [(MIN_CHUNKED_SCORES, 'chunked')]
   return []
 
 

@@ -135,8 +135,8 @@ def scheduled_sampling(*, schedule: str = 'linear', temperature: NonNegative = 1
 
   Bengio et al. 2015, but in two passes, the same for every decoder (Mihaylova & Martins 2019; Duckworth et al. 2019,
   parallel scheduled sampling): the first pass predicts every token by teacher forcing, and the second pass reads some
-  of the predictions. No gradient flows through the first pass. The sum 'own' counts the reference tokens that
-  predictions replace.
+  of the predictions. No gradient flows through the first pass. The sum 'replaced_tokens' counts the reference tokens
+  that predictions replace.
 
   Args:
     schedule: a spec of SAMPLING_SCHEDULES.
@@ -156,7 +156,7 @@ def scheduled_sampling(*, schedule: str = 'linear', temperature: NonNegative = 1
     is_reference = jax.random.bernoulli(mask_rng, reference_probability(inputs.update), batch.target.shape)
     is_predicted = batch.target_mask & ~is_reference
     outputs = inputs.forward(jnp.where(is_predicted, predicted, batch.target), inputs.rngs)
-    sums = inputs.compute_loss(outputs) | {'own': jnp.sum(is_predicted, dtype=jnp.float32)}
+    sums = inputs.compute_loss(outputs) | {'replaced_tokens': jnp.sum(is_predicted, dtype=jnp.float32)}
     return ObjectiveOutput(sums, (outputs,))
 
   return objective

@@ -244,7 +244,7 @@ class Bahdanau(Cell):
         f'bahdanau: gate must be False for the latent alignment {self.attention.alignment!r}, which has a context for '
         'each position instead of a single one'
       )
-    self.wanted = Dense(1, dtype=self.dtype) if self.gate else None
+    self.context_gate = Dense(1, dtype=self.dtype) if self.gate else None
 
   def start(self, encoded: Encoded, memory: Memory) -> CellCarry:
     return CellCarry(self.initial_states(self.stack, encoded), self.attention.init_carry(memory), ())
@@ -267,7 +267,7 @@ class Bahdanau(Cell):
     previous_state = carry.states[-1][0]
     carry, trace = self.attend(carry, previous_state, memory, deterministic)
     if self.gate:
-      trace = trace._replace(context=trace.context * jax.nn.sigmoid(self.wanted(previous_state)))
+      trace = trace._replace(context=trace.context * jax.nn.sigmoid(self.context_gate(previous_state)))
     if gates is None:
       context_gates = self.context_gates(trace.context)
     else:

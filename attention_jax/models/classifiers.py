@@ -80,7 +80,7 @@ class Classifier(nn.Module):
     drop = Dropout(self.dropout)
     if self.hidden:
       x = drop(x, deterministic=deterministic)
-      x = nn.relu(Dense(self.hidden, dtype=self.dtype, name='before')(x))
+      x = nn.relu(Dense(self.hidden, dtype=self.dtype, name='hidden')(x))
     x = drop(x, deterministic=deterministic)
     return Dense(self.labels, dtype=self.dtype, name='labels')(x)
 

@@ -26,7 +26,7 @@ from attention_jax.models.steps import DecoderOutput
 from attention_jax.models.traits import Traits
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.dropout import Dropout
-from attention_jax.modules.transformer import DecoderLayer, visibility_mask
+from attention_jax.modules.transformer import DecoderLayer, self_attention_mask
 from attention_jax.modules.transformer_stack import Stack, require_backprop
 from attention_jax.specs import Fraction
 
@@ -198,7 +198,7 @@ class TransformerDecoder(LayeredDecoder, Stack, kw_only=True):
     return self.make_output(self.finalize(x), weights, 2)
 
   def _self_attention_mask(self, positions: jax.Array, size: int) -> jax.Array:
-    return visibility_mask(positions, size, causal=True, window=self.window, sinks=self.sinks)
+    return self_attention_mask(positions, size, causal=True, window=self.window, sinks=self.sinks)
 
   def _remember(self, encoded: Encoded) -> tuple[Memory, ...]:
     return tuple(block.remember(encoded.memory, encoded.mask, encoded.values) for block in self.blocks)

@@ -15,7 +15,7 @@ from attention_jax.modules.adaptive import AdaptiveLayer, Ponder
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.intra_attention import IntraAttentionLayer
 from attention_jax.modules.recurrent import RecurrentLayer, State, zero_state
-from attention_jax.modules.transformer import EncoderLayer, visibility_mask
+from attention_jax.modules.transformer import EncoderLayer, self_attention_mask
 from attention_jax.modules.transformer_stack import Stack
 from attention_jax.specs import Fraction, Size
 
@@ -256,7 +256,7 @@ class TransformerEncoder(Stack, kw_only=True):
     x = self.embed_inputs(self.embedding(source, deterministic), positions)
     attention_mask = mask
     if self.window:
-      in_window = visibility_mask(positions, source.shape[1], causal=False, window=self.window, sinks=self.sinks)
+      in_window = self_attention_mask(positions, source.shape[1], causal=False, window=self.window, sinks=self.sinks)
       attention_mask = mask[:, None, :] & in_window[None]
     for block in self.blocks:
       x = self.apply_layer_drop(x, block(x, attention_mask, positions, deterministic), deterministic)

@@ -35,13 +35,13 @@ class LayeredDecoder(nn.Module, kw_only=True):
 
   Attributes:
     attention: attention of each layer over the memory.
-    weights_of: index of the layer whose weights, averaged over heads, are the weights of the model; negative indices
+    weights_layer: index of the layer whose weights, averaged over heads, are the weights of the model; negative indices
       count from the last layer. DecoderOutput.layers contains the weights of all layers and heads.
     layer_attentions: one attention per layer, in place of `attention`; () if all layers have `attention`.
   """
 
   attention: Attention
-  weights_of: int = -1
+  weights_layer: int = -1
   layer_attentions: tuple[Attention, ...] = ()
 
   @property
@@ -66,9 +66,11 @@ class LayeredDecoder(nn.Module, kw_only=True):
     return memory
 
   def check_layers(self, name: str) -> None:
-    """Raises UserError, with `name` as its prefix, if there is no layer `weights_of`."""
-    if not -self.layers <= self.weights_of < self.layers:
-      raise UserError(f'{name}: weights_of must be from {-self.layers} to {self.layers - 1}, got {self.weights_of}')
+    """Raises UserError, with `name` as its prefix, if there is no layer `weights_layer`."""
+    if not -self.layers <= self.weights_layer < self.layers:
+      raise UserError(
+        f'{name}: weights_layer must be from {-self.layers} to {self.layers - 1}, got {self.weights_layer}'
+      )
 
   def make_output(self, features: jax.Array, weights: list[jax.Array], axis: int) -> DecoderOutput:
     """Returns the output of the decoder, for one step or for all steps.
@@ -78,5 +80,5 @@ class LayeredDecoder(nn.Module, kw_only=True):
       weights: weights of each layer, [..., N, S].
       axis: position of the axis of layers in DecoderOutput.layers.
     """
-    model_weights = weights[self.weights_of].mean(-2)
+    model_weights = weights[self.weights_layer].mean(-2)
     return DecoderOutput(features, (), model_weights, layers=jnp.stack(weights, axis), top=features)

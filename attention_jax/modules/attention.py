@@ -161,7 +161,7 @@ class Attention(nn.Module):
   @property
   def rotates_products(self) -> bool:
     """Whether positions rotate the projected query and key."""
-    return self.positions is not None and self.positions.requires_product
+    return self.positions is not None and self.positions.requires_rotation_invariance
 
   @property
   def resolved_score(self) -> Row:

@@ -30,7 +30,8 @@ class Positions(nn.Module):
   Attributes:
     heads, features: number N of heads, and features F of each.
     bidirectional: whether queries may attend to later positions.
-    requires_product: whether a common rotation of the projected query and key must leave the score unchanged.
+    requires_rotation_invariance: whether the score must be unchanged by a common rotation of the projected query
+      and key.
     in_attention: whether attention applies the positions; otherwise they are added to embeddings.
     needs_weights: whether `shift` needs the weights.
     shared_across_layers: whether all layers share the parameters.
@@ -39,7 +40,7 @@ class Positions(nn.Module):
   heads: Size = 1
   features: Size = 64
   bidirectional: bool = True
-  requires_product = False
+  requires_rotation_invariance = False
   in_attention = False
   needs_weights = False
   shared_across_layers = False
@@ -171,7 +172,7 @@ class Rotary(Positions):
   """
 
   base: Annotated[float, Range(1)] = 10000.0
-  requires_product = True
+  requires_rotation_invariance = True
   in_attention = True
 
   def rotate(self, x, positions):

@@ -64,7 +64,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 
-def visibility_mask(positions: jax.Array, size: int, *, causal: bool, window: int = 0, sinks: int = 0) -> jax.Array:
+def self_attention_mask(positions: jax.Array, size: int, *, causal: bool, window: int = 0, sinks: int = 0) -> jax.Array:
   """Returns the mask of self-attention, [T, S].
 
   Args:

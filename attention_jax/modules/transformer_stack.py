@@ -29,7 +29,7 @@ class Stack(nn.Module):
     hidden: features of the hidden layer of feed-forward networks.
     score, alignment, implementation, kv_heads: fields of self-attention; see modules.attention.
     position: a spec of POSITIONS.
-    window, sinks: arguments of `visibility_mask` for self-attention.
+    window, sinks: arguments of `self_attention_mask` for self-attention.
     norm: a row of NORMS.
     norm_first: whether to normalise the inputs of sublayers; see Residual.
     normalize_last: whether to normalise the result of the last layer although `norm_first` is False, as nn.Transformer

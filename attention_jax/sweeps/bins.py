@@ -10,7 +10,7 @@ from attention_jax.analysis.alignment import alignment_scores
 from attention_jax.data.text import LINK_LEVELS, Corpus
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError, choose
-from attention_jax.inference.evaluation import LinkComparison, join_references, predict_links
+from attention_jax.inference.evaluation import LinkComparison, predict_links, select_texts
 from attention_jax.inference.metrics import RowCounts, compute_metric
 from attention_jax.inference.scoring import ScoredPair
 from attention_jax.specs import parse
@@ -106,7 +106,7 @@ def evaluate_bins(
     UserError: for an unknown property, and for less than one bin.
   """
   check_property(by, count)
-  texts = join_references(corpus, hypotheses, options)
+  texts = select_texts(corpus, hypotheses, options)
   values = np.array(PROPERTIES[by](corpus, train))[texts.rows]
   bins = divide_rows(values, count)
   metrics = {}
@@ -121,7 +121,7 @@ def evaluate_bins(
   return BinnedMetrics(by, bins, metrics, units)
 
 
-def add_forced_metrics(
+def add_teacher_forcing_metrics(
   table: BinnedMetrics,
   corpus: Corpus,
   train: Corpus,

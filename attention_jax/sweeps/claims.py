@@ -12,8 +12,8 @@ import numpy as np
 
 from attention_jax.analysis.gradient_paths import (
   factor_per_step,
-  mean_by_distance,
   recurrent_distances,
+  rms_by_distance,
   source_gradients,
 )
 from attention_jax.analysis.probes import Sentence, one_hot_sentences, probe_accuracy
@@ -281,8 +281,8 @@ def measure_gradients(model: EncoderDecoder, params: Any, encoded: EncodedCorpus
     is_linked.append(linked.ravel())
   distance, norm, linked = map(np.concatenate, (distances, norms, is_linked))
   return Gradients(
-    linked=mean_by_distance(distance[linked], norm[linked], MIN_PAIRS),
-    all=mean_by_distance(distance, norm, MIN_PAIRS),
+    linked=rms_by_distance(distance[linked], norm[linked], MIN_PAIRS),
+    all=rms_by_distance(distance, norm, MIN_PAIRS),
   )
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from attention_jax.data.files import read_lines
 from attention_jax.errors import UserError
-from attention_jax.inference.evaluation import join_references
+from attention_jax.inference.evaluation import select_texts
 from attention_jax.inference.metrics import METRICS
 from attention_jax.specs import parse
 from attention_jax.sweeps.collect import FinishedRun, SettingRuns
@@ -158,4 +158,4 @@ class _OutputComparer:
 
 def _scored_texts(corpus: Any, split: str, run: FinishedRun) -> Any:
   lines = read_lines(str(run.folder / f'hypotheses.{split}.txt'))
-  return join_references(corpus, lines, run.config['evaluation'])
+  return select_texts(corpus, lines, run.config['evaluation'])

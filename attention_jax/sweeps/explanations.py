@@ -14,9 +14,9 @@ from attention_jax.data.batching import gather
 from attention_jax.data.document_batches import check_document_buckets, gather_documents, largest_bucket
 from attention_jax.inference.explanations import (
   READERS,
-  Effort,
   Example,
   ExampleReader,
+  MeasureOptions,
   explain,
   read_weights,
   summarize_examples,
@@ -54,18 +54,18 @@ def _shuffled(weights: np.ndarray, mask: np.ndarray, rng: np.random.Generator) -
 
 
 class Study(NamedTuple):
-  """The examples and the effort of a measurement.
+  """The examples and the options of a measurement.
 
   Attributes:
     split: the split whose examples are explained, and on which guided probes are tested.
-    effort: options of the measures.
+    options: options of the measures.
     explained: number of examples that are explained.
     probe_train: number of training examples of guided probes.
     probe_test: number of examples of the split on which guided probes are tested.
   """
 
   split: str
-  effort: Effort
+  options: MeasureOptions
   explained: int
   probe_train: int
   probe_test: int
@@ -120,7 +120,7 @@ def explanation_rows(
   Args:
     settings: settings with learned weights, of one system with the same data.
     factors: how rows are named; the factors 'measure' or 'weights', and 'interval' over examples are added.
-    study: the examples and the effort.
+    study: the examples and the options.
 
   Returns:
     Rows of MEASURES, and rows of the accuracy of probes that are guided by GUIDES. A setting with one seed has no row
@@ -155,7 +155,7 @@ def _explain_runs(runs: Sequence[Run], study: Study) -> tuple[dict[str, np.ndarr
   for run in runs:
     reader, load = _reader_and_loader(run)
     examples = load(run.system, study.split, study.explained)
-    explanations = explain(reader, run.system.model, run.params, examples, study.effort)
+    explanations = explain(reader, run.system.model, run.params, examples, study.options)
     measured.append(summarize_examples(examples, explanations))
     weights.append(np.where(examples.target_mask[..., None], explanations.weights, np.nan))
   return {name: np.stack([values[name] for values in measured]) for name in measured[0]}, np.stack(weights)

@@ -67,7 +67,7 @@ class Inputs(NamedTuple):
 
 
 def compile_updates(
-  config: Mapping[str, Any], mesh: Mesh, platform: str, *, entries: int | None = None, largest: bool = False
+  config: Mapping[str, Any], mesh: Mesh, platform: str, *, vocabulary_size: int | None = None, largest: bool = False
 ) -> Iterator[CompiledUpdate]:
   """Compiles the update of each batch shape of a config, with all its seeds.
 
@@ -75,8 +75,8 @@ def compile_updates(
     config: the config of a run.
     mesh: the devices, attached or described by a topology.
     platform: the platform to lower for, such as 'tpu'.
-    entries: size of both vocabularies of a translation config, whose data are then not read; None to read the data of
-      the config.
+    vocabulary_size: size of both vocabularies of a translation config, whose data are then not read; None to read the
+      data of the config.
     largest: whether to compile only the shape with the longest sequences.
 
   Yields:
@@ -90,10 +90,10 @@ def compile_updates(
   config = fill_defaults(config, 'the config')
   training = Training(**config['training'])
   share = Share(multiple=row_devices(mesh) * training.accumulate)
-  if entries is None:
+  if vocabulary_size is None:
     inputs = _inputs_from_data(config, share)
   else:
-    inputs = _inputs_of_translation(config, training, entries, share)
+    inputs = _inputs_of_translation(config, training, vocabulary_size, share)
   _check_placement(inputs.params, mesh)
   seeds = config['seeds']
   update, state = _build_update(training, inputs, mesh, stacked=seeds > 1)
@@ -180,11 +180,11 @@ def _inputs_from_data(config: Mapping[str, Any], share: Share) -> Inputs:
   return Inputs(system.loss, jax.eval_shape(lambda: initializer(seed)), by_shape)
 
 
-def _inputs_of_translation(config: Mapping[str, Any], training: Training, entries: int, share: Share) -> Inputs:
-  """Returns the inputs of a translation config with vocabularies of `entries`, without data."""
+def _inputs_of_translation(config: Mapping[str, Any], training: Training, vocabulary_size: int, share: Share) -> Inputs:
+  """Returns the inputs of a translation config with vocabularies of `vocabulary_size`, without data."""
   if config['system'] != 'translation':
     raise UserError(f"config.system must be 'translation' to compile without data, got {config['system']!r}")
-  model = build(config['model'], entries, entries)
+  model = build(config['model'], vocabulary_size, vocabulary_size)
   loss = sequence_loss(model, training.label_smoothing, training.auxiliary, training.objective)
   data = config['data']
   batches = {}

@@ -41,12 +41,12 @@ class BatchSequence(Protocol):
   Attributes:
     shapes: every shape (rows, ...) that occurs; each is one compilation.
     shape_names: names of the axes of a shape.
-    min_row_size: lengths of a shape -> a lower bound of the number of positions of a row.
+    min_row_positions: lengths of a shape -> a lower bound of the number of positions of a row.
   """
 
   shapes: Sequence[tuple[int, ...]]
   shape_names: str
-  min_row_size: Callable[[Sequence[int]], int]
+  min_row_positions: Callable[[Sequence[int]], int]
 
   def __len__(self) -> int:
     """Returns the number of batches in an epoch."""

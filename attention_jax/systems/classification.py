@@ -50,7 +50,7 @@ from attention_jax.systems.base import (
 )
 from attention_jax.systems.classification_outputs import (
   ClassificationPrediction,
-  ReadDocument,
+  CutDocument,
   prediction_record,
   shade_document,
 )
@@ -308,11 +308,11 @@ class ClassificationSystem(System):
   def _buckets(self) -> tuple[tuple[int, int], ...]:
     return check_document_buckets(self.config['data']['buckets'])
 
-  def _read(self, sentences: Sequence[str], pairs: bool) -> ReadDocument:
+  def _read(self, sentences: Sequence[str], pairs: bool) -> CutDocument:
     joined = self.config['data']['joined']
     largest = largest_bucket(self._buckets)
     pieces, num_unread = cut_document(sentences, self.vocabulary.tokenize, largest, joined=joined, pairs=pairs)
-    return ReadDocument(pieces, num_unread)
+    return CutDocument(pieces, num_unread)
 
   def _encode(self, documents: Documents) -> EncodedDocuments:
     largest = largest_bucket(self._buckets)

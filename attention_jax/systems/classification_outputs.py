@@ -24,7 +24,7 @@ class ClassificationPrediction(NamedTuple):
   sentences: np.ndarray
 
 
-class ReadDocument(NamedTuple):
+class CutDocument(NamedTuple):
   """The part of a document that a model reads.
 
   Attributes:
@@ -36,7 +36,7 @@ class ReadDocument(NamedTuple):
   num_unread: int
 
 
-def prediction_record(document: ReadDocument, prediction: ClassificationPrediction) -> dict[str, Any]:
+def prediction_record(document: CutDocument, prediction: ClassificationPrediction) -> dict[str, Any]:
   """Returns a prediction with its weights, for JSON."""
   parts = zip(document.tokens, prediction.words, strict=True)
   return {
@@ -49,7 +49,7 @@ def prediction_record(document: ReadDocument, prediction: ClassificationPredicti
 
 
 def shade_document(
-  title: str, label: str, document: ReadDocument, prediction: ClassificationPrediction, pair_heads: int = 0
+  title: str, label: str, document: CutDocument, prediction: ClassificationPrediction, pair_heads: int = 0
 ) -> ShadedDocument:
   """Returns a prediction with its weights, for a plot.
 

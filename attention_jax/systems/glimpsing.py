@@ -39,7 +39,7 @@ from attention_jax.training.loss import OBJECTIVE_RNG, Loss
 from attention_jax.training.partition import shard_batch
 from attention_jax.training.peers import map_batches
 
-SELECTABLE_METRICS = {'loss': False, 'error': False, 'error_of_one': False, 'error_of_means': False}
+SELECTABLE_METRICS = {'loss': False, 'error': False, 'error_of_one_sample': False, 'error_of_mean_locations': False}
 DUMMY_SHAPE = (32, 32, 1)  # of a picture, for tracing
 MIN_PROBABILITY = 1e-30  # bounds the loss: the mean probability over the samples can be 0 in float32
 
@@ -217,8 +217,8 @@ class GlimpsingSystem(System):
     metrics = {
       'loss': MetricValue(float(np.mean(losses)), 'nat/picture', ensemble),
       'error': MetricValue(100 * float(np.mean(wrong)), '%', ensemble),
-      'error_of_one': single_error([p.labels for p in predictions]),
-      'error_of_means': single_error([p.labels_at_means for p in predictions]),
+      'error_of_one_sample': single_error([p.labels for p in predictions]),
+      'error_of_mean_locations': single_error([p.labels_at_means for p in predictions]),
     }
     return metrics, predictions
 

@@ -18,7 +18,7 @@ from attention_jax.errors import UserError
 from attention_jax.modules.weights import abbreviate_names, flatten_names, unflatten_names
 from attention_jax.systems.base import Config, Log, System
 from attention_jax.systems.config import fill_defaults
-from attention_jax.systems.ready_made import opened_folder
+from attention_jax.systems.ready_made import resolve_folder
 from attention_jax.systems.runs import open_run
 from attention_jax.training.folder import read_config
 
@@ -49,7 +49,7 @@ def check_initial_run(config: Config) -> None:
   if not config['initial_run']:
     return
   name = f'config.initial_run={config["initial_run"]!r}'
-  folder = opened_folder(config['initial_run'])
+  folder = resolve_folder(config['initial_run'])
   first = fill_defaults(read_config(folder), f'{folder}/config.json')
   if first['system'] != config['system']:
     raise UserError(f'{name} is a run of system {first["system"]!r}; expected one of {config["system"]!r}')
@@ -131,7 +131,7 @@ def describe_start(arrays: Mapping[str, np.ndarray], params: Any, name: str, log
       )
   if not common:
     raise UserError(f'{name} has no parameter of the same name as this model')
-  log(f'starts with {len(common)} of {len(expected)} parameter arrays of {name}')
+  log(f'starts with {len(common)} of its {len(expected)} parameter arrays from {name}')
   if random := sorted(expected.keys() - arrays.keys()):
     log(f'random at the start: {abbreviate_names(random)}')
   if unused := sorted(arrays.keys() - expected.keys()):

@@ -53,7 +53,7 @@ def check_batch_memory(config: Config, batches: BatchSequence) -> None:
 
   def needed_bytes(shape):
     rows, *lengths = shape
-    return config['seeds'] * rows * max(batches.min_row_size(lengths), 1) * BYTES_PER_POSITION
+    return config['seeds'] * rows * max(batches.min_row_positions(lengths), 1) * BYTES_PER_POSITION
 
   shape = max(batches.shapes, key=needed_bytes)
   fields = [f'config.data.{name}' for name in ('batch_size', 'buckets', 'lengths') if name in config.get('data', {})]

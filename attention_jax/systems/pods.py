@@ -112,7 +112,7 @@ def update_costs(
   chip: Chip,
   platform: str,
   *,
-  entries: int | None = None,
+  vocabulary_size: int | None = None,
   largest: bool = False,
 ) -> Iterator[UpdateCost]:
   """Compiles the updates of a config for devices that are not attached, and yields the cost of each.
@@ -122,19 +122,19 @@ def update_costs(
     devices: the devices of a topology.
     chip: their rates.
     platform: the platform to lower for.
-    entries, largest: see ahead_of_time.compile_updates.
+    vocabulary_size, largest: see ahead_of_time.compile_updates.
 
   Raises:
     UserError: for mistakes in the config or its data.
     DoesNotFitError: see ahead_of_time.compile_updates.
   """
   mesh = make_mesh(devices, seeds=config['seeds'], sizes=MeshConfig(**config['mesh']))
-  for update in compile_updates(config, mesh, platform, entries=entries, largest=largest):
+  for update in compile_updates(config, mesh, platform, vocabulary_size=vocabulary_size, largest=largest):
     yield _cost(update, chip, len(devices))
 
 
 def try_meshes(
-  config: Mapping[str, Any], devices: Sequence[Any], chip: Chip, platform: str, *, entries: int | None = None
+  config: Mapping[str, Any], devices: Sequence[Any], chip: Chip, platform: str, *, vocabulary_size: int | None = None
 ) -> Iterator[Attempt]:
   """Tries meshes for the longest sequences, in the order of `_candidates`, and ends with the first that fits.
 
@@ -146,7 +146,7 @@ def try_meshes(
   for sizes in _candidates(len(devices)):
     mesh_config = dict(config, mesh=dataclasses.asdict(sizes))
     try:
-      (cost,) = update_costs(mesh_config, devices, chip, platform, entries=entries, largest=True)
+      (cost,) = update_costs(mesh_config, devices, chip, platform, vocabulary_size=vocabulary_size, largest=True)
     except DoesNotFitError as error:
       yield Attempt(sizes, None, str(error))
       continue

@@ -8,7 +8,7 @@ a learned map of the encoder's last states; in `gnmt2016_zero_states` and in the
     a learned map of the last states of both directions.
   mapped: the decoder starts from a learned map of the encoder's last states, which the paper copies.
   birnn: the encoder reads in both directions, and its last states are mapped.
-  own_reward: each sampled position is rewarded for its own word alone.
+  immediate_reward: each sampled position is rewarded for its word alone.
 
 Training is that of the task, except for auxiliary losses, and for the optimiser and label smoothing of Transformers.
 Presets of papers that have another task, or define only a part of the model, have the encoder and decoder of another
@@ -148,7 +148,7 @@ TRANSLATION: Mapping[str, Preset] = {
     _model(_BIRNN, _BAHDANAU, 'location_sensitive(channels=10, width=31)', 'smoothed'),
   ),
   # Reads words, where the paper reads pictures; system 'captioning' has a preset of the same name.
-  'xu2015_hard_own_reward': Preset(
+  'xu2015_hard_immediate_reward': Preset(
     'Xu et al. 2015, hard; each position rewarded for its own word',
     _model(_BIRNN, f'bahdanau(rnn="lstm", {_SIZE}, readout={{features}})', 'additive') | _OWN_REWARD,
   ),
@@ -260,7 +260,7 @@ CAPTIONING: Mapping[str, Preset] = {
       'training.auxiliary': 'reinforce(entropy=0.002, discount=1.0)',
     },
   ),
-  'xu2015_hard_own_reward': Preset(
+  'xu2015_hard_immediate_reward': Preset(
     'Xu et al. 2015, hard; each position rewarded for its own word', _CAPTIONS | _OWN_REWARD
   ),
 }

@@ -52,7 +52,7 @@ def ready_made_folder(name: str) -> Path:
   return Path(cache_folder('models')) / choose(name, READY_MADE, 'ready-made model')
 
 
-def opened_folder(folder: str | Path) -> Path:
+def resolve_folder(folder: str | Path) -> Path:
   """Returns the run folder that a program opens.
 
   It is that of a ready-made model for '@NAME', a copy on this machine for a URL, otherwise the folder itself.

@@ -20,7 +20,7 @@ from attention_jax.modules.weights import SUFFIX, load_weights, read_metadata
 from attention_jax.systems.base import Config, SupportsCorpus, SupportsEnsembles, SupportsTranslation, System
 from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.lexicons import LEXICON_FILE
-from attention_jax.systems.ready_made import opened_folder
+from attention_jax.systems.ready_made import resolve_folder
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.variants import check_variants
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
@@ -134,7 +134,7 @@ def open_run(
   Raises:
     UserError: if the folder holds no run or several, if the checkpoint cannot be read, or for an unknown field.
   """
-  folder = opened_folder(folder)
+  folder = resolve_folder(folder)
   check_run_files(folder)
   config = fill_defaults(read_config(folder), f'{folder}/config.json')
   for field in evaluation:
@@ -156,7 +156,7 @@ def system_of(folder: str | Path) -> tuple[str, type[System]]:
   Raises:
     UserError: if the folder holds no run.
   """
-  folder = opened_folder(folder)
+  folder = resolve_folder(folder)
   name = fill_defaults(read_config(folder), f'{folder}/config.json')['system']
   return name, SYSTEMS[name]
 

@@ -18,7 +18,7 @@ FORMS = {
   'dates_full': {'task': dates_config, 'width': 256, 'steps': 6000},
 }
 # Sampled positions are trained by REINFORCE; at half of the targets the expected weights replace the sample, as in the
-# preset xu2015_hard_own_reward.
+# preset xu2015_hard_immediate_reward.
 HARD = {'model.attention.alignment': 'hard(expectation_rate=0.5)', 'training.auxiliary': 'reinforce(discount=0.0)'}
 
 

@@ -131,7 +131,7 @@ def describe_environment(bench: BenchmarkContext) -> dict[str, object]:
     'machine': platform.machine(),
     'jax': jax.__version__,
     'dtype': bench.dtype,
-    'beside': peers.describe(),
+    'compared_with': peers.describe(),
     'when': datetime.datetime.now().isoformat(timespec='seconds'),
   }
 
@@ -140,7 +140,7 @@ def _write_json(
   path: Path, environment: Mapping[str, object], timings: Sequence[Timing], failures: Mapping[str, str]
 ) -> None:
   records = [dataclasses.asdict(timing) | {'rate': timing.rate} for timing in timings]
-  record = {'about': environment, 'timings': records, 'failures': failures}
+  record = {'environment': environment, 'timings': records, 'failures': failures}
   atomic.write_text(path, json.dumps(record, indent=1) + '\n')
 
 

@@ -10,8 +10,8 @@ import pytest
 from attention_jax.analysis.gradient_paths import (
   factor_per_step,
   gradient_norms,
-  mean_by_distance,
   recurrent_distances,
+  rms_by_distance,
   source_gradients,
 )
 from attention_jax.errors import UserError
@@ -42,7 +42,7 @@ def test_gradients_of_a_linear_recurrence_have_a_closed_form(attends):
   steps = np.arange(1, 5)[:, None] + np.arange(4, -1, -1)[None, :]
   expected = np.sqrt(3) * (DECAY**steps + attends)
   np.testing.assert_allclose(norms, expected, rtol=1e-6)
-  factor = factor_per_step(mean_by_distance(steps, norms))
+  factor = factor_per_step(rms_by_distance(steps, norms))
   if attends:
     assert DECAY < factor < 1
   else:
@@ -59,10 +59,10 @@ def test_recurrent_distances_count_steps_to_the_nearer_end_and_in_the_decoder():
 
 
 def test_means_are_root_mean_squares():
-  assert mean_by_distance(np.array([[2, 1], [1, 3]]), np.array([[3.0, 1.0], [7.0, 0.5]])) == {1: 5.0, 2: 3.0, 3: 0.5}
-  assert mean_by_distance(np.array([1, 2, 1]), np.array([1.0, 3.0, 1.0]), at_least=2) == {1: 1.0}
+  assert rms_by_distance(np.array([[2, 1], [1, 3]]), np.array([[3.0, 1.0], [7.0, 0.5]])) == {1: 5.0, 2: 3.0, 3: 0.5}
+  assert rms_by_distance(np.array([1, 2, 1]), np.array([1.0, 3.0, 1.0]), min_count=2) == {1: 1.0}
   with pytest.raises(UserError, match=r'same shape, got \[2\] and \[3\]'):
-    mean_by_distance(np.zeros(2), np.zeros(3))
+    rms_by_distance(np.zeros(2), np.zeros(3))
 
 
 def test_gradients_of_a_model_are_those_of_its_embeddings():

@@ -24,8 +24,12 @@ def test_pictures_show_maps_of_other_tokens_and_leave_out_lists_and_numbers(tmp_
   reading_files.write([READING._replace(measurements=square)], tmp_path / 'both.png')
   assert imread(tmp_path / 'both.png').shape[1] > 1.8 * imread(tmp_path / 'weights.png').shape[1]
   readings = [READING, READING._replace(measurements=READING.measurements | square)]
-  assert reading_files.left_out(readings, 'x.png') == ['per target', 'number']
-  assert reading_files.left_out(readings, 'x.html') == reading_files.left_out(readings, 'x.json') == []
+  assert reading_files.unwritten_measurements(readings, 'x.png') == ['per target', 'number']
+  assert (
+    reading_files.unwritten_measurements(readings, 'x.html')
+    == reading_files.unwritten_measurements(readings, 'x.json')
+    == []
+  )
 
 
 def test_layers_replace_the_weights(tmp_path):

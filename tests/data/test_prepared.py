@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attention_jax.data import preparing
-from attention_jax.data.batching import EVERYTHING, Batches, Share
+from attention_jax.data.batching import WHOLE_BATCH, Batches, Share
 from attention_jax.data.lexicon import make_lexicon
 from attention_jax.data.pipeline import stream
 from attention_jax.data.prepared import INDEX, MANIFEST, READ_ROWS, PreparedLines, PreparedSplit, pack_row, unpack_row
@@ -48,7 +48,7 @@ def both(folder):
   return load(make_config(folder, TEXT), None), load(make_config(output, 'prepared'), None)
 
 
-def batches(data, share=EVERYTHING, **options):
+def batches(data, share=WHOLE_BATCH, **options):
   return Batches(data.encoded['train'], BUCKETS, 6, seed=3, share=share, **options)
 
 

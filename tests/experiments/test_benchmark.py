@@ -94,7 +94,7 @@ def test_the_report_has_table_json_markdown_and_pictures(tmp_path, monkeypatch, 
   printed = capsys.readouterr().out
   assert 'a case' in printed and '20 things/s' in printed and 'a note' in printed
   record = json.loads((tmp_path / 'benchmark.json').read_text())
-  assert record['timings'][0]['rate'] == 20 and record['about']['jax'] == jax.__version__
+  assert record['timings'][0]['rate'] == 20 and record['environment']['jax'] == jax.__version__
   files = {'benchmark.json', 'benchmark.md', 'times.png', 'growth.png'}
   assert {path.name for path in tmp_path.iterdir()} == files
   table = (tmp_path / 'benchmark.md').read_text()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attention_jax.systems import runs
-from attention_jax.systems.classification_outputs import ClassificationPrediction, ReadDocument, shade_document
+from attention_jax.systems.classification_outputs import ClassificationPrediction, CutDocument, shade_document
 from tests.experiments.helpers import copy_interrupted_run, run
 
 LABELS = {'good': 'praise', 'fine': 'praise', 'bad': 'blame', 'dull': 'blame'}
@@ -109,7 +109,7 @@ def test_a_run_killed_before_it_stored_its_labels_starts_again(reviews, trained,
 def test_weights_of_pairs_are_shown_as_the_mean_over_heads():
   by_head = np.random.default_rng(0).dirichlet(np.ones(3), (2, 4))  # [N, words of the other text, words of the text]
   prediction = ClassificationPrediction('yes', {'yes': 1.0}, [by_head.reshape(8, 3)] * 2, np.ones((1, 2)))
-  document = ReadDocument([['a', 'b', 'c']] * 2, 0)
+  document = CutDocument([['a', 'b', 'c']] * 2, 0)
   shaded = shade_document('pair', '', document, prediction, pair_heads=2)
   assert shaded.is_pair
   np.testing.assert_allclose(shaded.words[0], by_head.mean(0))

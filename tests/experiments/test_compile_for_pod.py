@@ -36,7 +36,7 @@ def config(tmp_path, monkeypatch):
 
 
 def test_the_cost_of_every_bucket_is_printed(config):
-  result = run('compile_for_pod', config, '--entries=20')
+  result = run('compile_for_pod', config, '--vocabulary_size=20')
   assert result.code == 0, result.err
   _, *lines = result.out.splitlines()
   assert [line.split(':')[0] for line in lines] == ['8 x (3, 3)', '8 x (5, 4)']
@@ -57,20 +57,22 @@ def test_the_tokens_of_a_batch_are_an_error_for_other_systems_than_translation(c
 
 
 def test_meshes_are_tried_until_one_fits(config):
-  result = run('compile_for_pod', config, '--entries=20', '--try_meshes')
+  result = run('compile_for_pod', config, '--vocabulary_size=20', '--try_meshes')
   assert result.code == 0 and result.out.splitlines()[1].startswith('fsdp=1, tensor=1: 8 x (5, 4): '), result.err
   assert result.out.rstrip().endswith('fits')
 
 
 def test_it_is_an_error_if_no_mesh_fits(config, monkeypatch):
   monkeypatch.setitem(CHIPS, 'cpu', Chip(1e12, 2**10, 1e11, 1e10))
-  result = run('compile_for_pod', config, '--entries=20', '--try_meshes')
+  result = run('compile_for_pod', config, '--vocabulary_size=20', '--try_meshes')
   assert result.code == 2 and result.out.splitlines()[-1].endswith('; needs 0.0 GiB')
   assert 'no mesh of --topology=v5e:2x2 fits' in result.err
 
 
 def test_plan_pods_prints_a_table_of_slices(config):
-  result = run('plan_pods', config, '--entries=20', '--tokens=16', '--topologies=v5e:2x2', '--config.mesh.fsdp=8')
+  result = run(
+    'plan_pods', config, '--vocabulary_size=20', '--tokens=16', '--topologies=v5e:2x2', '--config.mesh.fsdp=8'
+  )
   assert result.code == 0, result.err
   head, rule, row = result.out.splitlines()
   assert head.count('|') == rule.count('|') == row.count('|')
@@ -88,7 +90,7 @@ def test_the_table_continues_after_a_slice_that_is_too_small(config, monkeypatch
   monkeypatch.setattr(pods, 'update_costs', compile_two_devices)
   sizes = {'v5e:1x1': 1, 'v5e:2x2': 2}
   monkeypatch.setattr('experiments.topologies.topology_devices', lambda topology: jax.devices()[: sizes[topology]])
-  result = run('plan_pods', config, '--entries=20', '--tokens=16', '--topologies=v5e:1x1,v5e:2x2')
+  result = run('plan_pods', config, '--vocabulary_size=20', '--tokens=16', '--topologies=v5e:1x1,v5e:2x2')
   assert result.code == 0, result.err
   head, _, first, second = result.out.splitlines()
   assert first.startswith('| v5e:1x1 | 1 | ') and 'does not fit' in first and first.count('|') == head.count('|')
@@ -102,13 +104,13 @@ def test_no_slice_is_compiled_if_a_later_one_does_not_exist(config, monkeypatch)
     return jax.devices()[:2]
 
   monkeypatch.setattr('experiments.topologies.topology_devices', find_devices)
-  result = run('plan_pods', config, '--entries=20', '--tokens=16', '--topologies=v5e:2x2,v9:2x2')
+  result = run('plan_pods', config, '--vocabulary_size=20', '--tokens=16', '--topologies=v5e:2x2,v9:2x2')
   assert result.code == 2 and not result.out and 'cannot describe the TPU' in result.err
 
 
 def test_fsdp_may_take_the_rest_of_the_devices(config):
   mesh = ['--config.mesh.data=1', '--config.mesh.fsdp=-1']
-  result = run('plan_pods', config, '--entries=20', '--tokens=16', '--topologies=v5e:2x2', *mesh)
+  result = run('plan_pods', config, '--vocabulary_size=20', '--tokens=16', '--topologies=v5e:2x2', *mesh)
   assert result.code == 0 and '| v5e:2x2 | 2 | ' in result.out, result.err
 
 

@@ -37,9 +37,9 @@ def test_a_run_writes_results_and_hypotheses(trained):
   folder, out = trained
   assert 'train: 1297 pictures (20 x 20)' in out and 'hard, by glimpses' in out
   results = json.loads((folder / 'results.json').read_text())['results']['test']
-  errors = {'error', 'error_of_one', 'error_of_means'}
+  errors = {'error', 'error_of_one_sample', 'error_of_mean_locations'}
   assert set(results) == {'loss', *errors} and results['error']['signature'] == 'samples:2|rows:250'
-  assert results['error_of_means']['value'] != results['error_of_one']['value']  # at other locations
+  assert results['error_of_mean_locations']['value'] != results['error_of_one_sample']['value']  # at other locations
   assert len((folder / 'hypotheses.test.txt').read_text().split()) == 250
 
 

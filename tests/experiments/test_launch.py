@@ -320,10 +320,10 @@ def test_memory_is_returned_after_programs_that_took_long_to_compile(monkeypatch
   monkeypatch.setattr(jax.monitoring, 'register_event_duration_secs_listener', listeners.append)
   process_settings.return_freed_memory()
   (listener,) = listeners
-  listener(process_settings.COMPILED, 0.01)
+  listener(process_settings.COMPILATION_EVENT, 0.01)
   listener('/jax/core/compile/jaxpr_trace_duration', 9.0)
   assert not trims
-  listener(process_settings.COMPILED, 9.0, fun_name='update')
+  listener(process_settings.COMPILATION_EVENT, 9.0, fun_name='update')
   assert trims == [0]
 
 

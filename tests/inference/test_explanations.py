@@ -11,9 +11,9 @@ import pytest
 from attention_jax.analysis import kendall, total_variation
 from attention_jax.inference.explanations import (
   READERS,
-  Effort,
   Example,
   Explanations,
+  MeasureOptions,
   explain,
   read_weights,
   summarize_examples,
@@ -23,7 +23,7 @@ from attention_jax.modules.attention import Attention
 from tests.models.helpers import build_tiny, inputs
 from tests.modules.helpers import variables
 
-EFFORT = Effort(epsilon=0.05, permutations=4, steps=5, batch=2)
+OPTIONS = MeasureOptions(epsilon=0.05, permutations=4, steps=5, batch=2)
 LENGTHS = (4, 3)
 
 
@@ -51,7 +51,7 @@ def document_case():
 def case(request):
   name, make = request.param
   model, params, examples = make()
-  return READERS[name], model, params, examples, explain(READERS[name], model, params, examples, EFFORT)
+  return READERS[name], model, params, examples, explain(READERS[name], model, params, examples, OPTIONS)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

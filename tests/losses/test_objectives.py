@@ -114,7 +114,7 @@ def test_scheduled_sampling_of_own_tokens_alone_equals_a_second_pass_over_them()
   expected = cross_entropy(forward(model, params, batch, own), batch.target, batch.target_mask, 0.1)
   for name in expected:
     np.testing.assert_allclose(sums[name], expected[name], rtol=1e-5)
-  assert sums['own'] == sums['tokens']
+  assert sums['replaced_tokens'] == sums['tokens']
   assert abs(sums['loss'] - loss_sums('likelihood', model=model)['loss']) > 1e-3
 
   def scheduled_loss(params):
@@ -133,7 +133,7 @@ def test_the_share_of_own_tokens_follows_the_schedule():
   spec = 'scheduled_sampling(schedule="linear(slope=0.03, minimum=0)")'
   for n in (1, 10, 20):
     sums = loss_sums(spec, batch, update=n)
-    np.testing.assert_allclose(sums['own'] / sums['tokens'], 0.03 * n, atol=0.015)
+    np.testing.assert_allclose(sums['replaced_tokens'] / sums['tokens'], 0.03 * n, atol=0.015)
 
 
 def test_own_tokens_are_sampled_at_the_temperature():

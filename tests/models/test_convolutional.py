@@ -266,7 +266,7 @@ def test_dropout_is_active_only_in_training():
 
 def test_weights_of_selects_the_layer():
   source, mask, target = inputs()
-  model = build_conv(decoder='weights_of=0', heads=2)
+  model = build_conv(decoder='weights_layer=0', heads=2)
   outputs = run(model, variables(model, source, mask, target), source, mask, target)
   assert_close(outputs.weights, outputs.layers[:, :, 0].mean(2))
 
@@ -276,7 +276,7 @@ def test_weights_of_selects_the_layer():
   [
     ({'encoder': 'width=4'}, 'conv: width of the encoder must be odd, got 4'),
     ({'encoder': 'width=0'}, "encoder 'conv': option width must be at least 1, got 0"),
-    ({'decoder': 'weights_of=2'}, 'conv: weights_of.*-2 to 1'),
+    ({'decoder': 'weights_layer=2'}, 'conv: weights_layer.*-2 to 1'),
     ({'decoder': 'heads=2'}, "unknown option of decoder 'conv': 'heads'"),
     (
       {'encoder': 'max_positions=3'},

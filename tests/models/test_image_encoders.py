@@ -91,13 +91,13 @@ def test_closed_gate_masks_the_picture_and_open_gate_equals_no_gate():
 
   assert np.abs(run(params, picture) - run(params, other_picture)).max() > 1e-3
   cell = params['params']['decoder']['cell']
-  cell['wanted'] = {'kernel': jnp.zeros_like(cell['wanted']['kernel']), 'bias': jnp.array([-100.0])}
+  cell['context_gate'] = {'kernel': jnp.zeros_like(cell['context_gate']['kernel']), 'bias': jnp.array([-100.0])}
   assert_close(run(params, picture), run(params, other_picture))
-  cell['wanted'] = cell['wanted'] | {'bias': jnp.array([100.0])}
+  cell['context_gate'] = cell['context_gate'] | {'bias': jnp.array([100.0])}
   ungated = build_small(encoder=GRID, decoder='bahdanau(features=6, readout=6, bridge=False)')
-  del cell['wanted']
+  del cell['context_gate']
   ungated_logits = jax.jit(ungated.apply)(params, picture, REAL[:1], TARGET[:1]).logits
-  cell['wanted'] = {'kernel': jnp.zeros((6, 1)), 'bias': jnp.array([100.0])}
+  cell['context_gate'] = {'kernel': jnp.zeros((6, 1)), 'bias': jnp.array([100.0])}
   assert_close(run(params, picture), ungated_logits)
 
 

@@ -16,7 +16,7 @@ from attention_jax.models.encoder_decoder import shift_right
 from attention_jax.models.encoders import TransformerEncoder
 from attention_jax.modules.embedding import Embedding
 from attention_jax.modules.positions import POSITIONS
-from attention_jax.modules.transformer import ACTIVATIONS, NORMS, visibility_mask
+from attention_jax.modules.transformer import ACTIVATIONS, NORMS, self_attention_mask
 from attention_jax.tokens import BOS, UNK
 from tests.models.helpers import LENGTHS, TARGET_WORDS, TRANSFORMER_FEATURES, B, S, T, build_transformer, inputs
 from tests.modules.helpers import assert_close, assert_same, variables
@@ -188,12 +188,12 @@ def test_logits_equal_the_formulas():
     np.testing.assert_allclose(outputs.logits[i], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_visibility_mask_contains_the_window_and_the_sinks():
-  causal = visibility_mask(jnp.arange(6), 6, causal=True, window=1, sinks=1).astype(int)
+def test_the_self_attention_mask_contains_the_window_and_the_sinks():
+  causal = self_attention_mask(jnp.arange(6), 6, causal=True, window=1, sinks=1).astype(int)
   assert causal[4].tolist() == [1, 0, 0, 1, 1, 0] and causal[0].tolist() == [1, 0, 0, 0, 0, 0]
-  bidirectional = visibility_mask(jnp.arange(6), 6, causal=False, window=2).astype(int)
+  bidirectional = self_attention_mask(jnp.arange(6), 6, causal=False, window=2).astype(int)
   assert bidirectional[1].tolist() == [1, 1, 1, 1, 0, 0]
-  assert visibility_mask(jnp.asarray([2]), 4, causal=False).all()
+  assert self_attention_mask(jnp.asarray([2]), 4, causal=False).all()
 
 
 # ------------------------------------------------------------------------------------- search, encoders and decoders
@@ -215,7 +215,7 @@ def test_scores_of_beam_search_equal_those_of_the_call():
 @pytest.mark.parametrize('layer', [0, -1, *(pytest.param(n, marks=pytest.mark.long) for n in (1, -2))])
 def test_weights_of_selects_the_layer(layer):
   source, mask, target = inputs()
-  model = build_transformer(decoder=f'weights_of={layer}')
+  model = build_transformer(decoder=f'weights_layer={layer}')
   outputs = run(model, variables(model, source, mask, target), source, mask, target)
   assert_close(outputs.weights, outputs.layers[:, :, layer].mean(2))
 
@@ -252,7 +252,7 @@ def test_encoders_and_decoders_can_be_combined():
     ),
     ({'encoder': 'position="shaw(max_distance=0)"'}, "position 'shaw': option max_distance must be at least 1, got 0"),
     ({'decoder': 'sinks=2'}, r'transformer: sinks must be 0 without a window \(window=0\), got sinks=2'),
-    ({'decoder': 'weights_of=2'}, 'transformer: weights_of must be from -2 to 1, got 2'),
+    ({'decoder': 'weights_layer=2'}, 'transformer: weights_layer must be from -2 to 1, got 2'),
     ({'encoder': 'heads=5'}, 'transformer: features must be a multiple of heads, got features=8 and heads=5'),
     ({'encoder': 'layers=0'}, "encoder 'transformer': option layers must be at least 1, got 0"),
     (

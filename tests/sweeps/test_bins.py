@@ -8,7 +8,7 @@ from attention_jax.data.vocab import word
 from attention_jax.errors import UserError
 from attention_jax.inference.metrics import compute_metric
 from attention_jax.inference.scoring import ScoredPair
-from attention_jax.sweeps.bins import PROPERTIES, add_forced_metrics, divide_rows, evaluate_bins
+from attention_jax.sweeps.bins import PROPERTIES, add_teacher_forcing_metrics, divide_rows, evaluate_bins
 from attention_jax.sweeps.plots import draw_bins
 
 OPTIONS = {'metrics': ('exact_match', 'token_error_rate', 'bleu(tokenize="none")'), 'group_references': False}
@@ -79,7 +79,7 @@ def test_loss_and_alignment_error_rate_of_a_bin_are_those_of_its_rows():
   log_probs = [(-rng.random(n + 1)).tolist() for n in (1, 2, 3)]
   pairs = [ScoredPair(line.split(), row, np.eye(len(row))) for line, row in zip(corpus.target, log_probs, strict=True)]
   table = evaluate_bins(corpus, corpus, corpus.target, OPTIONS | {'metrics': ('exact_match',)}, 'source_length', 2)
-  table = add_forced_metrics(table, corpus, corpus, pairs, vocabularies, attends=True)
+  table = add_teacher_forcing_metrics(table, corpus, corpus, pairs, vocabularies, attends=True)
   assert [bin.name for bin in table.bins] == ['1 to 2', '3'] and table.units['loss'] == 'nat/token'
   expected = [-np.mean(log_probs[0] + log_probs[1]), -np.mean(log_probs[2])]
   np.testing.assert_allclose([interval.value for interval in table.metrics['loss']], expected)
@@ -87,7 +87,7 @@ def test_loss_and_alignment_error_rate_of_a_bin_are_those_of_its_rows():
   assert [interval.value for interval in table.metrics['alignment_error_rate']] == pytest.approx([0, 50])
   assert (
     'alignment_error_rate'
-    not in add_forced_metrics(table._replace(metrics={}), corpus, corpus, pairs, (), False).metrics
+    not in add_teacher_forcing_metrics(table._replace(metrics={}), corpus, corpus, pairs, (), False).metrics
   )
 
 
@@ -98,7 +98,7 @@ def test_forced_metrics_count_the_rows_whose_value_is_in_a_bin():
 
   def losses(by):
     table = evaluate_bins(corpus, TRAIN, ['x', 'x', 'y'], options, by, 2)
-    table = add_forced_metrics(table, corpus, TRAIN, pairs, (), attends=False)
+    table = add_teacher_forcing_metrics(table, corpus, TRAIN, pairs, (), attends=False)
     return [bin.name for bin in table.bins], [interval.value for interval in table.metrics['loss']]
 
   assert losses('target_length') == (['1', '3'], [1, 3])  # the second row has 2 tokens

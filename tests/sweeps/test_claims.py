@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from attention_jax.analysis.gradient_paths import mean_by_distance, recurrent_distances
+from attention_jax.analysis.gradient_paths import recurrent_distances, rms_by_distance
 from attention_jax.data.encoding import encode
 from attention_jax.data.text import from_pairs
 from attention_jax.data.vocab import word
@@ -166,11 +166,11 @@ def test_gradients_are_grouped_by_distance_and_links(monkeypatch, encoded_corpus
   gradients = claims.measure_gradients(None, jnp.float32(2.0), encoded, 5)
   norms = [2 + 2 * np.outer(np.arange(t), np.arange(s)) for s, t in ((4, 3), (3, 2))]  # with the ends of sentences
   distances = [recurrent_distances(*norm.T.shape) for norm in norms]
-  expected = mean_by_distance(*(np.concatenate([x.ravel() for x in xs]) for xs in (distances, norms)))
+  expected = rms_by_distance(*(np.concatenate([x.ravel() for x in xs]) for xs in (distances, norms)))
   assert gradients.all == pytest.approx(expected)
   linked = [(0, 0, 0), (0, 1, 2), (1, 0, 1)]  # sentence, target, source
   pairs = [(distances[i][t, s], norms[i][t, s]) for i, t, s in linked]
-  assert gradients.linked == pytest.approx(mean_by_distance(*map(np.array, zip(*pairs, strict=True))))
+  assert gradients.linked == pytest.approx(rms_by_distance(*map(np.array, zip(*pairs, strict=True))))
 
 
 def test_gradient_rows_are_measured_before_and_after_training(folder, monkeypatch):

@@ -10,7 +10,7 @@ import scipy.stats
 from attention_jax.analysis import probes
 from attention_jax.data.document_batches import EncodedDocuments
 from attention_jax.data.encoding import EncodedCorpus
-from attention_jax.inference.explanations import Effort, Example, Explanations
+from attention_jax.inference.explanations import Example, Explanations, MeasureOptions
 from attention_jax.sweeps import explanations
 from attention_jax.sweeps.claims import Factor, finished_settings
 from attention_jax.sweeps.explanations import (
@@ -26,7 +26,7 @@ from attention_jax.tokens import EOS, PAD, UNK
 from tests.sweeps.helpers import make_sweep
 
 N, T, S, TOKENS = 30, 2, 4, 5
-STUDY = Study('validation', Effort(0.05), explained=N, probe_train=N, probe_test=N)
+STUDY = Study('validation', MeasureOptions(0.05), explained=N, probe_train=N, probe_test=N)
 
 
 def make_examples(system, split, count):
@@ -52,7 +52,7 @@ def make_rows(folder, seeds):
     system = types.SimpleNamespace(model=next(opened))
     return types.SimpleNamespace(config={'system': 'translation'}, params=None, system=system)
 
-  def explain(reader, seed, params, examples, effort):
+  def explain(reader, seed, params, examples, options):
     weights = 0.1 * seed * np.ones([N, T + 1, S]) / S + (1 - 0.1 * seed) * pointed_weights(examples)
     steps = np.tile([seed, seed + 1.0, np.nan], (N, 1)) + np.arange(N)[:, None]
     return Explanations(weights, weights, weights[..., ::-1], steps, steps / 100)

@@ -32,7 +32,7 @@ def make_config(**data):
 
 
 def test_every_bucket_is_compiled_for_all_devices():
-  updates = list(compile_updates(make_config(buckets=((6, 4), (8, 8))), make_mesh(), 'cpu', entries=ENTRIES))
+  updates = list(compile_updates(make_config(buckets=((6, 4), (8, 8))), make_mesh(), 'cpu', vocabulary_size=ENTRIES))
   assert [update.shape for update in updates] == [(8, 6, 4), (8, 8, 8)]
   assert updates[0].parameters == updates[1].parameters > 100
   assert all(update.compiled.memory_analysis().argument_size_in_bytes > 0 for update in updates)
@@ -46,7 +46,7 @@ def test_flop_of_kernels_are_those_of_the_definition():
     config = make_config()
     config['model']['attention'] |= {'score': 'scaled_dot', 'implementation': implementation}
     config['model']['decoder'] = 'luong(features=4, input_feeding=False)'
-    (update,) = compile_updates(config, make_mesh(jax.devices()[:1]), 'cpu', entries=ENTRIES)
+    (update,) = compile_updates(config, make_mesh(jax.devices()[:1]), 'cpu', vocabulary_size=ENTRIES)
     flop.append(update.flop)
   assert flop[0] == flop[1]
 
@@ -76,7 +76,7 @@ def test_kernels_run_on_the_device_of_their_rows(implementation, attention):
   results = []
   with compile_for('interpret'):
     for devices in (jax.devices()[:1], jax.devices()):
-      ((_, compiled, *_),) = compile_updates(config, make_mesh(devices), 'cpu', entries=ENTRIES)
+      ((_, compiled, *_),) = compile_updates(config, make_mesh(devices), 'cpu', vocabulary_size=ENTRIES)
       root, state, _ = jax.tree.map(random_array, compiled.args_info[0])
       results.append(jax.device_get(compiled(root, state, batch)))
   assert 'all-gather' not in compiled.as_text()
@@ -97,7 +97,7 @@ def test_memory_of_a_device_falls_with_the_size_of_the_mesh():
 
   def state_bytes(**sizes):
     mesh = make_mesh(jax.devices()[:8], sizes=MeshConfig(**sizes))
-    (update,) = compile_updates(config, mesh, 'cpu', entries=512)
+    (update,) = compile_updates(config, mesh, 'cpu', vocabulary_size=512)
     return update.compiled.memory_analysis().argument_size_in_bytes
 
   whole = state_bytes()
@@ -109,7 +109,7 @@ def test_memory_of_a_device_falls_with_the_size_of_the_mesh():
 def test_updates_that_are_not_finite_are_skipped_only_if_the_config_requests_it(on_nonfinite):
   config = make_config()
   config['training']['on_nonfinite'] = on_nonfinite
-  (update,) = compile_updates(config, make_mesh(jax.devices()[:1]), 'cpu', entries=ENTRIES)
+  (update,) = compile_updates(config, make_mesh(jax.devices()[:1]), 'cpu', vocabulary_size=ENTRIES)
   root, state, batch = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), update.compiled.args_info[0])
   batch = batch._replace(source_mask=~batch.source_mask, target_mask=~batch.target_mask)
   state.params['output']['bias'][:] = np.nan
@@ -119,20 +119,20 @@ def test_updates_that_are_not_finite_are_skipped_only_if_the_config_requests_it(
 
 def test_a_batch_is_padded_with_filler_rows_to_a_multiple_of_the_devices():
   config = make_config(batch_size=12, batch_unit='sentences')
-  (update,) = compile_updates(config, make_mesh(), 'cpu', entries=ENTRIES)
+  (update,) = compile_updates(config, make_mesh(), 'cpu', vocabulary_size=ENTRIES)
   assert update.shape == (16, 6, 4)
 
 
 def test_a_mesh_that_training_rejects_is_an_error():
   mesh = make_mesh(jax.devices()[:8], sizes=MeshConfig(tensor=8))
   with pytest.raises(DoesNotFitError, match=r'^config\.mesh\.tensor=8 divides no axis of the largest parameter'):
-    next(compile_updates(make_config(), mesh, 'cpu', entries=ENTRIES))
+    next(compile_updates(make_config(), mesh, 'cpu', vocabulary_size=ENTRIES))
 
 
 def test_without_data_only_translation_is_compiled():
   config = default_config('classification').to_dict()
   with pytest.raises(UserError, match=r"config\.system must be 'translation' to compile without data"):
-    next(compile_updates(config, make_mesh(), 'cpu', entries=ENTRIES))
+    next(compile_updates(config, make_mesh(), 'cpu', vocabulary_size=ENTRIES))
 
 
 SMALL = {

@@ -79,7 +79,7 @@ def test_parameters_are_merged_by_name():
   lines = []
   describe_start(arrays, params, "config.initial_run='runs/x'", lines.append)
   assert lines == [
-    "starts with 1 of 2 parameter arrays of config.initial_run='runs/x'",
+    "starts with 1 of its 2 parameter arrays from config.initial_run='runs/x'",
     'random at the start: cell.bias',
     "not used from config.initial_run='runs/x': old",
   ]

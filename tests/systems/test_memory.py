@@ -55,7 +55,9 @@ def test_the_gradients_of_several_runs_need_not_exist_at_once(config, rows, fits
 
 def test_a_batch_larger_than_the_memory_raises(config):
   shapes = [(5, 10, 10), (10, 10, 10), (10, 10, 11)]
-  batches = types.SimpleNamespace(shapes=shapes, shape_names=Batches.shape_names, min_row_size=Batches.min_row_size)
+  batches = types.SimpleNamespace(
+    shapes=shapes, shape_names=Batches.shape_names, min_row_positions=Batches.min_row_positions
+  )
   message = r'\(rows, source, target\) \(10, 10, 11\) needs at least 1,050 bytes .*; lower config.data.batch_size or'
   with pytest.raises(UserError, match=message):
     memory.check_batch_memory(config, batches)

@@ -16,7 +16,7 @@ CHIP = Chip(flops=1e9, memory=2**30, bandwidth=1e9, links=1e8)
 
 def test_an_update_is_bounded_by_each_resource():
   config = make_config(buckets=((6, 4), (4, 4)))
-  (cost,) = update_costs(config, jax.devices()[:8], CHIP, 'cpu', entries=ENTRIES, largest=True)
+  (cost,) = update_costs(config, jax.devices()[:8], CHIP, 'cpu', vocabulary_size=ENTRIES, largest=True)
   assert cost.shape == (8, 6, 4)
   moments = 2 * cost.parameters  # of Adam
   assert cost.parameters > 1000 and moments < cost.optimizer < moments + 64  # and counters
@@ -32,7 +32,7 @@ def test_an_update_is_bounded_by_each_resource():
 def test_meshes_are_tried_until_one_fits(monkeypatch):
   sizes = {(1, 1): 4, (8, 1): 2, (2, 4): 1}
 
-  def fake_costs(config, *args, entries, largest):
+  def fake_costs(config, *args, vocabulary_size, largest):
     mesh = config['mesh']
     if mesh['fsdp'] == 8:
       raise DoesNotFitError('does not fit into a device')
@@ -40,7 +40,7 @@ def test_meshes_are_tried_until_one_fits(monkeypatch):
 
   monkeypatch.setattr('attention_jax.systems.pods.update_costs', fake_costs)
   chip = CHIP._replace(memory=1)
-  assert list(try_meshes(make_config(), jax.devices()[:8], chip, 'cpu', entries=ENTRIES)) == [
+  assert list(try_meshes(make_config(), jax.devices()[:8], chip, 'cpu', vocabulary_size=ENTRIES)) == [
     Attempt(MeshConfig(), Cost(4), 'needs 0.0 GiB'),
     Attempt(MeshConfig(fsdp=8), None, 'does not fit into a device'),
     Attempt(MeshConfig(fsdp=2, tensor=4), Cost(1), ''),
@@ -49,7 +49,7 @@ def test_meshes_are_tried_until_one_fits(monkeypatch):
 
 def test_a_mistake_in_the_config_ends_the_trials():
   with pytest.raises(UserError, match='unknown fields in the config'):
-    list(try_meshes(make_config() | {'sedes': 2}, jax.devices()[:8], CHIP, 'cpu', entries=ENTRIES))
+    list(try_meshes(make_config() | {'sedes': 2}, jax.devices()[:8], CHIP, 'cpu', vocabulary_size=ENTRIES))
 
 
 class Cost(int):

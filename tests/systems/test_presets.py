@@ -10,7 +10,7 @@ from attention_jax.systems.presets import PRESETS
 PAGE = Path(__file__).parents[2] / 'docs' / 'papers.md'
 PAPER = r'[a-z]+[0-9]{4}'
 # The part of a name that states how the preset differs from its paper.
-STATED_CHANGE = r'_(deep_tanh|mapped|birnn|own_reward)(?=_|$)'
+STATED_CHANGE = r'_(deep_tanh|mapped|birnn|immediate_reward)(?=_|$)'
 # Parts of a preset with a plain name that may differ from the paper: those of pictures on a small grid, the weight of
 # a loss, and an estimate with the expected gradient of the paper.
 ACCEPTED_DIFFERENCES = {

@@ -4,7 +4,7 @@ import pytest
 
 from attention_jax.errors import UserError
 from attention_jax.systems.export import export_run
-from attention_jax.systems.ready_made import READY_MADE, opened_folder, ready_made_folder
+from attention_jax.systems.ready_made import READY_MADE, ready_made_folder, resolve_folder
 from attention_jax.systems.runs import open_run, system_of
 from experiments.config_files import load_config
 
@@ -23,7 +23,7 @@ def test_a_model_that_was_made_is_opened_by_its_name(trained):
 
 
 def test_the_path_of_a_folder_is_returned_unchanged(tmp_path):
-  assert opened_folder(tmp_path) == tmp_path
+  assert resolve_folder(tmp_path) == tmp_path
 
 
 @pytest.mark.parametrize(
