@@ -41,7 +41,11 @@ def make_server(read: Read, port: int, *, edit: str = '', relative: bool = False
       if self.headers.get('Host', '').partition(':')[0] not in (HOST, 'localhost'):  # without a port if it is 80
         self._answer(HTTPStatus.FORBIDDEN, 'this page is served to its own machine only\n', 'text/plain')
         return
-      url = urlsplit(self.path)
+      try:
+        url = urlsplit(self.path)
+      except ValueError:  # such as an unclosed bracket of a host
+        self._answer(HTTPStatus.BAD_REQUEST, 'the address cannot be parsed\n', 'text/plain')
+        return
       if url.path != '/':
         self._answer(HTTPStatus.NOT_FOUND, 'the page is at /\n', 'text/plain')
         return

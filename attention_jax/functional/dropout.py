@@ -128,7 +128,7 @@ def with_dropout(alignment: str | Row | Callable, rate: float) -> Row:
       options['rng'] = fn_rng
     result = alignment.fn(scores, mask, **options)
     weights, *state = result if isinstance(result, tuple) else (result,)
-    weights = weights * dropout.factors(dropout_rng, len(weights)).astype(weights.dtype)
+    weights = weights * dropout.factors(dropout_rng, weights.shape[0]).astype(weights.dtype)
     return (weights, *state) if state else weights
 
   # The signature is the schema of the new row: that of the alignment, and rng.

@@ -71,6 +71,11 @@ class Classifier(nn.Module):
     parts = {'embedding': embedding, 'dropout': self.dropout, 'dtype': self.dtype}
     return make(self.encoder, ENCODERS, 'encoder', **parts)
 
+  @property
+  def pair_heads(self) -> int:
+    """Number of heads of a classifier of pairs of texts; 0 for other classifiers."""
+    return self.attention.heads if self.takes_pairs else 0
+
   def make_pooling(self) -> nn.Module:
     """Returns a new pooling module."""
     return make(self.pooling, POOLINGS, 'pooling', attention=self.attention)
@@ -265,6 +270,8 @@ class ClassifierEnsemble:
         f'got {num_with_pairs} of {len(self.models)} classifiers that take pairs'
       )
     self.attention = self.models[0].attention
+    heads = {model.pair_heads for model in self.models}
+    self.pair_heads = heads.pop() if len(heads) == 1 else 1
 
   def apply(self, variables: Any, source: jax.Array, source_mask: jax.Array) -> ClassifierOutput:
     """Classifies documents at test time.
@@ -278,9 +285,19 @@ class ClassifierEnsemble:
     outputs = [model.apply({'params': params}, source, source_mask) for model, params in pairs]
     log_probs = jnp.stack([jax.nn.log_softmax(output.logits.astype(jnp.float32)) for output in outputs])
     logits = jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(outputs))
-    words = _mean_over_models([output.words for output in outputs], heads_axis=2)
+    words = [output.words for output in outputs]
+    if self.takes_pairs:
+      words = [self._match_heads(model, x) for model, x in zip(self.models, words, strict=True)]
+    words = _mean_over_models(words, heads_axis=2)
     sentences = _mean_over_models([output.sentences for output in outputs], heads_axis=1)
     return ClassifierOutput(logits, words, sentences)
+
+  def _match_heads(self, model: Classifier, words: jax.Array) -> jax.Array:
+    """Returns the pair weights [B, 2, H W, W] of a model, averaged over its heads if the numbers of heads differ."""
+    if model.pair_heads == self.pair_heads:
+      return words
+    batch, texts, _, size = words.shape
+    return words.reshape(batch, texts, model.pair_heads, size, size).mean(2)
 
 
 def _mean_over_models(weights: Sequence[jax.Array], heads_axis: int) -> jax.Array:

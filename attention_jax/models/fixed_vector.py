@@ -27,12 +27,14 @@ class Cho(Plain):
   h_t = z * h_{t-1} + (1 - z) * h'; the features for the output layer are maxout(O_h h_t + O_y y + O_c c), where h_N is
   the last state of a forward encoder and y the embedding of the last token.
 
-  Of the other attributes, those of Plain, only `features` and `dtype` are used.
+  Of the other attributes, those of Plain, only `features` and `dtype` are used; the embeddings alone have dropout.
 
   Attributes:
+    rnn: 'gru', as the cell has these gates.
     readout: width of the maxout layer.
   """
 
+  rnn: str = 'gru'
   readout: Size = 512
 
   @property
@@ -42,7 +44,7 @@ class Cho(Plain):
   def setup(self):
     for name in UNSUPPORTED_OPTIONS:
       value = getattr(self, name)
-      if value != getattr(Plain, name):
+      if value != getattr(type(self), name):
         raise UserError(
           f'cho: option {name} is fixed by the paper, got {value!r}; expected one of the options: features, readout'
         )

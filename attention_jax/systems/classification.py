@@ -281,11 +281,10 @@ class ClassificationSystem(System):
       documents = Documents(sentences, labels, whole.name, row_numbers, whole.pairs)
       titles = [f'{split} {row}' for row in row_numbers]
     _, predictions = self._predict(params, self._encode(documents))
-    heads = self.config['model']['attention']['heads'] if self.model.takes_pairs else 0
     shaded = []
     for title, label, sentences, prediction in zip(titles, labels, documents.sentences, predictions, strict=True):
       document = self._read(sentences, documents.pairs)
-      shaded.append(shade_document(title, label, document, prediction, heads))
+      shaded.append(shade_document(title, label, document, prediction, self.model.pair_heads))
     document_shading.write(shaded, path)
 
   def predict_lines(self, params: Any, lines: Sequence[str], name: str, first: int = 1) -> list[LinePrediction]:

@@ -43,10 +43,10 @@ def get(port: int, path: str, host: str = ''):
 
 def test_a_typed_source_is_answered(port):
   status, text = get(port, '/')
-  assert status == 200 and Page(text).ids == {'ask'}
+  assert status == 200 and Page(text).ids == {'source-form'}
   status, text = get(port, f'/?text={quote("5 марта")}')
   page = Page(text)
-  assert status == 200 and {'ask', 'controls', 'panels'} <= page.ids
+  assert status == 200 and {'source-form', 'controls', 'panels'} <= page.ids
   assert page.data[0]['readings'][0]['source'] == '5 марта'
   assert field(page, 'text') == '5 марта' and field(page, 'edit') == ''
 
@@ -82,6 +82,7 @@ def test_mistakes_are_shown_on_the_page(port, path, message):
 
 def test_other_paths_and_other_hosts_are_rejected(port):
   assert get(port, '/favicon.ico')[0] == 404
+  assert get(port, 'http://[/')[0] == 400
   for host in ('example.org', f'example.org:{port}', 'localhost.example.org'):
     assert get(port, '/?text=a', host)[0] == 403
 

@@ -30,13 +30,13 @@ print(weights.shape)
 """
 
 
-def attention(score: str, alignment: str, implementation: str = 'auto'):
+def attention(score: str, alignment: str | aj.Row, implementation: str = 'auto', deterministic: bool = True):
   """Returns attend(query, key, value, mask, rng) with parameters of its own."""
   params = aj.init_params(jax.random.key(1), score=score, alignment=alignment, query=D, key=D, value=V, features=D)
 
   def attend(query, key, value, mask, rng=None):
     options = {'score': score, 'alignment': alignment, 'params': params, 'implementation': implementation}
-    return tuple(aj.attend(query, key, value, mask, rng=rng, **options))
+    return tuple(aj.attend(query, key, value, mask, rng=rng, deterministic=deterministic, **options))
 
   return attend
 
@@ -68,6 +68,14 @@ def test_every_pair_is_exported_for_any_size(score, alignment):
   inputs = arrays()
   for got, expected in zip(exported.call(*inputs, rng), jax.jit(attend)(*inputs, rng), strict=True):
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_dropout_is_exported_for_any_size():
+  attend = attention('dot', aj.with_dropout('softmax', 0.5), deterministic=False)
+  exported = export.export(jax.jit(attend))(*symbolic_arrays(), jax.eval_shape(lambda: jax.random.key(0)))
+  for size in (1, S):
+    inputs = (*arrays(size=size), jax.random.key(2))
+    jax.tree.map(np.testing.assert_array_equal, exported.call(*inputs), attend(*inputs))
 
 
 @pytest.mark.parametrize('implementation', ['chunked', 'factored'])

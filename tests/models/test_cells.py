@@ -183,6 +183,7 @@ def test_cho_reads_the_fixed_vector_at_every_step():
     ('layers=2', 'rnn', 'cho: option layers is fixed by the paper, got 2; expected .*: features, readout'),
     ('feed_context=True', 'rnn', 'cho: option feed_context is fixed by the paper'),
     ('residual=True', 'rnn', 'cho: option residual is fixed by the paper'),
+    ('rnn="lstm"', 'rnn', "cho: option rnn is fixed by the paper, got 'lstm'"),
     ('', 'rnn(direction="backward")', 'cho: the encoder must read forward.*got an encoder that reads backward'),
   ],
 )

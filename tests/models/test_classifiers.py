@@ -214,6 +214,18 @@ def test_an_ensemble_is_the_mean_of_probabilities_and_weights():
     ClassifierEnsemble([build_small(), build_small(classifier='decomposable')])
 
 
+def test_an_ensemble_of_pairs_averages_heads_if_their_numbers_differ():
+  source = SOURCE[:, ::2]
+  mask = MASK[:, ::2]
+  models = [build_small(classifier='decomposable(width=6)', pooling='sum', heads=heads) for heads in (2, 1)]
+  params = [variables(model, source, mask)['params'] for model in models]
+  two_heads, one_head = (m.apply({'params': p}, source, mask).words for m, p in zip(models, params, strict=True))
+  ensemble = ClassifierEnsemble(models)
+  assert ensemble.pair_heads == 1 and ClassifierEnsemble(models[:1] * 2).pair_heads == 2
+  words = ensemble.apply({'params': tuple(params)}, source, mask).words
+  assert_close(words, (two_heads.reshape(3, 2, 2, 5, 5).mean(2) + one_head) / 2)
+
+
 @pytest.mark.parametrize(
   ('fields', 'message'),
   [
