@@ -75,8 +75,8 @@ def _nearest_difference(fields: Mapping[str, Any], resolved: Sequence[Resolved])
     ]
     differences.append(differing)
   nearest = min(differences, key=len, default=[])
-  more = ', ...' if len(nearest) > MAX_DIFFERENCES else ''
-  return '; '.join(nearest[:MAX_DIFFERENCES]) + more
+  ellipsis = ', ...' if len(nearest) > MAX_DIFFERENCES else ''
+  return '; '.join(nearest[:MAX_DIFFERENCES]) + ellipsis
 
 
 def _as_list(value: Any) -> Any:

@@ -33,21 +33,21 @@ class Costs(NamedTuple):
 
 
 def measure_costs(
-  configs: Iterable[tuple[str, Mapping[str, Any]]], known: Mapping[str, Any]
+  configs: Iterable[tuple[str, Mapping[str, Any]]], measured: Mapping[str, Any]
 ) -> Iterable[tuple[str, Costs]]:
   """Counts parameters and FLOP; reads the data once for all settings that share them.
 
   Args:
     configs: (setting id, config) of each setting.
-    known: setting id -> 'costs' event; these settings are not measured again.
+    measured: setting id -> 'costs' event; these settings are not measured again.
 
   Yields:
     (setting id, costs).
   """
   systems: dict[str, System] = {}
   for setting_id, config in configs:
-    if setting_id in known:
-      yield setting_id, Costs(known[setting_id]['parameters'], known[setting_id]['update_flop'])
+    if setting_id in measured:
+      yield setting_id, Costs(measured[setting_id]['parameters'], measured[setting_id]['update_flop'])
       continue
     key = json.dumps([config['system'], config['data']], sort_keys=True)
     if key not in systems:

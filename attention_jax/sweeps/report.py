@@ -289,8 +289,10 @@ def _notes(
       'A setting with one seed has no interval and no test over seeds. For two single runs, p is that of the test over '
       'rows: whether these two trained models differ. Other seeds may differ as much.'
     )
-  if few := [count for count in seeds if 1 < count < FEW_SEEDS]:
-    notes.append(f'With {min(few)} seeds, bootstrap intervals are too narrow, and only large differences are found.')
+  if small_counts := [count for count in seeds if 1 < count < FEW_SEEDS]:
+    notes.append(
+      f'With {min(small_counts)} seeds, bootstrap intervals are too narrow, and only large differences are found.'
+    )
   if num_tested := sum(not math.isnan(contrast.corrected_p) for contrast in contrasts):
     notes.append(
       f'p values are those of a paired {TEST_NAMES[options.test]} over seeds, corrected for '

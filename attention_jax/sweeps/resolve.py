@@ -103,8 +103,8 @@ def resolve_settings(base: Base, settings: Sequence[Setting]) -> list[Resolved]:
 
 
 def _describe_mistake(message: str, labels: Sequence[str]) -> str:
-  others = f' and {len(labels) - 1} more' if len(labels) > 1 else ''
-  return f'{message} (setting {labels[0]}{others})'
+  suffix = f' and {len(labels) - 1} more' if len(labels) > 1 else ''
+  return f'{message} (setting {labels[0]}{suffix})'
 
 
 def check_baseline(resolved: Sequence[Resolved], baseline: Setting | None, extends: bool = False) -> None:
@@ -206,7 +206,7 @@ def _apply(fields: Fields, field: str, value: Any) -> Any:
 
 def _unknown_field(fields: Mapping[str, Any], field: str) -> str:
   """The message for a field that does not exist; suggests fields that end with the same name."""
-  same_end = [known for known in fields if known.endswith(f'.{field}')]
+  same_end = [name for name in fields if name.endswith(f'.{field}')]
   if same_end:
     return f"unknown field of config: '{field}' (did you mean '{same_end[0]}'?)"
   level = unflatten_dict(dict(fields), sep='.')

@@ -143,8 +143,8 @@ def short_names(fields: Iterable[str]) -> dict[str, str]:
   names = {}
   for field, path in paths.items():
     suffixes = ('.'.join(path[start:]) for start in range(len(path) - 1, -1, -1))
-    others = [f'.{other}' for other in paths if other != field]
+    other_paths = [f'.{name}' for name in paths if name != field]
     names[field] = next(
-      suffix for suffix in suffixes if suffix == field or not any(other.endswith(f'.{suffix}') for other in others)
+      suffix for suffix in suffixes if suffix == field or not any(name.endswith(f'.{suffix}') for name in other_paths)
     )
   return names

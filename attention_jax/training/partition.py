@@ -86,9 +86,9 @@ class MeshConfig:
       UserError: if the sizes do not multiply to the number of devices.
     """
     sizes = [self.data, self.fsdp, self.tensor]
-    known = math.prod(size for size in sizes if size != ALL_REMAINING)
-    if ALL_REMAINING in sizes and devices % known == 0:
-      sizes[sizes.index(ALL_REMAINING)] = devices // known
+    fixed_product = math.prod(size for size in sizes if size != ALL_REMAINING)
+    if ALL_REMAINING in sizes and devices % fixed_product == 0:
+      sizes[sizes.index(ALL_REMAINING)] = devices // fixed_product
     if math.prod(sizes) != devices:
       groups = f' of each of {seed_devices} groups of seeds' if seed_devices > 1 else ''
       raise UserError(f'the sizes of config.mesh ({self._describe()}) must multiply to the {devices} devices{groups}')

@@ -99,8 +99,8 @@ def generate(split: str, seed: int = 0) -> Iterator[dict[str, str]]:
   start, stop, locales = SPLIT_PARTS[choose(split, SPLIT_PARTS, 'split of dates')]
   # Every draw is made with random(), the only method whose values are guaranteed across Python versions.
   draw = random.Random(f'dates {split} {seed}').random
-  seen = set()
-  while len(seen) < SIZES[split]:
+  drawn_sources = set()
+  while len(drawn_sources) < SIZES[split]:
     locale = _pick(draw, locales)
     example = _draw_example(draw, date_formats.language(locale))
     if example is None:
@@ -109,8 +109,8 @@ def generate(split: str, seed: int = 0) -> Iterator[dict[str, str]]:
     source = ''.join(char for char, _ in labelled)
     key = IDLE_SPACE.sub('', source.casefold())
     slot = zlib.crc32(key.encode()) * 23 >> 32
-    if key not in seen and start <= slot < stop:
-      seen.add(key)
+    if key not in drawn_sources and start <= slot < stop:
+      drawn_sources.add(key)
       yield {'source': source, 'target': date.isoformat(), 'links': _format_links(labelled), 'locale': locale}
 
 
