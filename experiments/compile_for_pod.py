@@ -9,9 +9,9 @@
     --vocabulary_size=32000 --try_meshes
 
 The shapes of the batches are those of the data of the config, or, with --vocabulary_size, those of its buckets. For
-every shape: memory of a device by parameters, optimiser and activations; FLOP, bytes of main memory, bytes between
-chips by collective; a lower bound of the time of an update by the rates of the chip, and what limits it. Nothing runs,
-so nothing is measured. Needs libtpu, see requirements-bench.txt.
+every shape: memory of a device by parameters, optimiser and temporary arrays; FLOP, bytes read from and written to main
+memory, bytes of the results of collectives by kind; a lower bound of the time of an update by the rates of the chip,
+and what limits it. Nothing runs, so nothing is measured. Needs libtpu, see requirements-bench.txt.
 """
 
 from experiments.process_settings import prepare_process
@@ -38,7 +38,7 @@ def main() -> None:
   """Prints the costs of the updates of --config for --topology.
 
   Raises:
-    UserError: if --config is missing, or with --try_meshes if no mesh fits.
+    UserError: if --config is missing, or with --try_meshes if none of the meshes tried fits.
   """
   if FLAGS.config is None:
     raise UserError(
@@ -56,7 +56,9 @@ def main() -> None:
       result = _format_cost(cost) if cost else 'does not compile'
       print(f'fsdp={sizes.fsdp}, tensor={sizes.tensor}: {result}; {reason or "fits"}', flush=True)
     if reason:
-      raise UserError(f'no mesh of --topology={FLAGS.topology} fits; choose a larger slice or a smaller batch')
+      raise UserError(
+        f'none of the meshes tried on --topology={FLAGS.topology} fits; choose a larger slice or a smaller batch'
+      )
     return
   start = time.monotonic()
   for cost in pods.update_costs(*arguments, vocabulary_size=FLAGS.vocabulary_size, largest=FLAGS.largest):
@@ -69,12 +71,13 @@ def _format_cost(cost) -> str:
   """Returns one line about the cost of an update."""
   from attention_jax.systems.ahead_of_time import format_shape
 
-  moved = ', '.join(f'{kind} {_format_bytes(size)}' for kind, size in sorted(cost.traffic.payload.items())) or 'none'
+  results = ', '.join(f'{kind} {_format_bytes(size)}' for kind, size in sorted(cost.traffic.payload.items())) or 'none'
   times = ', '.join(f'{resource} {seconds * 1e3:.3g}' for resource, seconds in cost.seconds.items())
   return (
     f'{format_shape(cost.shape)}: per device {_format_bytes(cost.parameters)} parameters, '
-    f'{_format_bytes(cost.optimizer)} optimiser, {_format_bytes(cost.activations)} temporary; '
-    f'{cost.flop / 1e9:,.2f} GFLOP, {_format_bytes(cost.traffic.memory)} of main memory, collectives: {moved}; '
+    f'{_format_bytes(cost.optimizer)} optimiser, {_format_bytes(cost.temporary)} temporary; '
+    f'{cost.flop / 1e9:,.2f} GFLOP, {_format_bytes(cost.traffic.memory)} read and written in main memory, '
+    f'results of collectives: {results}; '
     f'at least {max(cost.seconds.values()) * 1e3:.3g} ms, limited by {cost.limit} (ms: {times})'
   )
 

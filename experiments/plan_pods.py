@@ -89,7 +89,7 @@ def _plan(topology: str, devices: Sequence[Any]) -> list[str]:
     chips,
     f'{rows} x ({source}, {target})',
     f'{state / 2**30:.2f}',
-    f'{cost.activations / 2**30:.2f}',
+    f'{cost.temporary / 2**30:.2f}',
   ]
   return [topology, *sizes, *times, cost.limit + fits, f'{rate:,.0f}']
 

@@ -1,6 +1,7 @@
 """Interventions on an encoder-decoder: edited weights, replaced source vectors, and recorded self-attention.
 
-An edited model is an EncoderDecoder, so that scoring, search and gradients apply to it. The other functions are pure.
+An edited model is an EncoderDecoder, so that scoring, search and gradients apply to it. No function changes its
+arguments.
 """
 
 from collections.abc import Callable
@@ -76,7 +77,9 @@ def _check_index(name: str, index: int | None, count: int) -> None:
 
 
 def output_log_probs(pair: AnalysedPair, mask: jax.Array | None = None) -> jax.Array:
-  """Returns the log-probabilities of the output vocabulary at every step, [T, V], by teacher forcing.
+  """Returns the log-probabilities of all outputs at every step, [T, V], by teacher forcing.
+
+  If the output layer copies, the outputs are the vocabulary and the positions of the source, [T, V + S].
 
   Args:
     pair: the source and the target.
@@ -99,7 +102,7 @@ def source_vectors(pair: AnalysedPair) -> jax.Array:
     UserError: for an encoder that embeds no tokens.
   """
   if not isinstance(pair.model.encoder, EmbedsTokens):
-    raise UserError('attributions need a source of tokens; this encoder has no embedding')
+    raise UserError('the vectors of the source need an encoder that embeds tokens; this encoder has no embedding')
 
   def embed(model):
     return model.encoder.embedding(pair.source, True)
@@ -161,16 +164,15 @@ def encoder_weights(pair: AnalysedPair) -> jax.Array:
 
 
 def value_vectors(pair: AnalysedPair) -> jax.Array:
-  """Returns the vectors that the decoder's attention weighs and adds, [S, V].
+  """Returns the vectors that the decoder's attention weighs and adds, [S, D].
 
   Raises:
-    UserError: for a decoder with several layers or heads of attention, or without attention.
+    UserError: for a decoder without attention or with attention in each of its layers, and for attention that projects
+      its values, as several heads do.
   """
   decoder = pair.model.decoder
   if not decoder.traits.attends or isinstance(decoder, LayeredDecoder) or decoder.attention.projects_values:
-    raise UserError(
-      'norms: expected a decoder with one layer and one head of attention, without a projection of values'
-    )
+    raise UserError('norms: expected a recurrent decoder whose attention has one head and does not project values')
 
   def remember(params):
     inputs = (pair.source[None], jnp.ones((1, *pair.source.shape), bool), pair.target.size)

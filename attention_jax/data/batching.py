@@ -19,8 +19,8 @@ class Batch(NamedTuple):
   """B rows of one bucket (S, T).
 
   Attributes:
-    source: int32 [B, S], each row ending with EOS, then PAD.
-    source_mask: bool [B, S], True = real.
+    source: int32 [B, S], each row ending with EOS, then PAD; for captions, the pictures [B, height, width, C].
+    source_mask: bool [B, S], True = real; for captions [B, 1].
     target: int32 [B, T], each row ending with EOS, without BOS.
     target_mask: bool [B, T].
     index: int32 [B], the row in its split; -1 = a filler row, whose masks are all False.
@@ -60,7 +60,7 @@ BATCH_UNITS = {'sentences': _rows_by_sentences, 'tokens': _rows_by_tokens}  # (b
 
 
 class Share(NamedTuple):
-  """The rows of every batch that one process reads. Batches are the same whatever the number of processes and devices.
+  """The part of each batch that one process reads. Batches are the same whatever the number of processes and devices.
 
   Attributes:
     index: index of this share.
@@ -130,7 +130,7 @@ class BatchOrder:
     Args:
       bucket_index: position in `buckets` of the bucket of each row, [rows]; -1 for a row that fits none.
       buckets: the lengths of each bucket.
-      size: rows of a batch, or tokens (rows times the longest side of the bucket).
+      size: rows of a batch, or maximum of tokens (rows, at least 8, times the longest side of the bucket).
       unit: a key of BATCH_UNITS, the unit of `size`.
       seed: seed of the order.
       share: the rows of every batch that this process reads.
@@ -165,7 +165,7 @@ class BatchOrder:
     return [self._shape(part) for part in self._parts]
 
   def shape(self, step: int) -> tuple[int, ...]:
-    """Returns the (rows, *bucket) of a step."""
+    """Returns the (rows of this share, *bucket) of a step."""
     epoch, batch = divmod(step, len(self))
     _, schedule = self._shuffle(epoch)
     return self._shape(self._parts[schedule[batch][0]])
@@ -174,7 +174,7 @@ class BatchOrder:
     return self._share.pad(part.batch_rows) // self._share.count, *part.bucket
 
   def __getitem__(self, step: int) -> tuple[int, np.ndarray, tuple[int, ...]]:
-    """Returns the epoch of a step, the rows of its batch (-1 = a filler row), and their bucket."""
+    """Returns the epoch of a step, the rows of its batch in this share (-1 = a filler row), and their bucket."""
     if step < 0:
       raise IndexError(f'step must be at least 0, got {step}')
     epoch, batch = divmod(step, len(self))
@@ -204,7 +204,7 @@ class Batches:
   """Endless training batches of one split of pairs: `batches[step]` for any step >= 0, see BatchOrder."""
 
   shape_names = 'rows, source, target'
-  min_row_positions = sum
+  min_row_positions = sum  # of the lengths of a bucket, see systems.base.BatchSequence
 
   def __init__(
     self,
@@ -296,7 +296,7 @@ def check_any_row_fits(split: str, bucket_index: np.ndarray) -> None:
 def eval_batches(
   encoded: EncodedSplit, buckets: Iterable[Sequence[int]], size: int, *, links: bool = False
 ) -> 'EvaluationBatches':
-  """Returns batches for evaluation by bucket, then by source length; each row that fits a bucket occurs once.
+  """Returns batches for evaluation, ordered by bucket, then by source length; each row that fits one occurs once.
 
   A row that fits no bucket is in no batch; `encoding.describe_corpus` reports such rows.
 

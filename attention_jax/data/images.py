@@ -25,13 +25,13 @@ def list_images(folder: str | os.PathLike) -> list[str]:
     raise UserError(f'{folder}: cannot be read ({error.strerror})') from error
 
 
-def read_image(path: str, size: int, where: str = '', max_upscale: float = 4.0) -> np.ndarray:
+def read_image(path: str, size: int, error_prefix: str = '', max_upscale: float = 4.0) -> np.ndarray:
   """Returns the central square of an image, scaled; transparent pixels become white.
 
   Args:
     path: the file, on a disk or behind a URL.
     size: height and width of the result, pixels.
-    where: prefix of error messages, such as 'captions.csv:3: '.
+    error_prefix: prefix of error messages, such as 'captions.csv:3: '.
     max_upscale: the largest factor by which the image may be enlarged.
 
   Returns:
@@ -45,24 +45,26 @@ def read_image(path: str, size: int, where: str = '', max_upscale: float = 4.0) 
   try:
     file = open_file(path)
   except UserError as error:
-    raise UserError(f'{where}{error}') from error
+    raise UserError(f'{error_prefix}{error}') from error
   except FileNotFoundError as error:
-    raise UserError(f'{where}{path}: no such file') from error
+    raise UserError(f'{error_prefix}{path}: no such file') from error
   except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
-    raise UserError(f'{where}{path}: cannot be read as an image ({error})') from error
+    raise UserError(f'{error_prefix}{path}: cannot be read as an image ({error})') from error
   try:
     with file, Image.open(file) as image:
       if min(image.size) * max_upscale < size:
         min_side = math.ceil(size / max_upscale)
         got = f'{image.width} x {image.height}'
-        raise UserError(f'{where}{path}: each side must be at least {min_side} pixels for size={size}, got {got}')
+        raise UserError(
+          f'{error_prefix}{path}: each side must be at least {min_side} pixels for size={size}, got {got}'
+        )
       if image.mode == 'F':  # the level that is white is unknown
-        raise UserError(f'{where}{path}: pixels must be whole numbers, got floats')
+        raise UserError(f'{error_prefix}{path}: pixels must be whole numbers, got floats')
       return np.asarray(ImageOps.fit(_to_rgb(ImageOps.exif_transpose(image)), (size, size)), np.uint8)
   except UserError:
     raise
   except Exception as error:  # the readers of image formats raise many kinds of exceptions
-    raise UserError(f'{where}{path}: cannot be read as an image ({" ".join(str(error).split())})') from error
+    raise UserError(f'{error_prefix}{path}: cannot be read as an image ({" ".join(str(error).split())})') from error
 
 
 def _to_rgb(image):

@@ -13,7 +13,9 @@ from attention_jax.errors import UserError
 from attention_jax.tokens import SPECIAL_TOKENS, UNK
 
 ITERATIONS = 5  # of expectation maximisation
-MAX_LINKS = 30_000_000  # pairs of a source and a target token of one row; about 75 bytes each at the peak of memory
+# Limit for the rows that are read of a split. A link is a source and a target token of one row, and takes about 75
+# bytes at the peak of memory.
+MAX_LINKS = 30_000_000
 SHORTLIST_MULTIPLE = 512  # tokens; each size of a shortlist is one compilation
 
 
@@ -148,7 +150,7 @@ def load_lexicon(path: Path) -> Lexicon | None:
   """Reads a lexicon; None if there is no file.
 
   Raises:
-    UserError: for a file that is not a lexicon.
+    UserError: for a file that cannot be read, or is not a lexicon.
   """
   try:
     with np.load(path) as arrays:
@@ -157,7 +159,7 @@ def load_lexicon(path: Path) -> Lexicon | None:
     return None
   except (OSError, EOFError, ValueError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
     raise UserError(
-      f'{path} is no lexicon ({" ".join(str(error).split())}); delete the file to make the lexicon again'
+      f'{path}: cannot be read as a lexicon ({" ".join(str(error).split())}); delete the file to make the lexicon again'
     ) from error
 
 

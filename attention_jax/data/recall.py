@@ -10,7 +10,7 @@ from attention_jax.data.recall_tasks import Episode, EpisodeSize, RecallTask
 from attention_jax.errors import UserError
 
 NUM_EPISODES = {'validation': 256, 'test': 256, 'unseen': 256}
-NUM_LENGTHS = 2  # number of lengths that training episodes are padded to
+NUM_LENGTHS = 2  # largest number of lengths that training episodes are padded to
 
 
 class RecallBatch(NamedTuple):
@@ -20,7 +20,7 @@ class RecallBatch(NamedTuple):
     inputs: float32 [B, T, I], 0 after the vectors shown.
     target: int32 [B, T, O], bits.
     target_mask: bool [B, T], True = a step of the answer.
-    index: int32 [B], the row in its split; -1 = a filler row.
+    index: int32 [B], the row in the evaluation split, or in the whole batch of training; -1 = a filler row.
   """
 
   inputs: np.ndarray
@@ -119,7 +119,7 @@ def gather_episodes(
   Args:
     task: the task of the episodes.
     episodes: the rows; None = a filler row.
-    index: the number of each row in its split; -1 = a filler row.
+    index: as RecallBatch.index.
     length: the number of steps to pad to.
   """
   inputs = np.zeros((len(episodes), length, task.input_features), np.float32)

@@ -34,11 +34,11 @@ def shrinking_while_loop(
     body: one step.
     is_active: (state, inputs) -> [B] bool, which sources are not finished.
     select_result: state -> the part of it that is returned.
-    steps: T, the number of levels; the last level is T - 1.
+    steps: T, the maximum number of steps.
     state: the values that change from step to step, leaves [B, ...] unless `select_state` is set.
-    history: one record per level, leaves [T, B, ...], which `body` writes.
+    history: one record per step, leaves [T, B, ...], which `body` writes.
     inputs: the values that do not change, leaves [B, ...].
-    level: the first level.
+    level: number of the first step, from 0; `body` receives the number of its step, and writes history[level].
     select_state: (state, rows) -> the state of these sources.
 
   Returns:

@@ -1,7 +1,7 @@
 """Implementation 'chunked': attends blocks of queries, and recomputes each block for its gradient.
 
-Memory is linear in T + S, not T S. A block has complete rows of scores, so that every score and every alignment is
-supported: recurrent ones pass their carry from block to block.
+Without returned weights, memory beyond that of the arguments is linear in T + S, not T S. A block has complete rows of
+scores, so that every score and every alignment is supported: recurrent ones pass their carry from block to block.
 
 Block sizes apply to one sequence. A block has at most MAX_BLOCK_SCORES scores [T, S] and, if the score computes an
 array [T, S, F] for all queries at once, at most MAX_BLOCK_ENTRIES entries of that array, but at least one query. The

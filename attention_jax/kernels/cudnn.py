@@ -2,12 +2,13 @@
 
 The kernel computes in bfloat16 or float16 with float32 sums. It differs from the definition in four ways:
 
-- Queries, keys and values must have one width, and even lengths: they are padded with zeros, which are masked.
+- Queries, keys and values must have one width, a multiple of 8, and even lengths: they are padded with zeros. Padded
+  positions are masked, padded queries and features are cut off.
 - A query whose positions are all masked gets uniform weights: its context is set to zeros.
-- The bias has the type of the operands, and jax.nn gives masked positions a bias of -0.7 of the largest number of that
-  type: a bias is clipped to half of the largest number.
-- The kernel returns no weights, and the gradient of a bias for one sequence only: both are computed by the formula, in
-  float32. XLA removes this computation where neither is used.
+- The bias has the type of the operands, and jax adds -2^41 (bfloat16) or -2^15 (float16) to it at masked positions: a
+  bias is clipped to half of that, LARGEST_BIAS.
+- The kernel returns no weights: they and the gradient of the bias are computed by the formula, in float32. XLA removes
+  this computation where neither is used.
 
 The kernel is called once for a whole batch: under vmap the mapped axes become sequences where each has its own mask,
 and heads where they share it. For the gradient the context is recomputed.
@@ -32,6 +33,7 @@ KERNEL = 'cudnn'  # argument `implementation` of jax.nn.dot_product_attention; t
 TYPES = ('bfloat16', 'float16')
 MAX_WIDTH = 128  # features that every GPU since Ampere supports
 WIDTH_MULTIPLE = 8  # the number of features must be a multiple of this
+LARGEST_BIAS = {'bfloat16': 2.0**40, 'float16': 2.0**14}
 MASK_INDEX = 3  # index of the mask among the arguments of a batched function
 
 
@@ -157,13 +159,19 @@ def _batched(fn: Callable) -> Callable:
 
 
 def _map_with(fn: Callable, tree, constant):
-  """fn(leaf, constant) for every leaf of a tree, which may be None."""
+  """Maps fn(leaf, constant) over the leaves of a tree; the tree None stays None."""
   return jax.tree.map(lambda x: fn(x, constant), tree)
 
 
 @_batched
 def _forward(q, k, v, mask, bias):
-  """q [B, N, T, D], k [B, N, S, D], v [B, N, S, V], mask [B, 1, T, S], bias [B, N, T, S] or None -> [B, N, T, V]."""
+  """Returns the context [B, N, T, V].
+
+  Args:
+    q, k, v: [B, N, T, D], [B, N, S, D] and [B, N, S, V].
+    mask: [B, 1, T, S].
+    bias: [B, N, T, S] or None.
+  """
   return _call_kernel(q, k, v, mask, bias)
 
 
@@ -192,14 +200,14 @@ def _call_kernel(q, k, v, mask, bias) -> jax.Array:
   width = -(-max(q.shape[-1], v.shape[-1]) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
 
   def pad_lengths(x):
-    """[B, N or 1, T, S] with even T and S."""
+    """Pads x [B, N or 1, T, S] to even T and S."""
     return jnp.pad(x, [(0, 0), (0, 0), *((0, size % 2) for size in x.shape[2:])])
 
   def pad_operand(x):
-    """[B, N, length, features] -> [B, even length, N, width]."""
+    """Pads x [B, N, length, features] and returns it as [B, even length, N, width]."""
     return jnp.pad(x, ((0, 0), (0, 0), (0, x.shape[2] % 2), (0, width - x.shape[3]))).swapaxes(1, 2)
 
-  limit = float(jnp.finfo(v.dtype).max) / 2
+  limit = LARGEST_BIAS[v.dtype.name]
   padded_bias = None if bias is None else pad_lengths(jnp.clip(bias, -limit, limit).astype(v.dtype))
   context = jax.nn.dot_product_attention(
     *(pad_operand(x) for x in (q, k, v)), padded_bias, pad_lengths(mask), scale=1.0, implementation=KERNEL

@@ -82,7 +82,7 @@ def operands(score: Row, alignment: Row, params, query, memory: Memory, bias) ->
     replaced by the largest finite number, and masked entries are zero.
 
   Raises:
-    UserError: if shapes do not match, and for a temperature that is not positive.
+    UserError: for a temperature that is not positive. `kernels.api` reports shapes that do not match.
   """
   memory = zero_masked_memory(memory)
   q, k = score_terms(score.form.fn, params, query, memory)
@@ -127,11 +127,11 @@ def _attention_context_fwd(q, k, v, mask, bias, factors):
 
 def _attention_context_bwd(residuals, g):
   q, k, _, inputs, *_ = residuals
-  steps = q.shape[0]
+  num_queries = q.shape[0]
   size = k.shape[0]
   dq, dk, dv, dbias = _backward(*residuals, g)
-  dbias = None if dbias is None else dbias[:size, :steps].T
-  dfactors = None if inputs.factors is None else jnp.zeros((steps, size), inputs.factors.dtype)
+  dbias = None if dbias is None else dbias[:size, :num_queries].T
+  dfactors = None if inputs.factors is None else jnp.zeros((num_queries, size), inputs.factors.dtype)
   return dq, dk, dv, None, dbias, dfactors
 
 
@@ -142,14 +142,14 @@ attention_context.defvjp(*first_order('flash', _attention_context_fwd, _attentio
 @sequential_vmap
 def _forward(q, k, v, inputs: BlockedInputs):
   """Returns the context [T, V], and per query [T] the largest score and 1 / Σ exp(score - largest score)."""
-  steps = q.shape[0]
+  num_queries = q.shape[0]
   size, width = v.shape
-  blocks = Blocks.of(steps, size)
+  blocks = Blocks.of(num_queries, size)
   keys = blocks.pad_keys(k)
   # The product with a column of ones is the sum of the exponentials: another pass over them would take longer.
   values = blocks.pad_keys(jnp.concatenate([v, jnp.ones((size, 1), v.dtype)], axis=1)).T
 
-  def attend_row(xs):
+  def attend_query_block(xs):
     i, query, schedule = xs
 
     def step(span, has_masked, j, carry):
@@ -174,17 +174,21 @@ def _forward(q, k, v, inputs: BlockedInputs):
     return (sums[:-1] * inverse_sum[None]).T, max_score[0], inverse_sum
 
   xs = (jnp.arange(blocks.num_query_blocks), blocks.by_query(q), inputs.schedule)
-  context, max_score, inverse_sum = jax.lax.map(attend_row, xs)
-  return context.reshape(-1, width)[:steps], max_score.reshape(-1)[:steps], inverse_sum.reshape(-1)[:steps]
+  context, max_score, inverse_sum = jax.lax.map(attend_query_block, xs)
+  return (
+    context.reshape(-1, width)[:num_queries],
+    max_score.reshape(-1)[:num_queries],
+    inverse_sum.reshape(-1)[:num_queries],
+  )
 
 
 @shard_over_rows
 @sequential_vmap
 def _backward(q, k, v, inputs: BlockedInputs, context, max_score, inverse_sum, g):
   """Returns the gradients of q, k, v and of the bias, which is transposed and padded as in `inputs`."""
-  steps, features = q.shape
+  num_queries, features = q.shape
   size = k.shape[0]
-  blocks = Blocks.of(steps, size)
+  blocks = Blocks.of(num_queries, size)
   g = g * inverse_sum[:, None]  # exponentials can then be used in place of weights
   keys = blocks.pad_keys(k)
   keys_t = keys.T
@@ -193,7 +197,7 @@ def _backward(q, k, v, inputs: BlockedInputs, context, max_score, inverse_sum, g
   def apply_dropout(weights, i, j, span):
     return weights if inputs.factors is None else weights * blocks.slice_block(inputs.factors, i, j, span)
 
-  def differentiate_row(carry, xs):
+  def differentiate_query_block(carry, xs):
     i, query, g_row, max_score, mean_dweight, schedule = xs
 
     def step(span, has_masked, j, carry):
@@ -222,8 +226,8 @@ def _backward(q, k, v, inputs: BlockedInputs, context, max_score, inverse_sum, g
   mean_dweights = (g * context).sum(1)  # Σ_s weight dweight of each query
   per_query = (q, g, max_score, mean_dweights)
   xs = (jnp.arange(blocks.num_query_blocks), *(blocks.by_query(x) for x in per_query), inputs.schedule)
-  (dk, dv, dbias), dq = jax.lax.scan(differentiate_row, start, xs)
-  return dq.reshape(-1, features)[:steps], dk[:size], dv[:size], dbias
+  (dk, dv, dbias), dq = jax.lax.scan(differentiate_query_block, start, xs)
+  return dq.reshape(-1, features)[:num_queries], dk[:size], dv[:size], dbias
 
 
 def _scores(blocks: Blocks, inputs: BlockedInputs, keys, query, span: int, has_masked: bool, i, j) -> jax.Array:

@@ -1,7 +1,8 @@
 """Objectives of training, selected by a spec string: `training.objective='minimum_risk(samples=8, after=2000)'`.
 
-An objective is `f(*, options) -> (ObjectiveInputs -> ObjectiveOutput)`; its keyword-only arguments are options. Label
-smoothing and auxiliary losses are added by `losses.sequence.sequence_loss`, for every objective.
+An objective is a function ObjectiveInputs -> ObjectiveOutput. A row of OBJECTIVES builds it; the keyword-only arguments
+of the builder are the options. `losses.sequence.sequence_loss` adds the auxiliary losses; label smoothing is part of
+`ObjectiveInputs.compute_loss`.
 """
 
 import math

@@ -8,7 +8,7 @@ from attention_jax.modules.heads import attend_heads, init_heads
 
 
 class Attention(nnx.Module):
-  """Attends with all queries; the parameters are those of `attention_jax.Attention`.
+  """Attends with all queries; its arrays have the names and shapes of those of `attention_jax.Attention`.
 
   Args:
     query, key: the widths of queries and of the memory.

@@ -19,10 +19,10 @@ class Pooling(nn.Module):
 
   Attributes:
     attention: attention of a pooling that attends.
-    learns: whether the weights are learned.
+    has_learned_weights: whether the weights are learned.
   """
 
-  learns = False
+  has_learned_weights = False
   attention: Attention
 
   @staticmethod
@@ -77,7 +77,7 @@ class AttentionPooling(Pooling):
     bias: whether that layer has a bias b.
   """
 
-  learns = True
+  has_learned_weights = True
   hops: Size = 1
   hidden: bool = True
   bias: bool = True

@@ -53,7 +53,7 @@ def plan_adoption(state: SweepState, sweep_folder: Path, folder: Path, resolved:
     )
   seeds = tuple(run_seeds(config))
   if covered := sorted(state.covered_seeds(setting.id) & set(seeds)):
-    return Adoption((), f'{folder}: the sweep has a run of seed {covered[0]} of this setting already')
+    return Adoption((), f'{folder}: the sweep has a unit with seed {covered[0]} of this setting already')
   unit = Unit(str(folder), setting.id, dict(setting.setting), setting.path, setting.overrides, seeds, str(folder))
   for path in run_folders(unit, sweep_folder).values():
     check_finished(path)
@@ -80,5 +80,5 @@ def _nearest_difference(fields: Mapping[str, Any], resolved: Sequence[Resolved])
 
 
 def _as_list(value: Any) -> Any:
-  """Tuples as the lists that JSON makes of them."""
+  """Replaces tuples by lists, nested ones too, as a config that is read from JSON has them."""
   return [_as_list(entry) for entry in value] if isinstance(value, tuple | list) else value

@@ -1,4 +1,4 @@
-"""Reads finished runs: their results, learning curves, hypotheses and origin, by setting."""
+"""Reads finished runs: their configs, results, learning curves and versions of the code, by setting."""
 
 import json
 import os
@@ -71,7 +71,7 @@ class SettingRuns(NamedTuple):
 
   Attributes:
     id: hash of the config, see resolve.config_id.
-    label: its name in reports, made of the fields that vary.
+    label: its name in reports: the fields that vary, or the shortened path of its folder, see collect_folders.
     factors: the fields that vary, with its values.
     config: the config of its first run.
     runs: in the order of their seeds.

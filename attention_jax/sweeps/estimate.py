@@ -93,7 +93,7 @@ def estimate_seconds(
   """Estimates the time of one seed of each setting.
 
   Args:
-    state: the state of the sweep; its finished runs are the best source.
+    state: the state of the sweep; its finished units are the best source.
     resolved: the settings.
     costs: by setting id.
     rate: measures FLOP/s of the device that trains; None if it is not this process's device.
@@ -111,13 +111,13 @@ def estimate_seconds(
     seconds = {setting.id: means.get(setting.id, mean) for setting in resolved}
     return TimeEstimate(seconds, f'the time of {len(measured)} finished units of this sweep')
   if rate is None:
-    return TimeEstimate({}, 'unknown until a run has finished: the devices are not those of this process')
+    return TimeEstimate({}, 'unknown until a unit has finished: the devices are not those of this process')
   flop_per_second = rate()
   seconds = {
     setting_id: costs[setting_id].update_flop * steps / flop_per_second for setting_id, steps in updates.items()
   }
   source = (
-    f'FLOP of the matrix products at the rate of one product here, {flop_per_second / 1e9:.0f} GFLOP/s: a lower bound, '
+    f'FLOP of the matrix products at the rate of one float32 product here, {flop_per_second / 1e9:.0f} GFLOP/s, '
     'without compiling, reading, evaluating and saving'
   )
   return TimeEstimate(seconds, source)

@@ -13,7 +13,7 @@ from attention_jax.sweeps.space import label, short_names
 from attention_jax.systems.runs import seed_folder
 
 MAX_NAME = 80  # characters of a setting in the name of its folder
-TOGETHER = ('auto', 'yes', 'no')
+TOGETHER_CHOICES = ('auto', 'yes', 'no')
 
 
 def trains_seeds_together(choice: str, backend: str, settings: int, seeds: int, slots: int) -> bool:
@@ -21,20 +21,21 @@ def trains_seeds_together(choice: str, backend: str, settings: int, seeds: int, 
 
   With 'auto', seeds are trained side by side, so that several small models fill an accelerator, unless the backend is
   'cpu' or there are fewer settings than slots. Otherwise they are trained in turn, the first seed of all settings
-  first: an early report then compares all settings, and the slots are full for longer. Side by side, a setting starts
-  once for all of its seeds, which pays for short runs on a CPU: three seeds of dates:luong2015_birnn with 300 updates
-  and nothing compiled before took 137 s on one core, and 171 s in turn, where the second and third seed load the
-  programs of the first.
-  A loss that is not finite stops all seeds of a process: choose 'no' where that may happen.
+  first: an early report then compares all settings, and the slots are full for longer.
+
+  On a CPU, 'yes' is faster for short runs, because a setting starts one process for all of its seeds. With nothing
+  compiled before, three seeds of dates:luong2015_birnn with 300 updates took 137 s side by side on one core, and 171 s
+  in turn, although the later seeds load the programs of the first. With training.on_nonfinite='stop', a loss that is
+  not finite stops all seeds of a process: 'no' where that may happen.
 
   Args:
-    choice: one of TOGETHER.
+    choice: one of TOGETHER_CHOICES.
     backend: the backend of jax.
     settings: number of settings.
     seeds: number of seeds of each.
     slots: number of processes at a time.
   """
-  choose(choice, TOGETHER, 'value of --together')
+  choose(choice, TOGETHER_CHOICES, 'value of --together')
   if choice != 'auto':
     return choice == 'yes'
   return backend != 'cpu' and seeds > 1 and settings >= slots
@@ -79,7 +80,7 @@ def plan_units(
 
 
 def _consecutive(seeds: Sequence[int]) -> list[tuple[int, ...]]:
-  """[0, 1, 4] -> [(0, 1), (4,)]."""
+  """Groups ascending seeds into runs of consecutive numbers: [0, 1, 4] -> [(0, 1), (4,)]."""
   groups: list[tuple[int, ...]] = []
   for seed in seeds:
     if groups and groups[-1][-1] == seed - 1:

@@ -22,7 +22,7 @@ TRIMMED = 0.25  # of each end: the interquartile mean
 
 
 class Interval(NamedTuple):
-  """An estimate with a 95 % interval; NaN ends where there is nothing to resample."""
+  """An estimate with a 95 % interval; the ends are NaN where no interval is computed."""
 
   value: float
   low: float
@@ -63,7 +63,8 @@ class Comparison(NamedTuple):
   Attributes:
     seeds: number of pairs.
     difference: mean difference, setting minus baseline, with the 95 % interval of the t distribution.
-    improvement: probability that a run of the setting is better than one of the baseline (ties count half).
+    improvement: probability that a run of the setting is better than one of the baseline: the share of all n²
+      combinations of runs, where ties count half.
     p: of the paired test; NaN if it cannot be computed.
   """
 
@@ -82,7 +83,7 @@ def _permutation(x: np.ndarray, y: np.ndarray) -> float:
 
 
 # With n pairs, the exact tests cannot give a p below 2 / 2^n: 0.25 for three seeds. The t-test can, but assumes that
-# differences between seeds are normally distributed.
+# the differences between setting and baseline, one for each seed, are normally distributed.
 TESTS: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {
   't': lambda x, y: scipy.stats.ttest_rel(x, y).pvalue,
   'wilcoxon': lambda x, y: scipy.stats.wilcoxon(x, y).pvalue,
@@ -130,7 +131,7 @@ def correct_p_values(p_values: Sequence[float]) -> list[float]:
 
 
 class RowComparison(NamedTuple):
-  """Outputs of two runs on the same rows.
+  """Comparison of the outputs of two runs on the same rows, by one metric.
 
   Attributes:
     difference: of the metric, second minus first, with its bootstrap interval (NaN ends for sacrebleu's metrics).
@@ -147,7 +148,7 @@ def compare_rows(
   """Tests whether two lists of hypotheses differ in a metric, by resampling rows.
 
   Args:
-    spec: a metric of METRICS.
+    spec: a spec of inference.metrics.METRICS.
     baseline: a hypothesis per row.
     hypotheses: a hypothesis per row of another run.
     references: one or more per row.
@@ -185,7 +186,7 @@ def compare_rates(first: RowCounts, second: RowCounts) -> RowComparison:
   total = np.concatenate([first.total, second.total])
   rows = np.arange(len(first.counted))
 
-  def difference(x, y, axis=-1):  # indices into both runs
+  def difference(x, y, axis=-1):  # x: indices of rows of the first run; y: of the second, after all rows of the first
     return 100 * (counted[y].sum(axis) / total[y].sum(axis) - counted[x].sum(axis) / total[x].sum(axis))
 
   if not first.total.sum() or not second.total.sum():
@@ -230,7 +231,7 @@ def bootstrap_rows(spec: str, hypotheses: Sequence[str], references: Sequence[Se
   """Returns a metric with its bootstrap interval over rows: sacrebleu's for its metrics, scipy's for rates.
 
   Args:
-    spec: a metric of METRICS.
+    spec: a spec of inference.metrics.METRICS.
     hypotheses: one per row.
     references: one or more per row.
   """

@@ -27,7 +27,7 @@ from attention_jax.training.loss import Loss
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import describe_placement, row_devices, sharding, state_shardings
 from attention_jax.training.state import TrainState, count_parameters, init_state
-from attention_jax.training.step import compile_update
+from attention_jax.training.step import make_update
 
 
 class DoesNotFitError(UserError):
@@ -132,7 +132,7 @@ def _build_update(training: Training, inputs: Inputs, mesh: Mesh, *, stacked: bo
   """
   schedule = make_schedule(training.schedule, training.steps)
   optimizer = make_optimizer(training.optimizer, schedule, training.clip, training.frozen)
-  update = compile_update(
+  update = make_update(
     freeze_loss(inputs.loss, training.frozen),
     optimizer,
     schedule,

@@ -62,7 +62,7 @@ from attention_jax.training.peers import map_batches
 
 SHAPE_FILE = 'pictures.json'
 TRACED_SHAPE = (64, 64, 3)  # of the picture that `check` traces
-POINTING_METRICS = {'pointing': True, 'pointing_words': True}
+POINTING_METRICS = {'pointing': True, 'pointing_words': True}  # True: a higher value is better
 CAPTION_METRICS = {'loss': False, 'accuracy': True} | POINTING_METRICS
 
 
@@ -166,7 +166,7 @@ class CaptioningSystem(System):
     auxiliary = auxiliary_losses(training.auxiliary)
     check_weights(auxiliary, model.decoder.attention if model.traits.attends else None)
     if training.select in POINTING_METRICS and not model.traits.attends:
-      raise UserError(f'training.select={training.select!r} measures weights, but this decoder has no attention')
+      raise UserError(f'training.select={training.select!r} measures weights: expected a decoder with attention')
     for name, row in auxiliary.items():
       if row.needs_text:
         supported = ', '.join(name for name, row in LOSSES.items() if not row.needs_text)
@@ -234,7 +234,7 @@ class CaptioningSystem(System):
       check_any_row_fits(name, assign_lengths(encoded, self._lengths))
     select = self.config['training']['select']
     if select in POINTING_METRICS and 'validation' in self.splits and self.pictures['validation'].boxes is None:
-      raise UserError(f'training.select={select!r} needs gold boxes, but the validation split has none')
+      raise UserError(f'training.select={select!r} needs gold boxes: expected a validation split with boxes')
     dtype = self.pictures['train'].pictures.dtype
     expected_dtype = self.model.encoder.input_dtype
     if dtype != expected_dtype:
@@ -335,7 +335,7 @@ class CaptioningSystem(System):
     predictions = self.predict(params, pictures, names, self.config['evaluation']['beams'])
     for prediction in predictions:
       if not prediction.hypotheses:
-        raise UserError(f'no caption for {prediction.source!r}')
+        raise UserError(f'no caption for {prediction.source!r}: no hypothesis has a finite probability')
     return [prediction.hypotheses[0] for prediction in predictions]
 
   def _read_images(self, files: Sequence[str], error_prefixes: Sequence[str] = ()) -> np.ndarray:
@@ -391,7 +391,7 @@ class CaptioningSystem(System):
     return Prediction(name, [], texts)
 
   def _pointing_metrics(self, pictures: Pictures, weights: Iterable[np.ndarray | None]) -> dict[str, MetricValue]:
-    """Pointing game: whether the largest weight lies in the gold box, per object (all its words) and per word."""
+    """Pointing game: how often the largest weight lies in the gold box, of a phrase (words of one box) or a word."""
     rows = [
       (matrix, [boxes[word] if word >= 0 else None for word in self.vocabulary.word_ids(caption)])
       for boxes, caption, matrix in zip(pictures.boxes, pictures.captions, weights, strict=True)

@@ -401,8 +401,8 @@ def _check_auxiliary(model: Classifier, training: Training) -> None:
       f'training.auxiliary={training.auxiliary!r} needs a classifier with one level; expected '
       f'config.model.classifier=flat; {DISABLE_HINT}'
     )
-  if not POOLINGS[parse(model.pooling)[0]].learns:
-    learned = ' or '.join(name for name, cls in POOLINGS.items() if cls.learns)
+  if not POOLINGS[parse(model.pooling)[0]].has_learned_weights:
+    learned = ' or '.join(name for name, cls in POOLINGS.items() if cls.has_learned_weights)
     raise UserError(
       f'training.auxiliary={training.auxiliary!r} needs learned weights; expected '
       f'config.model.pooling={learned}; {DISABLE_HINT}'

@@ -62,7 +62,7 @@ def read_initial_vectors(
     system: the system of the run.
     folder: the run folder, which need not exist.
     params: the parameters of the model, or their shapes.
-    log: called with the number of words that each file contains.
+    log: called with the number of tokens of the vocabulary that each file contains.
 
   Returns:
     Arrays by the name of their parameters; None if config.initial_vectors is empty.
@@ -78,8 +78,8 @@ def read_initial_vectors(
   paths = _parse_paths(config)
   if len(paths) > len(tables):
     raise UserError(
-      f'config.initial_vectors={config["initial_vectors"]!r} names {len(paths)} files; expected one for each of '
-      f'{", ".join(tables)}'
+      f'config.initial_vectors={config["initial_vectors"]!r} names {len(paths)} files; expected at most one '
+      f'for each of {", ".join(tables)}'
     )
   arrays = {}
   for path, (name, table) in zip(paths, tables.items(), strict=False):

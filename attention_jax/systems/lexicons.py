@@ -19,7 +19,7 @@ LEXICON_FILE = 'lexicon.npz'
 def load_or_make_lexicon(folder: str | None, load_data: Callable[[], TranslationData]) -> Lexicon:
   """Returns the lexicon of a run.
 
-  A stored lexicon is read if it was made from the data of the run, or if the run has stored no digest of its data.
+  A stored lexicon is used if it was made from the data of the run, or if the run has stored no digest of its data.
   Otherwise the lexicon is made, and stored unless the folder is read-only. Every process of a run makes the same
   lexicon, and the first one stores it.
 

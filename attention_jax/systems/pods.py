@@ -49,7 +49,7 @@ class UpdateCost(NamedTuple):
     shape: (rows, ...) of the global batch of one run.
     parameters: bytes of the parameters and their moving average.
     optimizer: bytes of the rest of the training state.
-    activations: bytes of temporary arrays: activations, gradients and gathered parameters.
+    temporary: bytes of temporary arrays: activations, gradients and gathered parameters.
     flop: FLOP of the matrix products.
     traffic: bytes that are moved.
     seconds: lower bounds of the time by resource: 'compute', 'memory' and 'links'.
@@ -58,7 +58,7 @@ class UpdateCost(NamedTuple):
   shape: tuple[int, ...]
   parameters: float
   optimizer: float
-  activations: float
+  temporary: float
   flop: float
   traffic: Traffic
   seconds: Mapping[str, float]
@@ -66,7 +66,7 @@ class UpdateCost(NamedTuple):
   @property
   def memory(self) -> float:
     """Bytes of the training state and the temporary arrays at once, without those of the batch."""
-    return self.parameters + self.optimizer + self.activations
+    return self.parameters + self.optimizer + self.temporary
 
   @property
   def limit(self) -> str:

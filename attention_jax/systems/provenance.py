@@ -34,7 +34,7 @@ def code_version(root: Path = ROOT) -> str:
 
 
 def store_version(folder: Path, log: Callable[[str], None]) -> None:
-  """Appends the version of the code to commits.txt of a run, and logs if it has changed.
+  """Appends the version of the code to commits.txt of a run if it differs from the last one there, and logs a change.
 
   Args:
     folder: the run folder.
@@ -50,7 +50,7 @@ def store_version(folder: Path, log: Callable[[str], None]) -> None:
 
 
 def read_versions(folder: Path) -> list[str]:
-  """Returns the versions of the code that trained in a run folder, the first one first; none for an older run."""
+  """Returns the versions of the code that trained in a run folder, the first one first; [] without commits.txt."""
   path = folder / COMMITS
   return path.read_text('utf-8').splitlines() if path.exists() else []
 

@@ -50,7 +50,7 @@ class FiniteGuard:
     seeds: the seeds of runs side by side, whose losses are arrays [seeds]; empty for one run. An error of one run stops
       all runs.
     recorder: stores batches and names their rows; None for neither.
-    skips: whether the training step skips updates that are not finite, see step.compile_update.
+    skips: whether the training step skips updates that are not finite, see step.make_update.
     log: called with a line for each incident that does not stop the run.
   """
 

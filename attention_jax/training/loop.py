@@ -55,8 +55,8 @@ class Training:
     schedule: spec of a row of optim.SCHEDULES: the learning rate by the number of the update.
     clip: bound of the gradients' global norm; 0 does not clip.
     label_smoothing: probability mass that is spread uniformly over all words.
-    accumulate: number of parts in which a batch is processed, for less memory. The update is the same, except for the
-      random numbers of dropout.
+    accumulate: number of parts in which a batch is processed, for less memory. The update is the same, except for
+      rounding and random numbers, such as those of dropout.
     average: decay of the moving average of the parameters, which evaluation and prediction then use; 0 disables it.
     objective: spec of a row of objectives.OBJECTIVES, which is minimised: 'r_drop(alpha=5.0)'.
     auxiliary: specs of rows of auxiliary.LOSSES, added to the objective: 'guided(weight=0.5) + coverage'. The loss
@@ -183,7 +183,7 @@ def fit(
   """Trains a model in a run folder, from its latest checkpoint if there is one.
 
   The same call on the same folder resumes a run that was killed at any moment, exactly: batches and random numbers are
-  functions of the step. The folder may be new; folder.prepare_folder stores a config in it and compares it on resume.
+  functions of the step. The folder may be new. A config is stored and compared by `training.folder.prepare_folder`.
 
   Args:
     folder: the run folder.
@@ -193,7 +193,8 @@ def fit(
     stream: (start, stop) -> the batches of steps `start` to `stop` - 1, a pure function of the step.
     shapes: (start, stop) -> the first batch of each shape among those batches, in their order. The later ones are
       compiled in a thread while training runs on those that are ready.
-    evaluate: state -> metrics by name, among them `training.select`; see state.evaluation_params.
+    evaluate: state -> metrics by name, among them `training.select`; `training.state.evaluation_params` returns the
+      parameters to evaluate.
     compile_evaluation: (shapes of a state, is_stopped) -> None; compiles the programs of `evaluate`, in a thread while
       training runs, and returns soon after `is_stopped()` becomes true. None leaves that to the first evaluation.
     direction: 'min' if a lower value of `training.select` is better, 'max' if a higher one is.
@@ -205,7 +206,8 @@ def fit(
     The last state, why training stopped, the best evaluation, and the number of compilations.
 
   Raises:
-    UserError: if the loss or the gradient is not finite, or if the checkpoint cannot be used.
+    UserError: if the loss or the gradient is not finite (with training.on_nonfinite='skip': in more than
+      hooks.MAX_SKIPPED updates in a row), or if the checkpoint cannot be used.
   """
   mesh = mesh or make_mesh()
   train_step, initializer = prepare_training(training, loss, params, mesh, training.seed)
@@ -290,13 +292,13 @@ class StateInitializer:
     self, params: Callable[[int], Any], init: Callable[[Any], TrainState], mesh: Mesh, seed: int | Sequence[int]
   ):
     self._params = params
-    self._several = np.ndim(seed) > 0
-    self._seeds = seed if self._several else [seed]
+    self._is_stacked = np.ndim(seed) > 0
+    self._seeds = seed if self._is_stacked else [seed]
     self._mesh = mesh
 
     def build_state(params: Sequence[Any]) -> TrainState:
       """The state of the initial parameters of each run; of several runs, with a leading axis."""
-      if self._several:
+      if self._is_stacked:
         state = jax.vmap(init)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *params))
       else:
         state = init(params[0])
@@ -324,7 +326,7 @@ class StateInitializer:
     )
 
   def _shardings(self, state: TrainState) -> TrainState:
-    return state_shardings(state, self._mesh, stacked=self._several)
+    return state_shardings(state, self._mesh, stacked=self._is_stacked)
 
 
 def prepare_training(

@@ -57,7 +57,7 @@ class TrainStep:
   the runs unchanged for which `live` [seeds] is False: only their step is incremented, and their metrics are 0.
 
   Attributes:
-    update: the result of `compile_update`.
+    update: the result of `make_update`.
     root: data of the root PRNG keys.
     mesh: the mesh of the devices.
     accumulate: number of parts in which gradients are accumulated.
@@ -116,7 +116,7 @@ class TrainStep:
     return dataclasses.replace(self, root=jax.device_put(_root_key_data(seed), self.root.sharding))
 
   def compilations(self) -> int:
-    """Returns how many batch shapes have been compiled so far."""
+    """Returns the number of batch shapes of the updates made so far; `compile_for` alone adds none."""
     return self.update.compute_gradients._cache_size()
 
 
@@ -142,18 +142,18 @@ def make_train_step(
     mesh: the mesh of the devices.
     seed: seed of all randomness. A sequence means several runs side by side: state, batch and metrics then have a
       leading axis of seeds, which is sharded over the mesh axis 'seed' (partition.make_mesh).
-    accumulate: see `compile_update`.
-    average: see `compile_update`.
-    anneal: see `compile_update`.
-    options: see `compile_update`.
-    skip_nonfinite: see `compile_update`.
+    accumulate: see `make_update`.
+    average: see `make_update`.
+    anneal: see `make_update`.
+    options: see `make_update`.
+    skip_nonfinite: see `make_update`.
 
   Returns:
     The training step.
   """
   stacked = np.ndim(seed) > 0
   root = np.stack([_root_key_data(run_seed) for run_seed in seed]) if stacked else _root_key_data(seed)
-  update = compile_update(
+  update = make_update(
     loss,
     optimizer,
     schedule,
@@ -174,7 +174,7 @@ def _root_key_data(seed: int) -> np.ndarray:
   return np.asarray(jax.random.key_data(jax.random.key(seed)))
 
 
-def compile_update(
+def make_update(
   loss: Loss,
   optimizer: optax.GradientTransformation,
   schedule: Callable,
@@ -275,12 +275,12 @@ def compile_update(
 
 
 def _counts_updates(state: Any) -> bool:
-  """Whether a part of the optimiser's state is the number of the update, which selects the learning rate."""
+  """Returns whether a part of the optimiser's state is the number of the update, which selects the learning rate."""
   return isinstance(state, optax.ScaleByScheduleState)
 
 
 def _only_live_runs(apply_gradients: Callable) -> Callable:
-  """Adds the argument `live` [seeds] to `apply_gradients`: other runs keep their state, and their metrics are 0."""
+  """Adds the argument `live` [seeds] to `apply_gradients`: of other runs only `step` changes; their metrics are 0."""
 
   def apply_to_live(states, sums, grads, live):
     new_states, metrics = apply_gradients(states, sums, grads)

@@ -1,4 +1,4 @@
-"""Attention by itself: every implementation beside the plain formula and PyTorch, and how time grows with size."""
+"""Attention by itself: every implementation beside the definition and PyTorch, and how time grows with size."""
 
 import dataclasses
 import functools
@@ -44,8 +44,8 @@ class Bound(NamedTuple):
 
   Attributes:
     operation: a case of limits.machine_limits.
-    forward: how often each (query, key, feature) needs it in the forward pass.
-    forward_and_backward: how often in both passes together.
+    forward: its units, such as FLOP, for each (query, key, feature) in the forward pass.
+    forward_and_backward: the same in both passes together.
   """
 
   operation: str
@@ -66,7 +66,7 @@ GROWTH = {
   'N': ([1, 2, 4, 8, 16], lambda size: (1, size, 512, 512)),
 }
 FITTED_POINTS = 4  # number of largest sizes to which the exponent of the growth is fitted
-# score, alignment, features, candidates of kernels.auto, (batch, T = S) in increasing order
+# score, alignment, features, implementations that 'auto' may select, (batch, T = S) in increasing order
 CROSSING = (
   ('additive', 'softmax', 256, ('factored', 'pallas_additive'), ((128, 8), (128, 14), (64, 32), (8, 128), (1, 512))),
   ('scaled_dot', 'softmax', 64, ('flash', 'cudnn'), ((64, 32), (32, 64), (16, 128), (8, 256), (8, 512), (8, 1024))),
@@ -131,7 +131,7 @@ def forward(score: str, implementation: str, causal: bool = False, alignment: st
 
 
 def forward_and_backward(score: str, implementation: str, causal: bool = False, alignment: str = 'softmax') -> Callable:
-  """Returns (params, query, key, value) -> a value of the context and its gradients.
+  """Returns (params, query, key, value) -> Σ sin(context), and its gradients with respect to all four.
 
   Arguments: see `forward`.
   """
@@ -234,7 +234,7 @@ def _limit(
 
 
 def crossing(bench: BenchmarkContext) -> Iterator[Timing]:
-  """Times each candidate of 'auto' beside the definition, to find the size from which it is faster.
+  """Times each implementation of CROSSING beside the definition, to find the size from which it is faster.
 
   Timings include the backward pass.
   """
@@ -272,7 +272,10 @@ def growth(bench: BenchmarkContext) -> Iterator[Timing]:
 
 
 def _growth_along(bench: BenchmarkContext, score: str, implementation: str, axis: str) -> list[Timing]:
-  """Returns timings up to the largest size that runs; the last has the exponent of the growth in its note."""
+  """Returns timings up to the largest size that runs.
+
+  The note of the last has the exponent of the growth if there are at least FITTED_POINTS timings.
+  """
   sizes, shape = GROWTH[axis]
   timings = []
   for size in sizes:
@@ -291,7 +294,7 @@ def _growth_along(bench: BenchmarkContext, score: str, implementation: str, axis
   fitted_sizes = sizes[: len(timings)][-FITTED_POINTS:]
   time_exponent = fit_exponent(fitted_sizes, [timing.median for timing in fitted])
   note = f'with {axis}, time grows to the power {time_exponent:.2f}'
-  if all(timing.memory for timing in fitted):  # it may be unknown, or none at all
+  if all(timing.memory for timing in fitted):  # None is unknown; 0 has no logarithm
     note += f', memory {fit_exponent(fitted_sizes, [timing.memory for timing in fitted]):.2f}'
   note += f', fitted to the last {FITTED_POINTS}'
   bench.log(f'{score} by {implementation}: {note}')

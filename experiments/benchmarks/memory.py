@@ -34,20 +34,20 @@ from experiments.benchmarks.systems import (
 
 UPDATES = 3
 TORCH_CASES = [(name, longest) for name, longest in TRAINING_CASES if MODELS[name][2]]
-# The last bucket of configs/multi30k.py, which determines the memory of a run.
-LONGEST_BUCKET = ('bahdanau2015_deep_tanh', 44)
+# Nearly the last bucket of configs/multi30k.py, (44, 48), which determines the memory of a run.
+LONGEST_CASE = ('bahdanau2015_deep_tanh', 44)
 
 
 def training_memory(bench: BenchmarkContext) -> list[Timing]:
-  """Measures updates of Adam, each case in a new process.
+  """Measures the peak memory and the seconds of processes that make UPDATES updates of Adam.
 
-  The cases are those of systems.TRAINING_CASES that PyTorch has too, and LONGEST_BUCKET.
+  The cases are those of systems.TRAINING_CASES that PyTorch has too, and LONGEST_CASE.
   """
   if not peers.is_available() or jax.default_backend() != 'cpu' or bench.dtype != 'float32':
     bench.log(f'memory is left out: it needs PyTorch ({peers.VERSION}), and measures float32 on the host')
     return []
   timings = []
-  for name, longest in (*TORCH_CASES, LONGEST_BUCKET):
+  for name, longest in (*TORCH_CASES, LONGEST_CASE):
     case = f'{name}, {BATCH_SIZE} x {longest} -> {longest}, a process of {UPDATES} updates'
     bench.log(f'memory of {case}')
     rounds = [{side: _run_process(side, name, longest) for side in SIDES} for _ in range(min(bench.repeats, 3))]

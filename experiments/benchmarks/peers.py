@@ -1,4 +1,4 @@
-"""The same work in PyTorch, as its users would write it, on the device of jax.
+"""The same formulas in PyTorch, as its users would write them, on the device of jax.
 
 Functions that return sides or a difference return {} or None if torch is not installed or does not support that device.
 """
@@ -63,7 +63,7 @@ def attention(
   Args:
     log: called with a line if torch.compile does not work; None leaves torch.compile out.
     score: a key of FORMULAS.
-    causal: whether the mask is causal.
+    causal: whether the mask is causal, for 'scaled_dot' alone; other scores are not masked.
     query, key, value: arrays [B, N, T or S, F].
     params: parameters of the score.
 
@@ -73,10 +73,13 @@ def attention(
   if not is_available():
     return {}
   inputs = [_to_tensor(x) for x in (query, key, value)]
-  tensors = {name: _to_tensor(param).to(inputs[0].dtype) for name, param in params.items()}
+  tensors = {name: _to_tensor(param).to(inputs[0].dtype).requires_grad_() for name, param in params.items()}
   formulas = FORMULAS[score](log, inputs, tensors, causal)
   return {
-    name: {'forward': _forward(formula, inputs), 'forward and backward': _forward_and_backward(formula, inputs)}
+    name: {
+      'forward': _forward(formula, inputs),
+      'forward and backward': _forward_and_backward(formula, inputs, list(tensors.values())),
+    }
     for name, formula in formulas.items()
   }
 
@@ -133,9 +136,8 @@ def _coverage(log, inputs, params, causal) -> dict[str, Callable]:
 
 
 def _location_sensitive(log, inputs, params, causal) -> dict[str, Callable]:
-  filters = params['filters'].flip(-1).unsqueeze(1)  # ours is a true convolution; conv1d does not flip
-
   def feature(weights):
+    filters = params['filters'].flip(-1).unsqueeze(1)  # ours is a true convolution; conv1d does not flip
     rows = weights.reshape(-1, 1, weights.shape[-1])
     channels = torch.nn.functional.conv1d(rows, filters, padding=filters.shape[-1] // 2)
     return (channels.mT @ params['u']).reshape(*weights.shape, -1)
@@ -159,9 +161,9 @@ def _forward(formula: Callable, inputs) -> Side:
   return _side(run)
 
 
-def _forward_and_backward(formula: Callable, inputs) -> Side:
+def _forward_and_backward(formula: Callable, inputs, params) -> Side:
   leaves = [x.clone().requires_grad_() for x in inputs]
-  return _side(lambda: torch.autograd.grad(torch.sin(formula(*leaves)).sum(), leaves))
+  return _side(lambda: torch.autograd.grad(torch.sin(formula(*leaves)).sum(), [*leaves, *params]))
 
 
 def build_model(name: str, sizes: Mapping[str, Any]):

@@ -33,7 +33,7 @@ class Command(NamedTuple):
 
 
 def _small_transformer(layers: int) -> Command:
-  """Returns a run of this number of layers, to measure the compilation of a layer: layers share no compiled program."""
+  """Returns a run of this number of layers, to measure the compilation of a layer: XLA compiles each layer again."""
   stack = f'transformer(features=256, layers={layers}, heads=4, hidden=1024)'
   fields = {'model.encoder': stack, 'model.decoder': stack}
   return Command('multi30k.py:transformer2017_small', steps=20, fields=fields, data='multi30k')
@@ -75,7 +75,7 @@ PHASES = {
 }
 
 
-class Start(NamedTuple):
+class CommandTimes(NamedTuple):
   """Times of one command.
 
   Attributes:
@@ -119,28 +119,28 @@ def _time_command(
   name: str, command: Command, checkouts: Mapping[str, Path], bench: BenchmarkContext
 ) -> Iterator[Timing]:
   """Times a command in turns: in each checkout with an empty compilation cache, then with the one it has filled."""
-  starts = defaultdict(list)
+  times = defaultdict(list)
   for _ in range(min(bench.repeats, 3)):
     for checkout_name, checkout in checkouts.items():
       with tempfile.TemporaryDirectory() as folder:
         for cache in ('cold', 'warm'):
-          starts[cache + checkout_name].append(_run(command, checkout, Path(folder), cache, bench.data_root))
-  first = next(iter(starts))
+          times[cache + checkout_name].append(_run(command, checkout, Path(folder), cache, bench.data_root))
+  first = next(iter(times))
   for milestone in (FIRST_LINE, *MILESTONES, END):
     case = f'{name}: {milestone}'
-    baseline = np.median([start.milestones[milestone] for start in starts[first]])
-    for side, runs in starts.items():
-      low, median, high = np.quantile([start.milestones[milestone] for start in runs], (0.25, 0.5, 0.75)).tolist()
+    baseline = np.median([run.milestones[milestone] for run in times[first]])
+    for side, runs in times.items():
+      low, median, high = np.quantile([run.milestones[milestone] for run in runs], (0.25, 0.5, 0.75)).tolist()
       note = _describe_phases(runs) if milestone == END else ''
       yield Timing('startup', case, side, median, low, high, float(baseline / median), note=note)
 
 
-def _describe_phases(runs: list[Start]) -> str:
-  medians = {phase: np.median([start.phases[phase] for start in runs]) for phase in PHASES}
+def _describe_phases(runs: list[CommandTimes]) -> str:
+  medians = {phase: np.median([run.phases[phase] for run in runs]) for phase in PHASES}
   return 'seconds: ' + ', '.join(f'{phase} {seconds:.1f}' for phase, seconds in medians.items())
 
 
-def _run(command: Command, checkout: Path, folder: Path, run_name: str, data_root: str) -> Start:
+def _run(command: Command, checkout: Path, folder: Path, run_name: str, data_root: str) -> CommandTimes:
   """Runs a command once, and measures when its lines appear.
 
   Args:
@@ -151,7 +151,7 @@ def _run(command: Command, checkout: Path, folder: Path, run_name: str, data_roo
     data_root: see BenchmarkContext.
 
   Raises:
-    RuntimeError: if the command fails.
+    RuntimeError: if the command fails, or does not print the line of a milestone.
   """
   fields = {'training.steps': command.steps, 'training.log_every': 1, **command.fields}
   if command.data:
@@ -177,6 +177,7 @@ def _run(command: Command, checkout: Path, folder: Path, run_name: str, data_roo
   milestones[END] = time.monotonic() - start
   text = log_path.read_text('utf-8')
   if process.returncode or len(milestones) < len(MILESTONES) + 2:
-    raise RuntimeError(f'{" ".join(arguments)} failed:\n{"".join(lines[-5:])}{text[-2000:]}')
+    reached = f'exit status {process.returncode}, milestones {", ".join(milestones)}'
+    raise RuntimeError(f'{" ".join(arguments)}: {reached}\n{"".join(lines[-5:])}{text[-2000:]}')
   phases = {phase: sum(map(float, pattern.findall(text))) for phase, pattern in PHASES.items()}
-  return Start(milestones, phases)
+  return CommandTimes(milestones, phases)

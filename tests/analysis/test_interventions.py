@@ -190,5 +190,5 @@ def test_value_vectors_are_those_of_the_encoder():
 
   expected = jax.jit(lambda params: pair.model.apply({'params': params}, method=encode))(pair.params)
   np.testing.assert_allclose(interventions.value_vectors(pair), expected, rtol=1e-5)
-  with pytest.raises(UserError, match='one layer and one head'):
+  with pytest.raises(UserError, match='one head'):
     interventions.value_vectors(pair._replace(model=build_transformer()))

@@ -154,13 +154,13 @@ def test_files_that_are_no_lexicon_are_reported(tmp_path):
   assert load_lexicon(path) is None
   for data in (b'', b'PK'):
     path.write_bytes(data)
-    with pytest.raises(UserError, match=r'lexicon\.npz is no lexicon \(.*\); delete the file to make'):
+    with pytest.raises(UserError, match=r'lexicon\.npz: cannot be read as a lexicon \(.*\); delete the file to make'):
       load_lexicon(path)
   np.savez(path, offsets=np.zeros(1))
-  with pytest.raises(UserError, match='is no lexicon'):
+  with pytest.raises(UserError, match='cannot be read as a lexicon'):
     load_lexicon(path)
   data = bytearray(path.read_bytes())
   data[data.index(b'PK\x01\x02') + 8] = 1  # in the directory of the zip file: the first array is encrypted
   path.write_bytes(data)
-  with pytest.raises(UserError, match='is no lexicon'):
+  with pytest.raises(UserError, match='cannot be read as a lexicon'):
     load_lexicon(path)

@@ -138,7 +138,7 @@ def test_a_selection_by_boxes_needs_boxes_in_the_validation_split_if_there_is_on
   data = ["--config.data.task=captions(images='.')", f'--config.data.folder={tmp_path}', '--config.training.steps=1']
   result = run('train', *ARGS, *data, '--config.training.select=pointing', f'--workdir={tmp_path}/run')
   if 'validation' in splits:
-    message = "training.select='pointing' needs gold boxes, but the validation split has none"
+    message = "training.select='pointing' needs gold boxes: expected a validation split with boxes"
     assert result.code == 2 and result.err == f'error: {message}\n'
   else:
     assert result.code == 0 and 'no validation split: training.select' in result.out, result.err
@@ -159,7 +159,7 @@ def test_a_selection_by_boxes_needs_boxes_in_the_validation_split_if_there_is_on
     ('evaluation.replace_unknown=True', 'evaluation.replace_unknown must be False for pictures'),
     (
       'model.decoder=plain(features=8)',
-      "training.select='pointing' measures weights, but this decoder has no attention",
+      "training.select='pointing' measures weights: expected a decoder with attention",
     ),
   ],
 )

@@ -66,7 +66,7 @@ def test_it_is_an_error_if_no_mesh_fits(config, monkeypatch):
   monkeypatch.setitem(CHIPS, 'cpu', Chip(1e12, 2**10, 1e11, 1e10))
   result = run('compile_for_pod', config, '--vocabulary_size=20', '--try_meshes')
   assert result.code == 2 and result.out.splitlines()[-1].endswith('; needs 0.0 GiB')
-  assert 'no mesh of --topology=v5e:2x2 fits' in result.err
+  assert 'none of the meshes tried on --topology=v5e:2x2 fits' in result.err
 
 
 def test_plan_pods_prints_a_table_of_slices(config):

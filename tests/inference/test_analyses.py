@@ -130,7 +130,7 @@ def test_comparing_weights_with_a_measure_of_other_axes_raises():
     ('head_importance', build_tiny, 'no attention with several heads'),
     ('flow', build_tiny, 'no self-attention'),
     ('updates', build_tiny, 'no adaptive computation time'),
-    ('norms', build_transformer, 'one layer and one head'),
+    ('norms', build_transformer, 'one head'),
   ],
 )
 def test_analyses_that_do_not_apply_raise(spec, build, message):

@@ -95,6 +95,13 @@ def test_a_bias_beyond_the_range_of_the_kernel_is_clipped(xla_kernel, limit):
   jax.tree.map(lambda x, y: assert_close(x, y, 0.05), actual, expected)
 
 
+@pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float16])
+def test_no_bias_is_below_what_jax_adds_at_masked_positions(dtype):
+  dtype = jnp.dtype(dtype)
+  added = fused_attention_stablehlo.combine_bias_and_mask(jnp.zeros((1, 1), dtype), jnp.zeros((1, 1), bool), dtype)
+  assert cudnn.LARGEST_BIAS[dtype.name] == -added.item() / 2
+
+
 # mask, bias, and the expected (sequences, heads) axes of q, k, v, of the mask, and of the bias (None: no bias).
 CASES = {
   'no_mask': (None, None, (1, B * N), (1, 1), None),

@@ -220,7 +220,7 @@ def test_finished_runs_are_adopted(folder, tmp_path, monkeypatch):
   lines = plan(make_request(folder, seeds=3, adopted=[old]), monkeypatch)
   assert lines[-2].startswith('12 runs in 11 processes') and '0:00:00 for the 0 processes to be run' in lines[-1]
   _, lines = run(make_request(folder, seeds=3, adopted=[old]))
-  assert lines[0] == f'{old}: the sweep has a run of seed 0 of this setting already'
+  assert lines[0] == f'{old}: the sweep has a unit with seed 0 of this setting already'
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,7 @@ def test_a_plan_starts_nothing(folder, monkeypatch, data_folder):
   text = '\n'.join(lines)
   assert 'score=dot, alignment=softmax: seed 1, ' in text and ' parameters, ' in text and 'MFLOP an update' in text
   assert '4 runs in 4 processes: 2 settings x 2 seeds; 1 at a time' in text
-  assert 'FLOP of the matrix products at the rate of one product here' in lines[-1]
+  assert 'FLOP of the matrix products at the rate of one float32 product here' in lines[-1]
   assert not (folder / LEDGER).exists()
 
 

@@ -61,7 +61,7 @@ def test_one_side_may_be_random(tmp_path):
 @pytest.mark.parametrize(
   ('value', 'fields', 'message'),
   [
-    ('{v},{v},{v}', {}, 'names 3 files; expected one for each of encoder.embedding, embedding'),
+    ('{v},{v},{v}', {}, 'names 3 files; expected at most one for each of encoder.embedding, embedding'),
     ('{v}', {'model__embedding': 5}, 'is [11, 4] in config.initial_vectors='),
     ('{v}', {'initial_run': 'runs/x'}, 'initial_run and config.initial_vectors are both set; expected one of them'),
     ('nowhere.txt', {}, 'nowhere.txt: no such file'),

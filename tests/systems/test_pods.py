@@ -20,7 +20,7 @@ def test_an_update_is_bounded_by_each_resource():
   assert cost.shape == (8, 6, 4)
   moments = 2 * cost.parameters  # of Adam
   assert cost.parameters > 1000 and moments < cost.optimizer < moments + 64  # and counters
-  assert cost.memory == cost.parameters + cost.optimizer + cost.activations
+  assert cost.memory == cost.parameters + cost.optimizer + cost.temporary
   assert cost.seconds['compute'] == cost.flop / CHIP.flops > 0
   assert cost.seconds['memory'] == cost.traffic.memory / CHIP.bandwidth
   assert cost.seconds['links'] == sum(cost.traffic.collectives.values()) / CHIP.links

@@ -142,7 +142,7 @@ class _Answer:
 
 
 def _sentence(people: list[Person], occupation: str) -> tuple[list[str], Links]:
-  """`baker : Ana Lima from Porto and Ida Holm from Oslo .`"""
+  """Returns the answer as a sentence, `baker : Ana Lima from Porto and Ida Holm from Oslo .`, and its links."""
   answer = _Answer()
   answer.append(occupation)
   answer.append(':')
@@ -157,7 +157,7 @@ def _sentence(people: list[Person], occupation: str) -> tuple[list[str], Links]:
 
 
 def _list(people: list[Person], occupation: str) -> tuple[list[str], Links]:
-  """`Ana Lima ; Ida Holm`"""
+  """Returns the answer as a list of names, `Ana Lima ; Ida Holm`, and its links."""
   answer = _Answer()
   for i, person in enumerate(people):
     if i:
