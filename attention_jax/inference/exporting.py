@@ -1,4 +1,4 @@
-"""Exports a trained model as files that need jax alone: its search and its steps (jax.export), and its weights.
+"""Exports a trained model as files that do not need this package: its search and steps (jax.export), and its weights.
 
 The functions share one file of weights. Their first argument is a dictionary of these weights, whose names are those of
 docs/interop.md. The size of the batch is symbolic, and so is the number of source positions, unless the request fixes
