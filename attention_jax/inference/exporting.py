@@ -59,7 +59,8 @@ def export_decoder(model: EncoderDecoder, params: Any, request: ExportRequest) -
       weights [B, S].
 
   Raises:
-    UserError: for a model that needs a fixed number of source positions, without `source_length`.
+    UserError: for a model that needs a fixed number of source positions, without `source_length`; for `beams` or
+      `max_length` below 1, and for lengths that the model does not accept.
   """
   if model.copies and not request.source_length:
     raise UserError('the logits of a model that copies have an entry for each source position; set source_length')
