@@ -110,7 +110,7 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
 
 
 def attend_step(score: Row, *args, **options) -> tuple[Carry, Attended]:
-  """Attends with one query, by the definition with the faster gradient of a ReverseMode score, if it is one.
+  """Attends with one query, by the definition; a score of the form ReverseMode uses its faster gradient.
 
   Same arguments as `functional.attend.attend_step`.
   """
