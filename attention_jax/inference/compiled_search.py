@@ -1,4 +1,4 @@
-"""Searches with a model, compiled once for each shape of the sources: greedy search, beam search and sampling."""
+"""Searches with a model, compiled once for each shape of their inputs: greedy search, beam search and sampling."""
 
 import dataclasses
 import functools
@@ -36,7 +36,7 @@ class BeamSearch:
     return self.beams
 
   def make_search(self, rng_inputs: Any = None) -> Callable:
-    """Returns the search with these options; it uses no randomness."""
+    """Returns the search with these options, which is not random: `rng_inputs` is for Sampling alone, and not used."""
     if self.beams == self.groups == 1:
       return search.greedy
     return functools.partial(search.beam, beams=self.beams, groups=self.groups, diversity=self.diversity)
@@ -58,7 +58,7 @@ def compile_search(
   mesh: Mesh | None = None,
   compiler_options: Mapping[str, Any] | None = None,
 ) -> Callable:
-  """Compiles a search, once per shape.
+  """Returns a search that is compiled for each shape of its inputs, when it is first called with it.
 
   Args:
     model: the model.
@@ -70,8 +70,9 @@ def compile_search(
 
   Returns:
     (params, source, source_mask, rng_inputs, prefix, shortlist_ids) -> Hypotheses. `rng_inputs`, for Sampling alone,
-    are the seeds [B] and numbers [B] of the sources. `prefix` is [B, P] or None. `shortlist_ids` [V'] are the only
-    target tokens of the search, None for all; see models.encoder_decoder.Shortlist.
+    are the seeds [B] and numbers [B] of the sources. `prefix` [B, P] has the target ids with which the hypotheses
+    begin, PAD after the end of each prefix; None for no prefix. `shortlist_ids` [V'], ascending, are the only target
+    tokens of the search, None for all; see models.encoder_decoder.Shortlist.
   """
 
   def run(params, source, source_mask, rng_inputs=None, prefix=None, shortlist_ids=None):

@@ -29,17 +29,18 @@ from attention_jax.training.compiling import CompiledForRuns
 from attention_jax.training.partition import fetch, make_mesh, replicate, shard_batch
 from attention_jax.training.peers import map_batches
 
-# Metrics by teacher forcing of gold targets, and whether higher is better. Those of alignments need gold links.
+# Metrics by teacher forcing of gold targets that may select a checkpoint, and whether higher is better. Those of
+# alignments need gold links.
 ALIGNMENT_METRICS = {'alignment_error_rate': False, 'precision': True, 'recall': True}
 TEACHER_FORCED_METRICS = {'loss': False, 'accuracy': True} | ALIGNMENT_METRICS
 
 
 class ForcedScores(NamedTuple):
-  """Results of teacher forcing on gold targets.
+  """Results of teacher forcing on gold targets; loss and accuracy are those of the rows that fit a bucket.
 
   Attributes:
-    loss: cross entropy per token, in nats.
-    accuracy: share of tokens that are the argmax.
+    loss: cross entropy per target token, EOS included, in nats.
+    accuracy: share of target tokens, EOS included, to which the model gives the highest probability.
     weights: [T, S] per row, over its target tokens and source tokens, EOS included; for a latent alignment, the
       weights given the whole target; None for a row that fits no bucket.
   """
@@ -192,7 +193,9 @@ def predict_links(
 
 
 def weight_metrics(weights: Sequence[np.ndarray]) -> dict[str, MetricValue]:
-  """Returns entropy and monotonicity of the target tokens' weights; a metric without any token to measure is left out.
+  """Returns entropy and monotonicity of the target tokens' weights, without that of EOS.
+
+  A metric is left out if no row has a token, or for monotonicity a pair of adjacent linked tokens, to measure.
 
   Args:
     weights: [T, S] per row, EOS included.
@@ -209,7 +212,10 @@ def weight_metrics(weights: Sequence[np.ndarray]) -> dict[str, MetricValue]:
 
 
 def lagging_metric(predictions: Iterable[Prediction]) -> dict[str, MetricValue]:
-  """Returns the mean average lagging of the best hypotheses of a streaming model, or no metric if all are empty."""
+  """Returns the mean average lagging of the best hypotheses of a streaming model, without those that are empty.
+
+  There is no metric if all are empty.
+  """
   values = [
     average_lagging(hypotheses[0].weights, len(tokens), len(hypotheses[0].tokens))
     for _, tokens, hypotheses in predictions

@@ -96,10 +96,10 @@ class Explanations(NamedTuple):
 
   Attributes:
     weights: [N, T, S].
-    gradients: size of the gradient of each target's probability times the embedding, with constant weights, [N, T, S].
+    gradients: |gradient · embedding| of the probability of each target, with constant weights, [N, T, S].
     leave_one_out: total variation distance of each output when a position is masked, [N, T, S].
-    permutation: median distance of each output when its weights are permuted, [N, T].
-    adversarial: greatest Jensen-Shannon divergence of weights with nearly the same output, [N, T].
+    permutation: median total variation distance of each output when its weights are permuted, [N, T].
+    adversarial: greatest Jensen-Shannon divergence found for weights with nearly the same output, [N, T].
   """
 
   weights: np.ndarray
@@ -136,7 +136,7 @@ def explain(
     params: its parameters.
     examples: N examples.
     options: options of the measures.
-    seed: of permutations and adversarial weights.
+    seed: seed of the permutations and of the initial adversarial weights.
   """
 
   def measure(inputs):
@@ -196,7 +196,7 @@ def read_weights(reader: ExampleReader, model: Any, params: Any, examples: Examp
 def summarize_examples(examples: Example, explanations: Explanations) -> dict[str, np.ndarray]:
   """Returns one number for each measure and example, [N]: the mean over its outputs, NaN if all are undefined.
 
-  Kendall's tau is undefined where either measure is constant.
+  A pair of measures is compared by Kendall's tau, which is undefined where either is constant.
   """
   pairs = {
     'weights and gradients': (explanations.weights, explanations.gradients),

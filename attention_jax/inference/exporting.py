@@ -1,4 +1,4 @@
-"""Exports a trained model as files that need jax alone: its search and its steps (jax.export), and its weights.
+"""Exports a trained model as files that do not need this package: its search and steps (jax.export), and its weights.
 
 The functions share one file of weights. Their first argument is a dictionary of these weights, whose names are those of
 docs/interop.md. The size of the batch is symbolic, and so is the number of source positions, unless the request fixes
@@ -59,7 +59,8 @@ def export_decoder(model: EncoderDecoder, params: Any, request: ExportRequest) -
       weights [B, S].
 
   Raises:
-    UserError: for a model that needs a fixed number of source positions, without `source_length`.
+    UserError: for a model that needs a fixed number of source positions, without `source_length`; for `beams` or
+      `max_length` below 1, and for lengths that the model does not accept.
   """
   if model.copies and not request.source_length:
     raise UserError('the logits of a model that copies have an entry for each source position; set source_length')

@@ -109,7 +109,8 @@ def compute_metric(
     sentence_level: whether single sentences are compared, which changes the defaults of some options, see Metric.
 
   Raises:
-    UserError: for an unknown metric or option, no rows, different numbers of rows, or a row without a reference.
+    UserError: for an unknown metric or option, an option that the metric rejects, no rows, different numbers of rows,
+      or a row without a reference; for a token or character error rate, if all nearest references are empty.
   """
   name, options = _parse_spec(spec)
   if not hypotheses or len(hypotheses) != len(references):
@@ -191,7 +192,7 @@ def bleu(
     tokenize: one of TOKENIZERS; 'none' for text that is tokenised already.
     lowercase: whether case is ignored.
     order: length of the longest n-grams.
-    effective_order: whether n-grams that are longer than every line are ignored; not standard for a corpus.
+    effective_order: whether n-grams that are longer than every hypothesis are ignored; not standard for a corpus.
 
   Raises:
     UserError: for an unknown tokenizer.
@@ -347,7 +348,7 @@ def _error_rate(counts: RowCounts, signature: str) -> MetricValue:
   return MetricValue(counts.rate, '%', f'{signature}|refs:nearest')
 
 
-# Without effective_order, sentences of fewer than four words always have a BLEU of 0.
+# Without effective_order, a hypothesis of fewer words than `order` always has a BLEU of 0.
 SENTENCE_BLEU = (('effective_order', True),)
 
 _TOKEN_ERRORS = Metric(token_error_rate, False, count=_count_token_edits)

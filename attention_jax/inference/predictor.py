@@ -1,4 +1,4 @@
-"""Prediction: searches for hypotheses of source text in whole batches, with one compiled call per bucket."""
+"""Prediction: searches for hypotheses of source text in batches; the search is compiled once for each bucket."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,8 +38,9 @@ class Hypothesis(NamedTuple):
     text: the decoded text.
     tokens: its tokens, without EOS.
     score: its ranking score, see Ranking.
-    log_prob: natural log of its probability, EOS included.
-    weights: [T, S] attention weights, with a row for EOS and a column for the source's EOS.
+    log_prob: natural log of its probability given the required prefix, if any; EOS included.
+    weights: [T, S] attention weights, with a row for EOS and a column for the source's EOS; for a latent alignment,
+      those given the whole hypothesis.
   """
 
   text: str
@@ -148,6 +149,8 @@ class Predictor:
   ) -> Iterable[tuple[int, Prediction]]:
     """Yields (row, prediction) as soon as a batch, of sources of similar length, is finished.
 
+    Sources that are too long for the model come first.
+
     Args:
       lines: the sources.
       beams: beams of the search; 1 is greedy.
@@ -160,7 +163,8 @@ class Predictor:
 
     Raises:
       UserError: if `line_numbers` or `prefixes` does not have an entry for each line, for a prefix that leaves no room
-        within the maximum length, and for replace_unknown with a model that does not attend.
+        within the maximum length, for replace_unknown with a model that does not attend, and for options of the beam
+        search that search.beam rejects.
     """
     for name, values in (('prefixes', prefixes), ('line_numbers', line_numbers)):
       if values is not None and len(values) != len(lines):
@@ -191,7 +195,11 @@ class Predictor:
       yield from self._predictions(batch, hypotheses, corpus)
 
   def max_source_length(self, length: int) -> int:
-    """Returns the length of the longest source that the model accepts, at most `length`, EOS included."""
+    """Returns the length of the longest source, EOS included, that can be searched: at most `length`.
+
+    The model must accept it, and it must not exceed MAX_SOURCE_LENGTH or, if that is longer, the longest bucket. The
+    result is not checked for a model that rejects sources of every length.
+    """
     length = min(length, max(self._longest_bucket, MAX_SOURCE_LENGTH))
     is_accepted = length <= self._longest_bucket or self._accepts_length(length)
     if is_accepted or not self._accepts_length(1):
@@ -226,7 +234,7 @@ class Predictor:
     return self._accepted_lengths[length]
 
   def _can_trace(self, length: int) -> bool:
-    """Whether the first step for a source of this length raises no UserError, by its shapes alone."""
+    """Whether encoding and the first step raise no UserError for a source of this length, by its shapes alone."""
 
     def first_step(params, source, mask):
       variables = {'params': params}
@@ -252,7 +260,10 @@ class Predictor:
     return [(length, target_length) for length in source_lengths]
 
   def _prefix_ids(self, batch: Batch) -> np.ndarray:
-    """The prefixes [B, P] of a batch; P is a multiple of 8, so that few shapes are compiled."""
+    """The prefixes [B, P] of a batch; P is a multiple of 8, so that few shapes are compiled.
+
+    Raises UserError if a prefix leaves no room for EOS within the maximum length.
+    """
     prefixes = np.where(batch.target == EOS, PAD, batch.target)
     longest = int((prefixes != PAD).sum(1).max())
     if longest >= self.max_length:

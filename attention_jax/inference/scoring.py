@@ -25,7 +25,8 @@ class ScoredPair(NamedTuple):
 
   Attributes:
     tokens: the tokens of the target, without EOS.
-    log_probs: natural log of the probability of each token and of EOS.
+    log_probs: natural log of the probability of each token and of EOS; that of UNK for a token that the model cannot
+      emit.
     weights: [T, S] attention weights, with a row for EOS and a column for the source's EOS; for a latent alignment,
       those given the whole target.
     layer_weights: [L, N, T, S] weights of every layer and head, or None.
@@ -64,7 +65,8 @@ def score_pairs(
     One ScoredPair per pair, in order.
 
   Raises:
-    UserError: if `with_layer_weights` is set for an ensemble, or for a decoder that is not a LayeredDecoder.
+    UserError: if `with_layer_weights` is set for an ensemble, or for a decoder that is not a LayeredDecoder; and if the
+      model does not accept the longest source or target.
   """
   if with_layer_weights:
     _check_layered(model)

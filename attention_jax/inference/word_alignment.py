@@ -18,9 +18,11 @@ def align(
 ) -> Alignments:
   """Links each target unit to the source unit with the largest weight; units are words or characters.
 
+  A target unit gets no link if its largest weight is that of EOS, or if all its weights are zero.
+
   Args:
     corpus: the pairs; its level is that of the units.
-    scored: their weights, as `scoring.score_pairs` returns them.
+    scored: their scores with weights, as `scoring.score_pairs` returns them.
     source_vocab: source vocabulary of the model.
     target_vocab: target vocabulary of the model.
 
@@ -28,7 +30,7 @@ def align(
     (source, target) pairs of each row.
 
   Raises:
-    UserError: if the tokens of a vocabulary are not parts of such units.
+    UserError: for an unknown level, and if the tokens of a vocabulary are not parts of its units.
   """
   level = choose(corpus.level, LINK_LEVELS, 'level of links')
   units = [token_units(vocabulary, level) for vocabulary in (source_vocab, target_vocab)]

@@ -123,7 +123,7 @@ def attend(
   """weights = alignment(score(query, key) + bias, mask); context = weights @ value.
 
   Queries are scanned in order if the score or the alignment takes `previous`, `coverage`, `step` or `state`, except by
-  'window', and are processed all at once otherwise. Batch axes are vmapped.
+  'window', and do not depend on each other otherwise. Batch axes are vmapped.
 
   Args:
     query: [..., T, Dq]; the leading axes of query, key and value broadcast to each other.
@@ -135,16 +135,17 @@ def attend(
     params: parameters as returned by `init_params`. The entries 'query' [Dq, F] and 'key' [Dk, F], if present, project
       query and key; without them query and key must be projected already.
     bias: float, broadcastable to [..., T, S], added to the scores before masking; -inf masks.
-    rng: a PRNG key, consumed; required by variants that sample.
+    rng: a PRNG key, consumed; required by variants that sample, unless their test-time behaviour does not.
     deterministic: whether to use the test-time behaviour of variants that have one.
-    implementation: a key of IMPLEMENTATIONS; every implementation computes exactly this function or raises.
+    implementation: a key of IMPLEMENTATIONS; every one computes this function, up to rounding, or raises.
     return_weights: whether to return the weights; does not affect the context.
 
   Returns:
-    Attended(context [..., T, V], weights [..., T, S] float32 or None).
+    Attended(context [..., T, V], weights [..., T, S] or None). Weights are float32 or, for float64 inputs, float64.
 
   Raises:
-    UserError: (a ValueError) for unknown names and options, shapes that do not match, and missing params.
+    UserError: (a ValueError) for unknown names and options, dtypes and shapes that do not match, missing or unknown
+      params, a missing rng, and inputs that the implementation does not support.
   """
   check_rng('attend', rng)
   score = lookup(score, SCORES, 'score')
@@ -264,14 +265,14 @@ def _align(name: str, array, shape: tuple[int, ...], dtype) -> Array:
   aligned = (1,) * (len(shape) - array.ndim) + array.shape
   if len(aligned) != len(shape) or any(n not in (1, size) for n, size in zip(aligned, shape, strict=True)):
     raise UserError(
-      f'attend: {name} {array.shape} does not broadcast to [..., T, S] = {shape}; pass a padding mask [B, S] as '
-      'mask[:, None]'
+      f'attend: {name} {array.shape} does not broadcast to [..., T, S] = {shape}; '
+      f'pass a {"padding mask" if name == "mask" else name} [B, S] as {name}[:, None]'
     )
   return array.reshape(aligned)
 
 
 def _normalize_params(params) -> dict[str, Any]:
-  """The params with empty dictionaries for missing entries. Raises UserError for unknown or malformed entries."""
+  """The params, with {} for a missing 'score' or 'alignment'. Raises UserError for unknown or malformed entries."""
   params = {} if params is None else params
   if not isinstance(params, Mapping):
     raise UserError(

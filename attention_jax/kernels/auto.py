@@ -1,13 +1,13 @@
 """Implementation 'auto': selects an implementation by sizes and platform. No other implementation does.
 
-MIN_SCORES holds the sizes from which a candidate is used. On CPUs a candidate is faster than the definition from there
-on, forward and backward, as `python -m experiments.benchmark --suites=crossing` measures. On accelerators the sizes are
-estimates.
+MIN_SCORES holds the numbers of scores T S from which a candidate is used. On CPUs a candidate is faster than the
+definition from there on, forward and backward, as `python -m experiments.benchmark --suites=crossing` measures. On
+accelerators the numbers are estimates.
 
-Without a candidate, 'auto' uses 'chunked' where the definition would store a large array [T, S, F] for the gradient,
-from MIN_CHUNKED_SCORES scores on: 'chunked' is slower, because it recomputes scores, but fits in memory. Recurrent
-scores write and read [S, F] for every query; for these it uses 'chunked' from MIN_RECOMPUTE on, or from
-MIN_CHUNKED_SCORES on where the platform has no entry in MIN_RECOMPUTE.
+For a pair that no candidate of the platform supports, 'auto' uses 'chunked' where the definition would store a large
+array [T, S, F] for the gradient, from MIN_CHUNKED_SCORES scores on: 'chunked' is slower, because it recomputes scores,
+but fits in memory. Recurrent scores write and read [S, F] for every query; for these it uses 'chunked' from
+MIN_RECOMPUTE on, or from MIN_CHUNKED_SCORES on where the platform has no entry in MIN_RECOMPUTE.
 """
 
 from collections.abc import Callable, Mapping
@@ -110,7 +110,10 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
 
 
 def attend_step(score: Row, *args, **options) -> tuple[Carry, Attended]:
-  """Attends with one query, by the definition. Same arguments as `functional.attend.attend_step`."""
+  """Attends with one query, by the definition; a score of the form ReverseMode uses its faster gradient.
+
+  Same arguments as `functional.attend.attend_step`.
+  """
   return definition.attend_step(score.with_fast_gradient, *args, **options)
 
 

@@ -42,7 +42,7 @@ class Blocks(NamedTuple):
     return cls(*_split_evenly(steps), *_split_evenly(size))
 
   def by_query(self, x: jax.Array) -> jax.Array:
-    """[T, ...] -> [blocks, query_block, ...], padded with zeros."""
+    """Splits x [T, ...] into blocks, [blocks, query_block, ...], padded with zeros."""
     shape = (self.num_query_blocks, self.query_block)
     return self.pad_rows(x, shape[0] * shape[1]).reshape(*shape, *x.shape[1:])
 
@@ -56,7 +56,7 @@ class Blocks(NamedTuple):
     return jnp.pad(x, ((0, rows - x.shape[0]), *((0, 0),) * (x.ndim - 1)))
 
   def pad(self, x: jax.Array) -> jax.Array:
-    """Pads [T or 1, S] with zeros or False to complete blocks; an axis of length 1 is kept."""
+    """Pads [T or 1, S] with zeros or False to complete blocks; a first axis of length 1 is kept."""
     rows = 1 if x.shape[0] == 1 else self.num_query_blocks * self.query_block
     return self.pad_keys(self.pad_rows(x, rows).T).T
 

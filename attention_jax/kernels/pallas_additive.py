@@ -46,7 +46,7 @@ from attention_jax.kernels.sharding import shard_over_rows
 from attention_jax.kernels.symbolic import require_fixed_sizes
 from attention_jax.kernels.target import INTERPRET, countable, kernel_platform
 
-MAX_BLOCK_SCORES = 2**20  # scores [T, S] of a block of queries in the backward pass, 4 MB
+MAX_BLOCK_SCORES = 2**20  # scores [T, S] of a block of queries in the backward pass: 4 MiB in float32
 
 
 class Target(NamedTuple):
@@ -133,7 +133,7 @@ class Operand(NamedTuple):
 
 
 class Result(NamedTuple):
-  """Float32 output of a program: its shape, and blocks as of an Operand."""
+  """Float32 output of a program: its shape, and the shape and the index of a block as in Operand."""
 
   shape: tuple[int, ...]
   block: tuple
@@ -313,7 +313,10 @@ def _differentiate_block(
 
 
 def _split_queries(tile: Tile, steps: int, size: int) -> tuple[int, int]:
-  """(number of blocks, queries of a block): nearly equal blocks of about MAX_BLOCK_SCORES scores, in whole tiles."""
+  """(number of blocks, queries of a block): nearly equal blocks in whole tiles, of at most MAX_BLOCK_SCORES scores.
+
+  A block has at least one tile, even if that has more scores.
+  """
   max_steps = max(1, MAX_BLOCK_SCORES // (size * tile.queries)) * tile.queries
   blocks = -(-steps // max_steps)
   return blocks, round_up(-(-steps // blocks), tile.queries)

@@ -33,7 +33,10 @@ def shard_over_rows(fn: Callable) -> Callable:
 
 
 def batch_mesh_axis(rows: int) -> tuple[str, ...] | None:
-  """Returns the spmd_axis_name for a jax.vmap over `rows` rows: the mesh axes that split them, or None."""
+  """Returns the spmd_axis_name for a jax.vmap over `rows` rows: the mesh axes that split them.
+
+  None if no mesh axis splits rows, or if `rows` does not divide evenly over these axes.
+  """
   axes = tuple(axis for axis in ROW_AXES if axis in _auto_axes())
   if not axes:
     return None
@@ -44,7 +47,7 @@ def batch_mesh_axis(rows: int) -> tuple[str, ...] | None:
 
 
 def _auto_axes() -> list[str]:
-  """The axes of the current mesh if XLA partitions along all of them; none within a jax.shard_map."""
+  """The axes of the current mesh if XLA partitions along all of them; none within a jax.shard_map or on one device."""
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.size > 1 and set(mesh.axis_types) == {AxisType.Auto}:
     return list(mesh.axis_names)

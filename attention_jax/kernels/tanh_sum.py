@@ -44,16 +44,16 @@ LIMITS = {jnp.dtype(jnp.float32): Limits(30.0, 10.5), jnp.dtype(jnp.float64): Li
 
 
 def scores(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
-  """Returns the sums for all queries and keys. Masked keys do not influence the other results.
+  """Returns the sums for all queries and keys. Masked keys do not influence the results of the other keys.
 
   Args:
     q: [T, F].
     k: [S, F].
     v: [F].
-    mask: [S].
+    mask: [S], True = unmasked.
 
   Returns:
-    [T, S], float32 or float64.
+    [T, S], float32 or float64; entries of masked keys have no meaning.
   """
   dtype = accumulation_dtype(q, k, v)
   unmasked = mask[:, None]
@@ -99,6 +99,9 @@ tanh_sum.defvjp(*first_order('factored', _tanh_sum_fwd, _tanh_sum_bwd))
 class Terms(NamedTuple):
   """Terms (x, y, w) -> (numerator, denominator) of sums of fractions.
 
+  x and y are entries of a query and of a key, in either order: their exponentials in FACTORED, themselves in PLAIN. The
+  weight w is an entry of v or of a cotangent.
+
   Attributes:
     half: w (1 - tanh) / 2.
     slope: w tanh' / 4.
@@ -109,7 +112,7 @@ class Terms(NamedTuple):
 
 
 def _capped_product(x, y):
-  """a b of exponentials, capped where tanh is 1."""
+  """The product a b of exponentials, capped where tanh is 1."""
   return jnp.minimum(x * y, jnp.exp(2 * jnp.asarray(LIMITS[x.dtype].saturation, x.dtype)))
 
 
@@ -132,7 +135,7 @@ def _plain_slope(x, y, w):
   return w * (1 - tanh**2) / 4, jnp.ones_like(tanh)
 
 
-FACTORED = Terms(_factored_half, _factored_slope)  # of exponentials of queries and keys
+FACTORED = Terms(_factored_half, _factored_slope)  # of the exponentials a and b of queries and keys
 PLAIN = Terms(_plain_half, _plain_slope)  # of queries and keys themselves
 
 

@@ -1,7 +1,8 @@
 """Implementation 'window': local alignments that read only the positions inside their window.
 
-For each query, 2 reach + 1 positions of the memory are sliced out, scored, weighted and summed, so that the cost of a
-query does not grow with the memory. Weights [S], where requested, are zeros with the weights of the window inserted.
+For each query, 2 D + 1 positions of the memory are sliced out, scored, weighted and summed, where D (`Window.reach`) is
+the greatest distance from the centre of the window: the cost of the scores and the context does not grow with the
+memory. Weights [S], where requested and always in `attend_step`, are zeros with the weights of the window inserted.
 """
 
 import jax

@@ -198,7 +198,7 @@ def mean_updates(outputs) -> jax.Array:
 
 
 def redundancy(outputs, batch, running: RunningMeans) -> jax.Array:
-  """Σ over documents of ‖A Aᵀ − I‖², A the weights of the hops. Lin et al. 2017, equation 8.
+  """Σ over documents of ‖A Aᵀ − I‖². A has a row for each hop: its weights over all words. Lin et al. 2017, equation 8.
 
   Arguments: see AuxiliaryLoss.
   """

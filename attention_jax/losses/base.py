@@ -52,7 +52,7 @@ class ObjectiveOutput(NamedTuple):
   """Result of an objective.
 
   Attributes:
-    sums: sums as a loss returns them. 'cross_entropy', the mean over the passes, is added where it differs from 'loss'.
+    sums: sums as a loss returns them, with 'cross_entropy', the mean over the passes, where it differs from 'loss'.
     passes: the ModelOutput of each pass; auxiliary losses are added for each of them.
   """
 

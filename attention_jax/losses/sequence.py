@@ -84,7 +84,7 @@ def sequence_loss(model, smoothing: float = 0.0, auxiliary: str = '', objective:
     model: a flax EncoderDecoder.
     smoothing: ε of the label smoothing.
     auxiliary: specs of auxiliary.LOSSES joined by '+'; the loss that the model's alignment needs is added.
-    objective: a spec of objectives.OBJECTIVES. Without rngs the loss is the likelihood, whatever the objective.
+    objective: a spec of objectives.OBJECTIVES. Without rngs the objective is the likelihood.
 
   Raises:
     UserError: for an unknown name or option, and for a value outside its range.

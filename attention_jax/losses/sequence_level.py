@@ -122,7 +122,7 @@ def reinforce(
 
 
 def _with_likelihood(sample_loss: SampleLoss, weight: float, after: int, inputs: ObjectiveInputs) -> ObjectiveOutput:
-  """Adds the loss of samples to `weight` times the likelihood; until update `after`, returns the likelihood alone.
+  """Adds the loss of samples to `weight` times the likelihood; up to update `after`, returns the likelihood alone.
 
   The sum 'bleu' is weighted by the lengths of the targets, because it is divided by the number of target tokens.
   """
@@ -218,6 +218,6 @@ def _log_probs(inputs: ObjectiveInputs, tokens: jax.Array, restrict: bool = True
 
 
 def _is_first_occurrence(tokens: jax.Array) -> jax.Array:
-  """[K, B]: whether a hypothesis of [K, B, T] differs from all hypotheses before it."""
+  """Whether each hypothesis of [K, B, T] differs from the hypotheses of its source before it, [K, B]."""
   same = jnp.all(tokens[:, None] == tokens[None], axis=-1)
   return ~jnp.any(same & jnp.tril(jnp.ones(same.shape[:2], bool), -1)[..., None], axis=1)

@@ -16,12 +16,14 @@ from attention_jax.kernels.sharding import batch_mesh_axis
 from attention_jax.modules.linear import product_with_transpose, sum_outer_products
 from attention_jax.modules.outputs import LinearLogits
 
-MAX_LOGITS = 2**21  # logits per chunk: they fit in the cache of a core, and in the memory of every device
+# Logits of a chunk, 8 MiB in float32: few enough for the memory of every device. A chunk has at least one step of the
+# batch, even if that has more logits.
+MAX_LOGITS = 2**21
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def linear_cross_entropy(linear: LinearLogits, target: jax.Array, mask: jax.Array, smoothing: float) -> tuple:
-  """Returns (loss, accuracy) of `cross_entropy` for linear.logits(); only the loss has a gradient.
+  """Returns the sums (loss, accuracy) of `cross_entropy` for linear.logits(); only the loss has a gradient.
 
   Args:
     linear: features [B, T, D], kernel [D, V] and bias [V].

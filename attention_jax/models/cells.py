@@ -48,7 +48,7 @@ class Cell(nn.Module):
     rnn: a row of RECURRENCES.
     features, layers, residual, dropout, dtype: fields of the recurrent stack.
     bridge: whether the initial states depend on the encoder's final states, see `initial`. Otherwise they are zeros,
-      and decoding may start before the source is complete.
+      and a cell that attends may start before the source is complete.
     initial: how the initial states depend on the encoder, a row of initial_states.INITIAL_STATES.
   """
 

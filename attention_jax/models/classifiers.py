@@ -48,7 +48,7 @@ class Classifier(nn.Module):
     embedding: module from ids to vectors.
     encoder: spec of ENCODERS, for words and, if there are two levels, for sentences.
     pooling: spec of POOLINGS.
-    attention: configuration of the attention of the pooling.
+    attention: configuration of the attention of the pooling, and of the attention between the texts of a pair.
     labels: number of labels, L.
     hidden: width of a ReLU layer before the output layer; 0 for none.
     dropout: rate on embeddings, encoder outputs and inputs of the last layers.

@@ -42,7 +42,8 @@ class Convolutional(nn.Module):
     layers: number of blocks.
     width: number of positions in the window of a convolution.
     max_positions: number of learned position embeddings, which is the maximum length of a sequence.
-    dropout: rate on embeddings, block inputs and decoder outputs.
+    dropout: rate on block inputs and decoder outputs. The initial scale of the first projection assumes that the
+      embedding applies the same rate.
     dtype: dtype of the computation.
   """
 
@@ -100,8 +101,8 @@ class EncoderBlock(nn.Module):
 class ConvEncoder(Convolutional, kw_only=True):
   """Encoder of gated convolutions. Gehring et al. 2017, section 3.2.
 
-  The keys are the outputs zₛ, and the values of attention are zₛ + eₛ, with the embeddings eₛ. Both have the width of
-  the embeddings; `final` is the mean of the memory.
+  The keys are the outputs zₛ, and the values of attention are zₛ + eₛ, with the embeddings and positions eₛ. Both have
+  the width of the embeddings; `final` is the mean of the memory.
 
   Attributes as in Convolutional, and:
     embedding: module from ids to vectors.
@@ -128,7 +129,7 @@ class ConvLayerCarry(NamedTuple):
   """State of a decoder layer between steps.
 
   Attributes:
-    inputs: its last inputs [B, width - 1, D]; zeros before the first step.
+    inputs: its last inputs [B, width - 1, D], after dropout; zeros before the first step.
     attention: the carry of its attention; () if the attention is not recurrent.
   """
 

@@ -3,6 +3,7 @@
 Every decoder has the same methods:
 
 - start(encoded, max_length) -> carry, memory: prepares a source for at most `max_length` steps;
+- share(memory, hypotheses, max_length) -> memory: the memory for several hypotheses of each source;
 - step(carry, embedding [B, E], memory, deterministic) -> carry, DecoderOutput with leaves [B, ...];
 - a call: (encoded, embeddings [B, T, E], deterministic) -> DecoderOutput with leaves [B, T, ...].
 """
@@ -158,7 +159,11 @@ class TransformerDecoder(LayeredDecoder, Stack, kw_only=True):
     ]
 
   def start(self, encoded: Encoded, max_length: int) -> tuple[LayeredCarry, tuple[Memory, ...]]:
-    """Returns the carry before the first step, and the memory of every layer."""
+    """Returns the carry before the first step, and the memory of every layer.
+
+    Raises:
+      UserError: for learned positions, if `max_length` exceeds their number.
+    """
     self.positions.check(max_length)
     memories = self._remember(encoded)
     carries = [

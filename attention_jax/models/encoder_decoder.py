@@ -32,12 +32,13 @@ class ModelOutput(NamedTuple):
     logits: logits of the next token, [B, T, V], float32. They are log-probabilities if the alignment is latent or the
       output layer copies; an output layer that copies returns [B, T, V + S], with the out-of-vocabulary words of the
       source.
-    weights: attention weights, [B, T, S].
-    state: private state of the alignment after each step, [B, T, N, ...]; () if it has none.
-    likelihood: log p(y_t | position s), [B, T, S], if the alignment is latent, else ().
+    weights: attention weights, [B, T, S], averaged over heads; zeros if the decoder does not attend.
+    state: private state of the alignment after each step, [B, T, N, ...]; () if it has none, and for a decoder with
+      attention in every layer.
+    likelihood: log p(y_t | position s), [B, T, S], if the alignment is latent; else, and for one step, ().
     linear: factors of the logits (modules.outputs.LinearLogits); () if the logits are those of a mixture, and for one
       step.
-    layers: weights of every layer and head, [B, T, L, N, S], of a decoder with several layers of attention, else ().
+    layers: weights of every layer and head, [B, T, L, N, S], of a decoder with attention in every layer, else ().
     ponder: Ponder [B, S] of every layer of the encoder with adaptive computation time; () for one step.
   """
 
@@ -129,8 +130,8 @@ class EncoderDecoder(nn.Module):
     position s.
 
     Args:
-      source: source ids, [B, S].
-      source_mask: True at real positions, [B, S].
+      source: source ids, [B, S]; pictures or precomputed features, [B, height, width, C], for an image encoder.
+      source_mask: True at real positions, [B, S]; [B, 1] for an image encoder.
       target: target ids, [B, T].
       deterministic: whether to use test-time behaviour.
 
@@ -153,8 +154,8 @@ class EncoderDecoder(nn.Module):
     """Encodes sources for decoding at test time.
 
     Args:
-      source: source ids, [B, S].
-      source_mask: True at real positions, [B, S].
+      source: as in a call.
+      source_mask: as in a call.
       max_length: maximum number of steps.
       hypotheses: number of hypotheses of each source, for which every step is computed.
 
@@ -167,7 +168,7 @@ class EncoderDecoder(nn.Module):
     return carry, SourceMemory(memory, self._remember_output(encoded, source))
 
   def select(self, ids: jax.Array) -> Shortlist:
-    """Restricts the output layer to the tokens `ids`, [V'], for the steps of one batch; see Shortlist."""
+    """Returns the Shortlist of the tokens `ids` [V'], which restricts the steps of one batch to them."""
     return Shortlist(ids, self.output.columns(ids))
 
   def step(
@@ -182,7 +183,8 @@ class EncoderDecoder(nn.Module):
       shortlist: the allowed tokens, as `select` returns them; `token` then contains positions in its ids.
 
     Returns:
-      The next carry, and outputs for the next token: logits [B, V], or [B, V'] of a shortlist, and weights [B, S].
+      The next carry, and outputs for the next token: logits [B, V], [B, V + S] if the model copies, or [B, V'] of a
+      shortlist; and weights [B, S].
     """
     if self.traits.latent:
       carry, outputs, _ = self._latent_step(carry, token, memory.memory, True, shortlist)

@@ -223,7 +223,7 @@ class ACT(RNN):
 
   Attributes:
     limit: largest number of updates of a step.
-    epsilon: a step halts when its halting probabilities sum to 1 - epsilon.
+    epsilon: a step halts when its halting probabilities sum to at least 1 - epsilon.
   """
 
   limit: Size = 10

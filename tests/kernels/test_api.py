@@ -44,7 +44,7 @@ def sampling_alignment(scores, mask, *, rng):
     ({'mask': jnp.ones(6, bool)}, r'mask \(6,\) does not broadcast to \[..., T, S\] = \(2, 3, 7\)'),
     ({'mask': jnp.ones((B, 1, 6), bool)}, r'mask \(2, 1, 6\) does not broadcast to \[..., T, S\] = \(2, 3, 7\)'),
     ({'mask': jnp.ones((1, B, T, S), bool)}, r'mask \(1, 2, 3, 7\) does not broadcast'),
-    ({'bias': jnp.ones((T, 6))}, r'bias \(3, 6\) does not broadcast to'),
+    ({'bias': jnp.ones((T, 6))}, r'bias \(3, 6\) does not broadcast to .*; pass a bias \[B, S\] as bias\[:, None\]'),
     ({'bias': jnp.ones((T, S), int)}, 'bias must be float, got int32'),
     ({'score': 'general'}, r"params\['score'\] must have the entries \['w'\], got \[\]; use init_params"),
     ({'score': 'dot', 'params': {'score': {'w': 1}}}, r"params\['score'\] must have the entries \[\], got \['w'\]"),
