@@ -30,7 +30,7 @@ REFERENCE = 'the definition in float32'
 
 
 def kernel_agreement(bench: BenchmarkContext) -> list[Timing]:
-  """Logs the largest relative difference of context and gradients, for each of PAIRS, mask and implementation.
+  """Logs the largest relative difference of context and gradients, for every row of PAIRS, mask and implementation.
 
   Raises:
     UserError: after all comparisons, if a difference exceeds TOLERANCES.
