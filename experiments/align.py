@@ -5,10 +5,10 @@
   python -m experiments.align --links=en_de.links,de_en.links --source=a.en --target=a.de --symmetrisation=union
 
 Prints one line per pair in Pharaoh format: links source-target, counted from 0. With --reverse, or two files of
---links, the links of both directions are joined by --symmetrisation. --gold is a file with a line of sure links `1-0` and
-possible links `1?0` for each pair: the alignment error rate, precision and recall (Och & Ney 2003) of each direction
-and of the joined links are printed on stderr. --links reads alignments of other programs instead of runs: one file, or one
-for each direction, both with links source-target. Blank pairs are skipped and reported on stderr.
+--links, the links of both directions are joined by --symmetrisation. --gold is a file with a line of sure links `1-0`
+and possible links `1?0` for each pair: the alignment error rate, precision and recall (Och & Ney 2003) of each
+direction and of the joined links are printed on stderr. --links reads alignments of other programs instead of runs: one
+file, or one for each direction, both with links source-target. Blank pairs are skipped and reported on stderr.
 """
 
 from experiments.process_settings import prepare_process

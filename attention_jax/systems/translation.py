@@ -212,7 +212,7 @@ class TranslationSystem(System):
     """Returns the ensemble of this system and others; its parameters are a tuple with those of each.
 
     Raises:
-      UserError: if their vocabularies differ.
+      UserError: if their vocabularies differ, or if only some of the models copy from the source.
     """
     for other in others:
       same_source = vocab.same_entries(self.source_vocab, other.source_vocab)
