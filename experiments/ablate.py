@@ -51,9 +51,13 @@ flags.DEFINE_string(
   'halving', '', 'halving(first=300, factor=3): drop all but the best third of the settings after 300, 900, ... updates'
 )
 flags.DEFINE_bool('report', False, 'write the report of the sweep so far, and run nothing')
-flags.DEFINE_string('baseline', '', 'field=value; field=value: the setting that the report compares with')
+flags.DEFINE_string(
+  'baseline', '', 'field=value; field=value: the setting that the report compares with; by default as in get_sweep()'
+)
 flags.DEFINE_string('test', 't', 'paired test of the report over seeds: t, wilcoxon or permutation')
-flags.DEFINE_list('metrics', [], 'metrics of the report, the most important first; by default as in the config')
+flags.DEFINE_list(
+  'metrics', [], 'metrics of the report, the most important first; by default as in get_sweep() or the config'
+)
 
 INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h, as train.py
 

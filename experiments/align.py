@@ -4,12 +4,11 @@
   python -m experiments.align --workdir=runs/en_de --reverse=runs/de_en --source=a.en --target=a.de --gold=a.links
   python -m experiments.align --links=en_de.links,de_en.links --source=a.en --target=a.de --symmetrisation=union
 
-Prints one line per pair in Pharaoh format: source-target, counted from 0. With --reverse, links of both directions are
-joined by --symmetrisation. --gold is a file with a line of sure links `1-0` and possible links `1?0` for each pair: the
-alignment error rate, precision and recall (Och & Ney 2003) of each direction and of the joined links are printed on
-stderr. --links reads alignments of other programs instead of runs: one file, or one for each direction, all with pairs
-source-target.
-Blank pairs are skipped and reported on stderr.
+Prints one line per pair in Pharaoh format: links source-target, counted from 0. With --reverse, or two files of
+--links, the links of both directions are joined by --symmetrisation. --gold is a file with a line of sure links `1-0`
+and possible links `1?0` for each pair: the alignment error rate, precision and recall (Och & Ney 2003) of each
+direction and of the joined links are printed on stderr. --links reads alignments of other programs instead of runs: one
+file, or one for each direction, both with links source-target. Blank pairs are skipped and reported on stderr.
 """
 
 from experiments.process_settings import prepare_process
@@ -42,7 +41,8 @@ def main() -> None:
   """Prints the alignments of --source and --target.
 
   Raises:
-    UserError: for more than two files of --links, and for flags without effect.
+    UserError: for a missing flag, for more than two files of --links, for flags without effect, and for a run without
+      attention.
   """
   from attention_jax.data.text import read_parallel
   from attention_jax.inference.word_alignment import compare_with_gold, swap_links, swap_sides

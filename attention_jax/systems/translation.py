@@ -65,8 +65,10 @@ class TranslationDataConfig:
     folder: folder that relative paths of the task start from; also where tfds data sets are stored.
     vocabulary: a spec of data.vocab.VOCABULARIES.
     shared_vocabulary: whether source and target have one vocabulary.
-    buckets: (source, target) lengths, the end-of-sentence token included; each is one compilation.
-    batch_size, batch_unit: size of a batch, in rows ('sentences') or in tokens ('tokens').
+    buckets: maximum (source, target) lengths, the end-of-sentence token included. A pair is padded to the smallest
+      bucket that holds it; each bucket is one compilation.
+    batch_size, batch_unit: size of a batch, in rows ('sentences') or in tokens ('tokens'): rows times the longer side
+      of the bucket, padding included. By tokens, the number of rows is a multiple of 8, at least 8.
   """
 
   task: str = 'dates'
@@ -92,12 +94,15 @@ class TranslationEvaluationConfig:
       during training is greedy.
     alpha, beta, gamma: weights of the length penalty ((5 + length) / 6)^alpha, the coverage penalty and the
       end-of-sentence normalisation in the ranking of hypotheses, see decoding.ranking.Ranking; 0 disables each.
-    max_length: maximum length of hypotheses; 0 for the longest target of the buckets.
+    max_length: maximum length of hypotheses, the end-of-sentence token included; 0 for the longest target of the
+      buckets.
     batch_size: number of sources that are searched at once.
-    replace_unknown: whether an unknown word is replaced by the source word with the largest weight (Jean et al. 2015).
+    replace_unknown: whether an out-of-vocabulary token of a hypothesis is replaced by the source token with the largest
+      weight (Jean et al. 2015).
     unlinked_targets: whether links of target words without a gold link count as errors; otherwise they are left out.
     shortlist: k > 0 restricts the search to the k likeliest translations of every source token of a batch, by a lexicon
-      of the training split, and the k most frequent target tokens (Jean et al. 2015); 0 searches all tokens.
+      of the training split, and the k most frequent target tokens (Jean et al. 2015). Further frequent tokens fill the
+      list up to a multiple of 512. 0 searches all tokens.
   """
 
   metrics: tuple[str, ...] = ('exact_match', 'character_error_rate')
@@ -207,7 +212,7 @@ class TranslationSystem(System):
     """Returns the ensemble of this system and others; its parameters are a tuple with those of each.
 
     Raises:
-      UserError: if their vocabularies differ.
+      UserError: if their vocabularies differ, or if only some of the models copy from the source.
     """
     for other in others:
       same_source = vocab.same_entries(self.source_vocab, other.source_vocab)
@@ -345,7 +350,7 @@ class TranslationSystem(System):
 
   @property
   def _evaluations(self) -> int:
-    """Number of evaluations of the validation split."""
+    """Number of evaluations of the validation split in a run that is not stopped before its last step."""
     return Training(**self.config['training']).evaluations
 
   def cached_predictor(self, params: Any) -> Predictor:

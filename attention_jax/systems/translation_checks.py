@@ -45,7 +45,7 @@ def check_objective(config: Config, training: Training) -> None:
 
 
 def check_lengths(config: Config, data: TranslationData, model: EncoderDecoder, loss: Loss, params: Any) -> None:
-  """Traces training and search at the greatest lengths that occur.
+  """Traces training and search at the greatest lengths to which batches are padded.
 
   A model with a maximum length would otherwise fail hours later, at the longest source or target of a split.
 
@@ -55,6 +55,9 @@ def check_lengths(config: Config, data: TranslationData, model: EncoderDecoder, 
     model: the model.
     loss: the training loss.
     params: the shapes of the model's parameters.
+
+  Raises:
+    UserError: if no row of a split fits a bucket, and for lengths that the model does not support.
   """
   buckets = check_buckets(config['data']['buckets'])
   assigned = {split: assign_buckets(encoded, buckets) for split, encoded in data.encoded.items()}

@@ -25,7 +25,7 @@ def store_variants(folder: Path) -> list[str]:
 
 
 def check_variants(folder: Path) -> None:
-  """Raises UserError if a run was trained with another file of variants than that of this process.
+  """Raises UserError if a run was trained with a file of variants, and this process has executed another one or none.
 
   The stored file is never executed automatically: a run folder may come from somebody else.
   """

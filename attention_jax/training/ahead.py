@@ -47,13 +47,13 @@ class CompileAhead(contextlib.AbstractContextManager):
     self._compile_evaluation = compile_evaluation
     self._make_state = make_state
     self._state = concurrent.futures.Future()
-    self._evaluation_lock = threading.Lock()  # held while the thread compiles evaluation programs
+    self._evaluation_lock = threading.Lock()  # held by either thread that compiles or runs an evaluation
     self._evaluation_begun = threading.Event()  # set when the training thread first evaluates
     self._ready: dict[Hashable, threading.Event] = {}  # by shape; added when its compilation begins, set when it ends
     self._num_shapes = 0  # 0 until `batches` has been read
     self._lock = threading.Lock()
     self._closed = threading.Event()
-    self._lowered = threading.Event()  # set when the first shape has been lowered
+    self._lowered = threading.Event()  # set when the first shape has been lowered, and on exit
     self._thread: threading.Thread | None = None
 
   def __enter__(self) -> 'CompileAhead':
@@ -78,7 +78,7 @@ class CompileAhead(contextlib.AbstractContextManager):
     return self._state.result()
 
   def prepare(self, batch: Any) -> None:
-    """Returns when the update of a batch is compiled."""
+    """Returns when the update of a batch is compiled, or when the background thread has failed to compile it."""
     key = _shapes(batch)
     if ready := self._begin(key):
       self._compile_for(batch, self._lowered.set)

@@ -2,7 +2,8 @@
 
 Each is a folder named by its step, which orbax renames into place, so that it appears whole or not at all. Files are
 written in threads while training continues. A checkpoint contains checksums of all its arrays, which are verified
-whenever it is read: tensorstore verifies its indices only. A checkpoint that cannot be read is never deleted.
+whenever it is read: tensorstore verifies its indices only. Resuming moves a latest checkpoint that cannot be read to
+`damaged/`, if there is an earlier one.
 """
 
 import contextlib
@@ -174,8 +175,8 @@ class Checkpoints:
       The state and its host values; None if the run has not saved any.
 
     Raises:
-      UserError: if checkpoints that were saved are missing, if none can be read, or if they hold another model. A
-        missing best state is no error if its updates are run again.
+      UserError: if all checkpoints of a kind that was saved are missing, if none can be read, or if they hold another
+        model. A missing best state is no error if its updates are run again.
     """
     self.require(LATEST)
     saved_best = self._saved().get(BEST, 0)
@@ -378,7 +379,7 @@ def _reason(error: Exception) -> str:
 
 
 def _layout(state: TrainState | Mapping[str, Any]) -> dict[str, str]:
-  """{'params/dense/kernel': 'float32[3,4]', ...}"""
+  """Returns the dtype and shape of every array by its path: {'params/dense/kernel': 'float32[3,4]', ...}."""
   layout = {}
   for path, x in jax.tree.leaves_with_path(state):
     name = jax.tree_util.keystr(path, simple=True, separator='/')

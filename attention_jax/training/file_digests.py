@@ -19,7 +19,7 @@ def check_file_digests(folder: str | Path, derived: Collection[str] = ()) -> Non
     derived: names of files that are made again when they are missing.
 
   Raises:
-    UserError: for a file that is missing or changed.
+    UserError: for a file that is missing, has changed or cannot be read.
   """
   folder = Path(folder)
   changes = []

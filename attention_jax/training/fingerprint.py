@@ -1,4 +1,4 @@
-"""Digests of the training data: resuming a run with other data is an error."""
+"""Digests of all splits of the data of a run: resuming with other data is an error."""
 
 import hashlib
 import json

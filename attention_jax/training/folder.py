@@ -23,7 +23,7 @@ Complete = Callable[[dict[str, Any]], dict[str, Any]]
 # Fields that may differ when a run is resumed. They change how long it runs, what it writes, its devices, and whether
 # it stops at an update that is not finite; they do not change its other updates.
 # (Exceptions: training.steps changes a schedule that ends with the run, such as 'cosine', unless its spec sets `steps`,
-# and the rounding of short runs on CPUs, see loop.Training.)
+# and the rounding of short runs on CPUs, see loop.Training. Other devices may round sums differently.)
 MUTABLE_FIELDS = frozenset(
   {
     'training.steps',
@@ -80,7 +80,8 @@ def lock_folder(folder: Path, log: Callable[[str], None]) -> Iterator[None]:
 
   Args:
     folder: the run folder; created if it does not exist.
-    log: called with a line if the folder cannot be locked, for example because the file system has no locks.
+    log: called with a line if the folder cannot be locked, for example because the file system has no locks. A folder
+      that this process may not write is not locked, without a line.
 
   Raises:
     UserError: if another process holds the lock.
@@ -165,6 +166,6 @@ def _compare(folder: Path, stored: dict[str, Any], config: dict[str, Any]) -> No
 
 
 def _fields(config: dict[str, Any]) -> dict[str, str]:
-  """{'a': {'b': 1}} -> {'a.b': '1'}; an empty group is a value."""
+  """Returns the fields by dotted name as JSON: {'a': {'b': 1}} -> {'a.b': '1'}; an empty group is a value."""
   flat = flatten_dict(config, is_leaf=lambda path, group: path and not group, sep='.')
   return {name: json.dumps(value, ensure_ascii=False) for name, value in flat.items()}

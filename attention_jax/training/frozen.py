@@ -28,7 +28,7 @@ def check_frozen(spec: str, params: Any) -> None:
     params: the parameters of the model, or their shapes.
 
   Raises:
-    UserError: for a name that no parameter has, and if no parameter remains to be trained.
+    UserError: for a name that is neither a parameter nor a module with parameters, and if none remains to be trained.
   """
   names = [_dotted(path) for path, _ in jax.tree.leaves_with_path(params)]
   frozen = parse_frozen(spec)
@@ -36,8 +36,8 @@ def check_frozen(spec: str, params: Any) -> None:
     if not any(_is_part(name, parameter) for parameter in names):
       modules = dict.fromkeys(parameter.partition('.')[0] for parameter in names)
       raise UserError(
-        f'training.frozen: the model has no parameter {name!r}; expected dotted names that begin with one of: '
-        f'{", ".join(modules)}'
+        f'training.frozen: the model has no module or array {name!r}; expected one of: {", ".join(modules)}, or the '
+        'dotted name of a part of one'
       )
   if all(any(_is_part(name, parameter) for name in frozen) for parameter in names):
     raise UserError(f'training.frozen={spec!r} leaves no parameter to train')

@@ -123,7 +123,7 @@ class MetricsLogger:
   """Hook that passes the metrics of an update to the writers, with rates over the interval and the compilation count.
 
   The metrics of runs side by side are lists with one number per run. Their tokens per second are summed; one step
-  updates every run.
+  updates every run that has not stopped.
 
   Args:
     every: updates between two records, see `is_due`.
@@ -263,7 +263,7 @@ class InterruptHandler(StopSignals):
   """Hook that turns SIGTERM (preemption) and the first Ctrl-C into a clean stop after the current update.
 
   The reason that it returns to the loop is an InterruptReason. It handles signals as a context manager, see
-  StopSignals.
+  StopSignals, also for several processes: these stop at a common update, and only after SIGTERM.
   """
 
   def __call__(self, step, state, metrics, last):
@@ -279,10 +279,10 @@ class CheckpointSaver:
   Args:
     every: updates between two checkpoints, see `is_due`.
     checkpoints: where the state is saved.
-    clock: paused while the state is copied, and while an earlier checkpoint is still being written.
+    clock: paused while the state is copied, while the hook waits for a checkpoint, and during `after_save`.
     host: returns further values of the run to store, as JSON.
     stack: returns the state that is stored; None stores the state as it is. See side_by_side.SideBySide.
-    after_save: called between two updates when a checkpoint is on disk.
+    after_save: called when a checkpoint is on disk, between two updates or after the last one.
   """
 
   def __init__(

@@ -63,9 +63,9 @@ class BatchRecorder:
     return path
 
   def describe_rows(self, update: int, run: tuple[int, ...] = ()) -> str:
-    """Returns the numbers, in the training split, of the rows of a batch; '' if the batch has no `index`.
+    """Returns 'rows 7, 2, ...', numbers of a batch's rows in the training split; '' if the batch has no `index`.
 
-    Of several processes, it lists the rows of this one's share.
+    It lists the first MAX_ROWS rows; of several processes, those of this one's share.
 
     Args:
       update: number of the update, from 1.

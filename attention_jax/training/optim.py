@@ -65,7 +65,7 @@ OUTPUT_LAYERS = frozenset(['bits', 'classifier', 'labels', 'output'])
 
 @functools.wraps(optax.contrib.muon)
 def _muon(**options) -> optax.GradientTransformation:
-  """Muon for the kernels of hidden layers; Adam for embeddings, the output layer and vectors (Jordan et al. 2024)."""
+  """Muon for the kernels of hidden layers, see `_hidden_kernels`; Adam for all others (Jordan et al. 2024)."""
   return optax.contrib.muon(**options, muon_weight_dimension_numbers=_hidden_kernels)
 
 

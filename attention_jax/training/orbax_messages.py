@@ -14,7 +14,10 @@ ABORTED = ('Event loop is closed', 'reading array index', 'was never awaited')
 
 
 class _Hiding:
-  """Counts the blocks that hide messages, and restores the settings after the last; blocks may end in any order."""
+  """Counts the blocks that hide messages, which may end in any order, and restores the settings after the last one.
+
+  After a failed block, only the verbosity of absl is restored.
+  """
 
   def __init__(self):
     self._blocks = 0

@@ -24,8 +24,9 @@ from attention_jax.kernels.sharding import ROW_AXES
 AXES = ('seed', *ROW_AXES, 'tensor')
 ALL_REMAINING = -1  # as the size of an axis: all devices that the other axes do not use
 
+# Shardings by the kind of array; brackets name the axes of the array.
 RULES = {
-  'batch': PartitionSpec(ROW_AXES),
+  'batch': PartitionSpec(ROW_AXES),  # [rows, ...]
   'parts': PartitionSpec(None, ROW_AXES),  # [parts, rows, ...] when gradients are accumulated
   'state': PartitionSpec(),  # replicated
   'batches': PartitionSpec('seed', ROW_AXES),  # [seeds, rows, ...] of runs side by side
@@ -98,7 +99,7 @@ class MeshConfig:
     return ', '.join(f'{name}={size}' for name, size in dataclasses.asdict(self).items())
 
 
-MESH_FIELDS = tuple(f'mesh.{field.name}' for field in dataclasses.fields(MeshConfig))  # they change no result of a run
+MESH_FIELDS = tuple(f'mesh.{field.name}' for field in dataclasses.fields(MeshConfig))  # change rounding only
 
 
 def make_mesh(devices: Sequence[jax.Device] | None = None, seeds: int = 1, sizes: MeshConfig | None = None) -> Mesh:
@@ -193,9 +194,10 @@ def describe_placement(params: Any, mesh: Mesh) -> str:
   used_axes = _sharded_axes(name, largest.shape, mesh.shape).values()
   for axis in axes:
     if axis not in used_axes:
+      sharded = [label for label, mesh_axes in LOGICAL_AXES.items() if axis in mesh_axes]
       raise UserError(
-        f'config.mesh.{axis}={mesh.shape[axis]} divides no axis of the largest parameter, {name} '
-        f'{list(largest.shape)}; expected a size that divides one'
+        f'config.mesh.{axis}={mesh.shape[axis]} shards no axis of the largest parameter, {name} {list(largest.shape)}; '
+        f'expected a divisor of the size of its axis {" or ".join(sharded)}'
       )
   total = sum(x.dtype.itemsize * math.prod(x.shape) for _, x in arrays)
   local = sum(
@@ -227,13 +229,13 @@ def process_share(mesh: Mesh) -> tuple[int, int]:
   if not is_block:
     raise UserError(
       f'the {len(parts)} parts of a batch cannot be divided over {jax.process_count()} processes; '
-      'choose a config.mesh whose axis tensor divides the devices of a process'
+      'expected a config.mesh, and a number of seeds, with which each process holds one block of parts'
     )
   return int(local[0]) // size, len(parts) // size
 
 
 def check_rows(rows: int, mesh: Mesh, parts: int = 1) -> None:
-  """Checks that a batch divides evenly over the devices and the accumulated parts.
+  """Checks that a batch divides evenly over the devices of the axes data and fsdp, and the accumulated parts.
 
   Args:
     rows: number of rows of the global batch.
@@ -246,7 +248,7 @@ def check_rows(rows: int, mesh: Mesh, parts: int = 1) -> None:
   devices = row_devices(mesh)
   divisor = devices * parts
   if rows % divisor:
-    divided = f'{devices} devices' + (f' x {parts} accumulated parts' if parts > 1 else '')
+    divided = f'{devices} devices (data x fsdp)' + (f' x {parts} accumulated parts' if parts > 1 else '')
     raise UserError(f'a batch of {rows} rows does not divide over {divided}; expected a multiple of {divisor}')
 
 

@@ -19,7 +19,7 @@ def run_path(folder: str | Path) -> Path:
 
   Raises:
     UserError: for a name that can be no folder: '', a URL, '-', '@NAME', the home of an unknown user, one that is too
-      long or has a null character.
+      long, has a null character or is in a folder that may not be accessed.
   """
   name = str(folder)
   if '://' in name or name.startswith(('http:', 'https:', 'file:')):

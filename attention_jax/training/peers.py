@@ -1,6 +1,7 @@
 """Processes that train together: checks that inputs agree, raises an error of one process in all, and shares work.
 
-Each function is trivial in a program of one process. Otherwise every process must call it at the same point.
+Functions that communicate are trivial in a program of one process; otherwise every process must call them at the same
+point.
 """
 
 import contextlib

@@ -56,8 +56,8 @@ class RemoteFolder:
   def pull(self, log: Callable[[str], None], read_only: bool = False) -> bool:
     """Updates the working copy to the last uploaded state, unless it is current.
 
-    If another machine has continued the run and the working copy has changes that were not uploaded, the copy is moved
-    aside first.
+    If the state differs from that of the last synchronisation, and so does the working copy, the copy is moved aside
+    first: it has changes that were not uploaded, or its last download was interrupted.
 
     Args:
       log: called with a line if files are downloaded or moved aside.
@@ -165,7 +165,10 @@ class RemoteFolder:
     current = self.digests()
     if not read_only and current != synced.get('files', {}):
       path = self._move_aside()
-      log(f'{self.url} was continued on another machine; the working copy, with its changes, is moved to {path}')
+      log(
+        f'{self.url} has a newer state, and the working copy has changes or is an incomplete download; the copy is '
+        f'moved to {path}'
+      )
       current = {}
     (self.local / STATE).unlink(missing_ok=True)  # until the copy is complete
     changed = [name for name, digest in manifest['files'].items() if current.get(name) != digest]
@@ -228,7 +231,8 @@ class Uploader:
   Args:
     folder: the folder.
     check: raises UserError if this process has lost the lock.
-    log: called with a line if an upload fails, which is repeated after the next checkpoint.
+    log: called with a line if an upload of the thread fails, which is repeated after the next checkpoint, and if that
+      of the state at an error fails.
   """
 
   def __init__(self, folder: RemoteFolder, check: Callable[[], None], log: Callable[[str], None]):
@@ -245,7 +249,7 @@ class Uploader:
     """Waits for the previous upload, then uploads the current state in a thread; call it between two updates.
 
     Raises:
-      UserError: if another process trains in the folder.
+      UserError: if this process has lost the lock of the folder, or cannot read it.
     """
     self._wait()
     self._check()
@@ -258,7 +262,7 @@ class Uploader:
     """Uploads the current state, and waits for it.
 
     Raises:
-      UserError: if it cannot be uploaded, or if another process trains in the folder.
+      UserError: if it cannot be uploaded, or if this process has lost the lock of the folder.
     """
     self._wait()
     try:

@@ -61,7 +61,7 @@ class RemoteLock:
         self._files.remove(LOCK)
 
   def check(self) -> None:
-    """Raises UserError if this process does not own the lock, for example because the lease has expired."""
+    """Raises UserError if the lock file names another process, does not exist or cannot be read."""
     record = self._files.read_json(LOCK)
     if record is None:
       raise UserError(f'{self._files.url}: {LOCK} was removed; this process has lost its lock')
@@ -100,7 +100,7 @@ class RemoteLock:
 
 
 def _describe(record: dict[str, Any]) -> str:
-  """'process 12 of a', where a is a host name."""
+  """Names the owner of a lock by process and host: 'process 12 of example.org'."""
   return f'process {record.get("pid")} of {record.get("host")}'
 
 

@@ -33,7 +33,7 @@ class SideBySide(abc.ABC):
 
   @abc.abstractmethod
   def state_shapes(self) -> TrainState:
-    """Returns the shapes, dtypes and shardings of what `stack` returns."""
+    """Returns the shapes and dtypes of what `stack` returns, and the shardings with which it is restored."""
 
   @abc.abstractmethod
   def run_shapes(self) -> TrainState:

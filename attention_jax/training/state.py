@@ -1,4 +1,4 @@
-"""The state that training carries from one update to the next. It is all that is needed to resume exactly."""
+"""The state that training carries from one update to the next. Later updates depend on it, config and data only."""
 
 import math
 from collections.abc import Iterable, Mapping

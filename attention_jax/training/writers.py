@@ -20,7 +20,7 @@ from attention_jax.errors import UserError
 
 Record = Mapping[str, Any]
 METRICS_FILE = 'metrics.jsonl'
-FIRST_REPORT = 15.0  # seconds without a record after which the progress line reports compilation
+FIRST_REPORT = 15.0  # seconds without a record after which a line reports compilation, except on a terminal
 RATE = 'train/steps_per_second'
 
 # Training metrics on the progress line and their labels, the most important first; the files hold all metrics.
@@ -44,7 +44,7 @@ class JsonLines:
     start: the step that the run starts from.
 
   Raises:
-    UserError: if the file cannot be read or written.
+    UserError: if the file cannot be read, parsed or written.
   """
 
   def __init__(self, folder: Path, start: int):
@@ -217,7 +217,7 @@ class Progress:
       self._progress.update(self._task, description=self._activity() or 'compiling')
 
   def _time_left(self) -> str:
-    """'0:01:05', or '-:--:--' at the first record."""
+    """The time left, such as '0:01:05'; '-:--:--' at the first record."""
     return rich.progress.TimeRemainingColumn().render(self._progress.tasks[self._task]).plain
 
 

@@ -30,7 +30,7 @@ REFERENCE = 'the definition in float32'
 
 
 def kernel_agreement(bench: BenchmarkContext) -> list[Timing]:
-  """Logs the largest relative difference of contexts and gradients, for each of PAIRS and each mask.
+  """Logs the largest relative difference of context and gradients, for every row of PAIRS, mask and implementation.
 
   Raises:
     UserError: after all comparisons, if a difference exceeds TOLERANCES.
@@ -73,7 +73,8 @@ def contexts_and_gradients(
   """Returns the context and the gradients of params, query, key and value, as one program computes them.
 
   Args:
-    dtype: 'float32' or 'bfloat16'; inputs have the values of bfloat16 in both.
+    dtype: 'float32' or 'bfloat16', of query, key and value, whose values are those of bfloat16 in both. Parameters are
+      float32.
     score: a key of SCORES.
     alignment: a spec of ALIGNMENTS.
     implementation: a key of IMPLEMENTATIONS.
@@ -94,7 +95,10 @@ def contexts_and_gradients(
 
 
 def relative_difference(values: Any, reference: Any) -> float:
-  """Returns the largest norm of a difference relative to the norm of the reference, over the arrays of a tree."""
+  """Returns the largest norm of a difference relative to that of the reference, over the arrays of a tree.
+
+  The norm of a difference from an array of zeros counts as it is.
+  """
   largest = 0.0
   for x, y in zip(jax.tree.leaves(values), jax.tree.leaves(reference), strict=True):
     x, y = (np.asarray(array, np.float64) for array in (x, y))

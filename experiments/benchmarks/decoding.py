@@ -36,7 +36,7 @@ def recurrent_decoding(bench: BenchmarkContext) -> Iterator[Timing]:
 
 
 def transformer_decoding(bench: BenchmarkContext) -> Iterator[Timing]:
-  """Times searches by transformer2017_small, beside Joey NMT, and CTranslate2 with the same parameters."""
+  """Times searches by transformer2017_small, beside Joey NMT and, on a CPU, CTranslate2 with the same parameters."""
   yield from _time_searches(bench, 'transformer2017_small', _ctranslate_sides)
 
 

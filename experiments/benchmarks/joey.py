@@ -19,7 +19,7 @@ class Joey:
   """A process with one model of Joey NMT and one batch.
 
   Attributes:
-    parameters: the number of parameters of the model.
+    parameters: the number of parameters of the model, as text.
   """
 
   def __init__(self, python: str, name: str, sizes: dict, source: np.ndarray, target: np.ndarray):
@@ -33,7 +33,7 @@ class Joey:
       target: target ids [B, T], 0 for padding.
 
     Raises:
-      UserError: if the interpreter cannot run or does not have Joey NMT.
+      UserError: if the interpreter cannot run, or cannot build the model with Joey NMT.
     """
     folder = tempfile.TemporaryDirectory()
     atexit.register(folder.cleanup)
@@ -49,7 +49,7 @@ class Joey:
     atexit.register(self._child.kill)
     status, _, self.parameters = self._child.stdout.readline().strip().partition(' ')
     if status != 'ready':
-      raise UserError(f'--joey={python}: has no Joey NMT (pip install joeynmt==2.3.0 in its own environment)')
+      raise UserError(f'--joey={python}: cannot start Joey NMT; expected an environment of its own with joeynmt==2.3.0')
 
   def side(self, command: str) -> Side:
     """Returns a side that runs a command of joey_child.py; it raises UserError if the process ends during the work."""

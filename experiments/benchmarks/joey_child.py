@@ -1,8 +1,8 @@
 """python joey_child.py ARRAYS.npz MODEL SIZES: runs Joey NMT, in an interpreter of its own (its dependencies are old).
 
-Reads commands from standard input, runs each once and then prints 'done'. 'train' makes one update of Adam with
-clipping on the batch of source and target; 'search BEAMS STEPS' searches over the source. Imports nothing of this
-project; see joey.py.
+Prints 'ready' and the number of parameters of the model. Then reads commands from standard input, runs each once and
+prints 'done' after it. 'train' makes one update of Adam with clipping on the batch of source and target; 'search BEAMS
+STEPS' searches over the source. Imports nothing of this project; see joey.py.
 """
 
 import json

@@ -256,7 +256,7 @@ def test_both_sides_of_the_suite_seeds_run():
 @pytest.mark.parametrize('python', ['/no/such/python', sys.executable])
 def test_an_interpreter_without_joey_nmt_is_an_error(python):
   batch = systems.make_batch(14)
-  with pytest.raises(aj.UserError, match=f'--joey={python}: (cannot be run|has no Joey NMT)'):
+  with pytest.raises(aj.UserError, match=f'--joey={python}: (cannot be run|cannot start Joey NMT)'):
     Joey(python, *systems.MODELS['bahdanau2015_deep_tanh'][2], batch.source, batch.target)
 
 

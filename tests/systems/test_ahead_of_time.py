@@ -125,7 +125,7 @@ def test_a_batch_is_padded_with_filler_rows_to_a_multiple_of_the_devices():
 
 def test_a_mesh_that_training_rejects_is_an_error():
   mesh = make_mesh(jax.devices()[:8], sizes=MeshConfig(tensor=8))
-  with pytest.raises(DoesNotFitError, match=r'^config\.mesh\.tensor=8 divides no axis of the largest parameter'):
+  with pytest.raises(DoesNotFitError, match=r'^config\.mesh\.tensor=8 shards no axis of the largest parameter'):
     next(compile_updates(make_config(), mesh, 'cpu', vocabulary_size=ENTRIES))
 
 

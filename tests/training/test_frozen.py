@@ -92,9 +92,9 @@ def test_annealed_parameters_follow_their_schedules_even_if_frozen():
   [
     (
       'encodr',
-      "training.frozen: the model has no parameter 'encodr'; expected .* begin with one of: encoder, encoder_2",
+      "training.frozen: the model has no module or array 'encodr'; expected one of: encoder, encoder_2, or the dotted",
     ),
-    ('encoder.cel', "no parameter 'encoder.cel'"),
+    ('encoder.cel', "no module or array 'encoder.cel'"),
     ('encoder, encoder_2', "training.frozen='encoder, encoder_2' leaves no parameter to train"),
   ],
 )

@@ -113,7 +113,7 @@ def test_a_mesh_that_does_not_shard_the_largest_parameter_is_an_error():
   mesh = make_mesh(jax.devices()[:2], sizes=MeshConfig(fsdp=2))
   assert describe_placement(shapes, mesh) == 'parameters sharded over fsdp=2: 0.0 of 0.0 MiB on each device'
   assert describe_placement(shapes, make_mesh(jax.devices()[:2])) == ''
-  with pytest.raises(UserError, match=r'^config.mesh.fsdp=4 divides no axis of the largest parameter, a/kernel'):
+  with pytest.raises(UserError, match=r'^config.mesh.fsdp=4 shards no axis of the largest parameter, a/kernel'):
     describe_placement(shapes, make_mesh(jax.devices()[:4], sizes=MeshConfig(fsdp=4)))
 
 

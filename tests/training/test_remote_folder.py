@@ -135,7 +135,7 @@ def test_changes_that_were_never_uploaded_are_moved_aside(url, tmp_path):
   lines = []
   first.pull(lines.append)
   aside = tmp_path / 'first-aside-1'
-  assert lines[0].endswith(f'was continued on another machine; the working copy, with its changes, is moved to {aside}')
+  assert lines[0].endswith(f'changes or is an incomplete download; the copy is moved to {aside}')
   assert read_files(aside)['metrics.jsonl'] == 'lost?\n' and read_files(first.local) == FIRST | SECOND
 
   aside.rename(tmp_path / 'first-aside-2')  # number 1 is free again, and 2 is not

@@ -253,9 +253,9 @@ def test_a_batch_of_filler_rows_changes_only_the_step():
 
 def test_rows_that_do_not_divide_evenly_are_an_error():
   step, state = setup(8)
-  message = 'a batch of 12 rows does not divide over 8 devices; expected a multiple of 8'
+  message = r'a batch of 12 rows does not divide over 8 devices \(data x fsdp\); expected a multiple of 8'
   with pytest.raises(UserError, match=message):
     step(state, make_batch(0, rows=12))
   step, state = setup(8, accumulate=4)
-  with pytest.raises(UserError, match='8 devices x 4 accumulated parts; expected a multiple of 32'):
+  with pytest.raises(UserError, match=r'8 devices \(data x fsdp\) x 4 accumulated parts; expected a multiple of 32'):
     step(state, make_batch(0, rows=16))
