@@ -21,7 +21,7 @@ DocumentBuckets = tuple[tuple[int, int], ...]
 class EncodedDocuments(NamedTuple):
   """One split as ids.
 
-  Document i has the sentences offsets[i] to offsets[i + 1]; sentence j has the words
+  Document i has the sentences offsets[i] to offsets[i + 1] - 1; sentence j has the words
   ids[sentence_offsets[j]:sentence_offsets[j + 1]].
 
   Attributes:
@@ -184,7 +184,7 @@ class DocumentBatches:
   """Endless training batches of one split: `batches[step]` for any step >= 0, see batching.BatchOrder."""
 
   shape_names = 'rows, sentences, words'
-  min_row_positions = math.prod
+  min_row_positions = math.prod  # see systems.base.BatchSequence
 
   def __init__(
     self,

@@ -36,7 +36,7 @@ class Shard(NamedTuple):
     size: bytes of the file.
     digest: digest of the rows.
     tokens, unknown: number of source and target tokens, and of those that are out of vocabulary.
-    uncopyable: number of target tokens that do not occur in their source.
+    uncopyable: number of target ids that do not occur in their source, for a shared vocabulary.
   """
 
   name: str
@@ -126,7 +126,7 @@ class PreparedSplit:
 
   @property
   def num_uncopyable_tokens(self) -> int:
-    """Number of target tokens that do not occur in their source."""
+    """Number of target ids that do not occur in their source, for a shared vocabulary."""
     return sum(shard.uncopyable for shard in self._shards)
 
   @property
@@ -161,7 +161,7 @@ class PreparedSplit:
       raise UserError(f'{self.folder}: cannot read its rows ({" ".join(str(error).split())[:200]})') from error
 
   def check_config(self, config: Mapping[str, Any]) -> None:
-    """Raises UserError if `config.data` has other vocabularies than the data set."""
+    """Raises UserError if `config`, the group config.data, has other vocabularies than the data set."""
     for field in VOCABULARY_FIELDS:
       if config[field] != self._manifest[field]:
         raise UserError(
