@@ -237,7 +237,7 @@ def render_digit(split: Digits, row: int, rng: np.random.Generator) -> np.ndarra
 
 
 def render_example(split: Digits, row: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the picture of a row on its canvas. Mnih et al. 2014, sections 4.1.2 and 4.1.3; Ba et al. 2015.
+  """Returns the picture of a row on its canvas, and its labels. Mnih et al. 2014, sections 4.1.2 and 4.1.3; Ba et al. 2015.
 
   With several objects, random pictures of the split are placed on the same canvas, without overlap.
 
@@ -247,7 +247,7 @@ def render_example(split: Digits, row: int, rng: np.random.Generator) -> tuple[n
     rng: draws the positions, the other objects and the clutter.
 
   Returns:
-    uint8 [height, width, C], and the labels from left to right, [K].
+    uint8 [height, width, C], the picture itself without a canvas; and the labels from left to right, [K].
   """
   if not split.canvas:
     return split.pictures[row], split.labels[[row]]

@@ -173,7 +173,12 @@ def largest_bucket(buckets: Sequence[tuple[int, int]]) -> tuple[int, int]:
 
 
 def assign_documents(encoded: EncodedDocuments, buckets: Sequence[tuple[int, int]]) -> np.ndarray:
-  """Returns for each document the position of the smallest bucket that holds it, -1 if none does."""
+  """Returns for each document the position of the first bucket that holds it, -1 if none does.
+
+  Args:
+    encoded: the split.
+    buckets: (sentences, words) pairs, smallest first.
+  """
   bucket_index = np.full(encoded.rows, -1, np.int32)
   for i, (sentences, words) in reversed(list(enumerate(buckets))):
     bucket_index[(encoded.sentences <= sentences) & (encoded.words <= words)] = i

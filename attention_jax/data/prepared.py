@@ -135,7 +135,11 @@ class PreparedSplit:
     return np.frombuffer(''.join(shard.digest for shard in self._shards).encode(), np.uint8)
 
   def num_unknown_tokens(self, vocab_sizes: tuple[int, int]) -> tuple[int, int]:
-    """Returns the number of source and of target tokens that are out of vocabulary."""
+    """Returns the number of source and of target tokens that are out of vocabulary, counted when they were prepared.
+
+    Args:
+      vocab_sizes: not used.
+    """
     return _sum_by_side(shard.unknown for shard in self._shards)
 
   def read(self, rows: np.ndarray) -> tuple[EncodedCorpus, np.ndarray]:
