@@ -70,9 +70,9 @@ def source_gradients(
 def recurrent_distances(source_length: int, target_length: int) -> np.ndarray:
   """Returns the least number of recurrent steps from each source position to each target position, [T, S].
 
-  This holds for an encoder of one layer that reads in both directions, and a decoder that starts from the last states of
-  both: position s has min(s, S - 1 - s) steps to the nearer end, and target position t is the (t + 1)-th step of the
-  decoder.
+  This holds for an encoder of one layer that reads in both directions, and a decoder that starts from the last states
+  of both: position s has min(s, S - 1 - s) steps to the nearer end, and target position t is the (t + 1)-th step of
+  the decoder.
 
   Args:
     source_length: S, EOS included.

@@ -237,7 +237,9 @@ def render_digit(split: Digits, row: int, rng: np.random.Generator) -> np.ndarra
 
 
 def render_example(split: Digits, row: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the picture of a row on its canvas, and its labels. Mnih et al. 2014, sections 4.1.2 and 4.1.3; Ba et al. 2015.
+  """Returns the picture of a row on its canvas, and its labels.
+
+  Mnih et al. 2014, sections 4.1.2 and 4.1.3; Ba et al. 2015.
 
   With several objects, random pictures of the split are placed on the same canvas, without overlap.
 
