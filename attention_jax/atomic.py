@@ -41,5 +41,5 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
 
 def is_unfinished(path: Path) -> bool:
-  """Returns whether a file was left behind by a `write_atomic` that was killed."""
+  """Returns whether a path is a temporary one of a `write_atomic` that was killed, or that still writes."""
   return path.name.startswith('.') and path.name.endswith(SUFFIX)

@@ -25,7 +25,7 @@ def program_names() -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """Runs the program named by the first argument, with the remaining arguments.
+  """Runs the program named by the first argument, with the remaining arguments; prints the usage without a program.
 
   Args:
     argv: arguments without the name of the script; by default those of the process.

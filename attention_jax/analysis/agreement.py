@@ -12,7 +12,7 @@ import numpy as np
 
 from attention_jax.functional.alignments import softmax
 
-PENALTY = 500.0  # λ, the weight of outputs that are too different. Jain & Wallace 2019, section 4.2.2
+PENALTY = 500.0  # λ, the factor of the output change beyond ε in the objective. Jain & Wallace 2019, section 4.2.2
 
 
 class Adversarial(NamedTuple):
@@ -38,7 +38,7 @@ def kendall(weights: np.ndarray, importance: np.ndarray, mask: np.ndarray | None
     mask: [S], the positions that are compared; by default all.
 
   Returns:
-    [T], -1 (opposite orders) to 1 (same order); NaN where either is constant.
+    [T], -1 (opposite orders) to 1 (same order); NaN where either is constant, or with fewer than two positions.
   """
   from scipy.stats import kendalltau
 

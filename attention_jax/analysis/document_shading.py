@@ -40,7 +40,7 @@ class ShadedDocument(NamedTuple):
     title: heading.
     label: gold label; '' if unknown.
     probabilities: predicted probability of each label.
-    tokens: tokens of each sentence.
+    tokens: tokens of each sentence, or of each text of a pair.
     words: per sentence, weights [H, W] of its words by heads or hops. The page shows their mean over the heads that are
       not all zero, then each of these heads if there are several. For a pair of texts: per text, weights [T, W] of its
       words, with a row for each of the T words of the other text, filler words included.
@@ -94,7 +94,7 @@ def _render_document(document: ShadedDocument) -> str:
 
 
 def _render_heads(document: ShadedDocument) -> Iterator[str]:
-  """One collapsed block for each head or hop that is not all zero; none if there is only one."""
+  """One collapsed block for each head or hop that is not all zero; none if there are fewer than two."""
   num_heads = max((len(words) for words in document.words), default=0)
   heads = [[words[head : head + 1] for words in document.words] for head in range(num_heads)]
   nonzero_heads = [head for head in heads if any(words.any() for words in head)]

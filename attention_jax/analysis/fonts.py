@@ -39,8 +39,8 @@ def glyph_coverage() -> Coverage:
 def font_families(text: str) -> list[str]:
   """Returns the families that `text` needs.
 
-  The family with most of its characters comes first, so that a combining mark is drawn from the font of its base. Ties
-  go to the first family of `glyph_coverage`.
+  The family with most of its distinct characters comes first, so that a combining mark is drawn from the font of its
+  base. Ties go to the first family of `glyph_coverage`.
   """
   missing = {ord(char) for char in text}
   coverage = _default_coverage() if missing <= _default_coverage()[DEFAULT_FAMILY] else glyph_coverage()
@@ -64,8 +64,8 @@ def font_file(text: str) -> str:
 def visible_form(token: str) -> str:
   """Returns `token` with visible signs for white space and controls, and a dotted circle under a lone combining mark.
 
-  Format characters (joiners, direction marks) are named only in a token without other characters: elsewhere they shape
-  the text.
+  An empty token becomes '∅'. Format characters (joiners, direction marks) are named only in a token without other
+  characters: elsewhere they shape the text.
   """
   if not token:
     return '∅'

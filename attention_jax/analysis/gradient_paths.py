@@ -41,7 +41,8 @@ def source_gradients(
   that does not vanish as the model becomes certain.
 
   Args:
-    model: a model with separate source and target embeddings, and logits that are not those of a mixture.
+    model: a model with separate source and target embeddings, whose logits are not log-probabilities: its output layer
+      does not copy, and its alignment is not latent.
     params: its parameters.
     source: source ids, [S].
     source_mask: True at real positions, [S].
@@ -69,8 +70,9 @@ def source_gradients(
 def recurrent_distances(source_length: int, target_length: int) -> np.ndarray:
   """Returns the least number of recurrent steps from each source position to each target position, [T, S].
 
-  The encoder reads in both directions, and the decoder starts from the last states of both: position s has
-  min(s, S - 1 - s) steps to the nearer end, and target position t is the (t + 1)-th step of the decoder.
+  This holds for an encoder of one layer that reads in both directions, and a decoder that starts from the last states
+  of both: position s has min(s, S - 1 - s) steps to the nearer end, and target position t is the (t + 1)-th step of
+  the decoder.
 
   Args:
     source_length: S, EOS included.

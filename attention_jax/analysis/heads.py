@@ -15,8 +15,8 @@ from attention_jax.errors import UserError
 
 Gates = Mapping[str, jax.Array]  # [N] for each attention with several heads, by the path of its parameters
 SEPARATOR = '/'
-QUERY = ('query_kernel', 'kernel')  # [N, D, F]
-JOIN = ('join', 'kernel')  # [N F, D]
+QUERY = ('query_kernel', 'kernel')  # [N, D, F]: F features of each head
+JOIN = ('join', 'kernel')  # [N F, N F]: F rows for each head
 
 
 def open_gates(params: Any) -> dict[str, jax.Array]:
@@ -62,12 +62,12 @@ def head_sensitivity(loss: Callable[[Any], jax.Array], params: Any) -> dict[str,
 
 
 def prune_heads(params: Any, importance: Mapping[str, jax.Array], count: int) -> Any:
-  """Returns the parameters without the `count` least important heads. Michel et al. 2019.
+  """Returns the parameters with a gate of 0 for the `count` least important heads. Michel et al. 2019.
 
   Args:
     params: parameters of a model.
     importance: means of `head_sensitivity`; those of each attention are divided by their norm first, as in the paper.
-    count: number of heads to remove.
+    count: number of heads with a gate of 0; shapes do not change.
 
   Raises:
     UserError: for a count below 0 or above the number of heads.

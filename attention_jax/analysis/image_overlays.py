@@ -1,4 +1,4 @@
-"""Attention maps of captions: for each word the image lit by its weights, as panels and as an animation."""
+"""Attention maps of captions: for each word the image lit by its weights, as a page, or as panels and an animation."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -61,6 +61,6 @@ def show(
   if not lines:
     raise UserError("show: expected at least one line of text, as in show(run, '5 mars 1999')")
   if not isinstance(run.system, SupportsReadings):
-    raise UserError(f'show: {run.folder} is a run of a system without readings; expected one of translation')
+    raise UserError(f'show: {run.folder} is a run of a system without readings; expected a run of translation')
   request = ReadingRequest(inputs=lines, layers=layers, analyses=analyses, hypotheses=hypotheses, edit=edit)
   return Page(render_page(read_runs([run], request), relative), height)

@@ -13,7 +13,7 @@ from attention_jax.analysis.picture_files import report_write_errors
 from attention_jax.analysis.reading import rounded
 from attention_jax.atomic import write_text
 
-DIGITS = 3  # of the numbers on a page
+DIGITS = 3  # significant digits of the numbers on a page
 Rectangle = tuple[float, float, float, float]  # left, top, right, bottom; from 0 to 1
 
 

@@ -63,7 +63,8 @@ def heatmap(
     title: a line above the picture.
 
   Raises:
-    UserError: for weights that do not match the tokens, and for a path that cannot be written.
+    UserError: for weights that do not match the tokens, without tokens, and for a path that does not end with .png or
+      cannot be written.
   """
   _write(_render(Heatmap(weights, source_tokens, target_tokens, gold, title, sure=sure)), path)
 

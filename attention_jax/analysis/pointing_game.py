@@ -23,7 +23,8 @@ def count_pointing_hits(
     merge_phrases: whether consecutive tokens with the same box count as one, whose weights are added (Liu et al. 2017).
 
   Returns:
-    The number of hits, and the number of tokens or phrases. One whose weights are all zero is a miss.
+    The number of hits, and the number of tokens with a gold box, or of phrases. One whose weights are all zero is a
+      miss.
 
   Raises:
     UserError: for weights over another grid, or fewer weights than boxes.

@@ -13,7 +13,7 @@ from sklearn.preprocessing import StandardScaler
 from attention_jax.errors import UserError
 
 ITERATIONS = 1000
-REGULARISATION = (0.01, 0.1, 1.0, 10.0)  # C, chosen by cross-validation
+REGULARISATION = (0.01, 0.1, 1.0, 10.0)  # candidates for C, the inverse strength; cross-validation chooses
 FOLDS = 3
 
 
@@ -43,7 +43,8 @@ def probe_accuracy(train: Sequence[Sentence], test: Sequence[Sentence], offset: 
     The accuracy on the test sentences, 0 to 1, over the positions that have such a neighbour.
 
   Raises:
-    UserError: if fewer than two different tokens occur among the training sentences, or none among the test sentences.
+    UserError: if the positions of the training sentences have fewer than two different tokens at the offset, or those
+      of the test sentences none.
   """
   states, tokens = _neighbours(train, offset)
   if len(np.unique(tokens)) < 2:

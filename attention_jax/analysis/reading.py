@@ -56,13 +56,14 @@ class Reading(NamedTuple):
     source: text of the source.
     target: text of the target.
     source_tokens: S tokens, EOS included.
-    target_tokens: T tokens, EOS included.
+    target_tokens: T tokens, EOS included, but for a hypothesis that was cut off before EOS.
     matrices: weights [T, S] by name: WEIGHTS are those of the model, the others those of layers and heads.
     gold: possible (source, target) links, which include the sure ones; None if the example has no gold links.
     sure: the sure links; None if all links are sure.
     score: ranking score of a hypothesis; None for a reference.
     measurements: results of analyses by their specs.
-    run: name of the run whose model computed the weights; '' if it does not matter.
+    run: the folder of the run whose model computed the weights, and the edit of these weights, if any; '' before
+      `read_runs` sets it.
   """
 
   name: str

@@ -16,10 +16,10 @@ from attention_jax.errors import choose
 
 
 def write_heatmaps(readings: Sequence[Reading], path: str | Path, *, relative: bool = False) -> None:
-  """Writes one PNG with a heatmap of every matrix of the readings, and of every measurement with two axes.
+  """Writes one PNG with heatmaps of the weights of every reading, and of every measurement with two axes.
 
-  Weights of layers and heads replace those of the model, which are made of them. Measurements, which may be negative,
-  are drawn as absolute values, but for those with one value, or with one for each token, see `unwritten_measurements`.
+  Weights of layers and heads replace those of the model, which are made of them. Measurements are drawn as absolute
+  values, as they may be negative. Those with fewer axes are not drawn, see `unwritten_measurements`.
 
   Args:
     readings: what to draw.

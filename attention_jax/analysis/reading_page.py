@@ -12,7 +12,7 @@ from attention_jax.analysis.reading import Reading, to_record
 from attention_jax.atomic import write_text
 from attention_jax.pharaoh import Link
 
-DIGITS = 3  # of the numbers on a page
+DIGITS = 3  # significant digits of the numbers on a page
 
 
 def write_page(readings: Sequence[Reading], path: str | Path, *, relative: bool = False) -> None:

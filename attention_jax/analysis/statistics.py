@@ -43,7 +43,8 @@ def average_lagging(weights: np.ndarray, source_length: int, target_length: int)
   decoder emits |y| tokens evenly while it reads |x|.
 
   Args:
-    weights: [T, S] of an alignment that reads up to the last position with weight, or to the end for a row without any.
+    weights: [T, S], T >= |y|, of an alignment that reads up to the last position with weight, or to the end for a row
+      without any.
     source_length: |x|, the number of source tokens without EOS.
     target_length: |y|, the number of target tokens without EOS.
 

@@ -22,7 +22,7 @@ def symmetrise(forward: Iterable[Link], reverse: Iterable[Link], method: str = '
   Args:
     forward: (source, target) pairs of the model from source to target.
     reverse: (source, target) pairs of the model from target to source.
-    method: a row of SYMMETRISATIONS.
+    method: a key of SYMMETRISATIONS.
 
   Returns:
     (source, target) pairs, sorted.

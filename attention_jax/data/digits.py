@@ -58,6 +58,9 @@ def digits(
   Args:
     folder: not used.
     canvas, clutter, piece, objects: see Digits.
+
+  Raises:
+    UserError: for options out of range.
   """
   from sklearn.datasets import load_digits
 
@@ -107,7 +110,7 @@ def npz(
   classes = int(y.max(initial=0)) + 1
   _check_labels(y, classes, f'{path}: y_train')
   _check_arrays(x_test, y_test, picture_shape, path, 'test')
-  _check_labels(y_test, classes, f'{path}: y_test')
+  _check_labels(y_test, classes, f'{path}: y_test', ', as in training')
   if not 0 < validation < len(x):
     raise UserError(f'{path}: validation must be from 1 to {len(x) - 1} of the {len(x)} pictures, got {validation}')
   splits = {
@@ -137,8 +140,8 @@ def tfds(
     canvas, clutter, piece, objects: see Digits.
 
   Raises:
-    UserError: for a data set that is not prepared, or without uint8 images of one size and labels, and for options out
-      of range.
+    UserError: for a data set that is not prepared, or without uint8 images of one size and labels, and for labels and
+      options out of range.
   """
   builder = open_tfds_set(folder, name)
   for feature in ('image', 'label'):
@@ -187,10 +190,10 @@ def _check_arrays(
     raise UserError(f'{path}: y_{split} must be {expected}, got {labels.dtype} {list(labels.shape)}')
 
 
-def _check_labels(labels: np.ndarray, classes: int, name: str) -> None:
+def _check_labels(labels: np.ndarray, classes: int, name: str, reason: str = '') -> None:
   """Raises UserError for the first label out of range."""
   for row in np.flatnonzero((labels < 0) | (labels >= classes))[:1]:
-    raise UserError(f'{name}[{row}] must be from 0 to {classes - 1}, as in training, got {labels[row]}')
+    raise UserError(f'{name}[{row}] must be from 0 to {classes - 1}{reason}, got {labels[row]}')
 
 
 class Canvas(NamedTuple):
@@ -209,9 +212,10 @@ def _make_splits(
   size = max(splits['train'][0].shape[1:3])
   canvas, clutter, piece, objects = options
   if canvas and canvas < size:
-    raise UserError(f'canvas={canvas} is smaller than the pictures; expected 0 or at least {size}')
+    zero = '' if clutter or objects > 1 else '0 or '
+    raise UserError(f'canvas={canvas} is smaller than the pictures; expected {zero}at least {objects * size}')
   if clutter and not canvas:
-    raise UserError(f'clutter={clutter} needs a canvas; set one, such as canvas=60')
+    raise UserError(f'clutter={clutter} needs a canvas of at least {objects * size} pixels, got canvas=0')
   shorter_side = min(splits['train'][0].shape[1:3])
   if clutter and not 1 <= piece <= shorter_side:
     raise UserError(f'piece must be from 1 to {shorter_side}, the shorter side of the pictures, got {piece}')
@@ -233,7 +237,9 @@ def render_digit(split: Digits, row: int, rng: np.random.Generator) -> np.ndarra
 
 
 def render_example(split: Digits, row: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the picture of a row on its canvas. Mnih et al. 2014, sections 4.1.2 and 4.1.3; Ba et al. 2015.
+  """Returns the picture of a row on its canvas, and its labels.
+
+  Mnih et al. 2014, sections 4.1.2 and 4.1.3; Ba et al. 2015.
 
   With several objects, random pictures of the split are placed on the same canvas, without overlap.
 
@@ -243,7 +249,7 @@ def render_example(split: Digits, row: int, rng: np.random.Generator) -> tuple[n
     rng: draws the positions, the other objects and the clutter.
 
   Returns:
-    uint8 [height, width, C], and the labels from left to right, [K].
+    uint8 [height, width, C], the picture itself without a canvas; and the labels from left to right, [K].
   """
   if not split.canvas:
     return split.pictures[row], split.labels[[row]]
@@ -287,7 +293,7 @@ class DigitBatches:
   """Endless training batches of one split, see batching.BatchOrder. Canvases are drawn anew in each epoch."""
 
   shape_names = 'rows, height, width'
-  min_row_positions = sum
+  min_row_positions = sum  # see systems.base.BatchSequence
 
   def __init__(self, split: Digits, size: int, seed: int = 0, share: Share = WHOLE_BATCH):
     """Assigns the rows of a split to batches; for size, seed and share see batching.BatchOrder."""

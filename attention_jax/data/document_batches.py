@@ -21,7 +21,7 @@ DocumentBuckets = tuple[tuple[int, int], ...]
 class EncodedDocuments(NamedTuple):
   """One split as ids.
 
-  Document i has the sentences offsets[i] to offsets[i + 1]; sentence j has the words
+  Document i has the sentences offsets[i] to offsets[i + 1] - 1; sentence j has the words
   ids[sentence_offsets[j]:sentence_offsets[j + 1]].
 
   Attributes:
@@ -173,7 +173,12 @@ def largest_bucket(buckets: Sequence[tuple[int, int]]) -> tuple[int, int]:
 
 
 def assign_documents(encoded: EncodedDocuments, buckets: Sequence[tuple[int, int]]) -> np.ndarray:
-  """Returns for each document the position of the smallest bucket that holds it, -1 if none does."""
+  """Returns for each document the position of the first bucket that holds it, -1 if none does.
+
+  Args:
+    encoded: the split.
+    buckets: (sentences, words) pairs, smallest first.
+  """
   bucket_index = np.full(encoded.rows, -1, np.int32)
   for i, (sentences, words) in reversed(list(enumerate(buckets))):
     bucket_index[(encoded.sentences <= sentences) & (encoded.words <= words)] = i
@@ -184,7 +189,7 @@ class DocumentBatches:
   """Endless training batches of one split: `batches[step]` for any step >= 0, see batching.BatchOrder."""
 
   shape_names = 'rows, sentences, words'
-  min_row_positions = math.prod
+  min_row_positions = math.prod  # see systems.base.BatchSequence
 
   def __init__(
     self,

@@ -67,7 +67,8 @@ def jsonl(
     language, html: see sentences.split.
 
   Raises:
-    UserError: naming the file and the line of the mistake.
+    UserError: if `text` is neither a field nor two; for a file that cannot be read; naming the file and the line, for a
+      mistake in it.
   """
   fields = (text,) if isinstance(text, str) else tuple(text)
   if len(fields) not in (1, 2) or not all(isinstance(field, str) for field in (*fields, label)):

@@ -22,7 +22,7 @@ class EncodedSplit(Protocol):
     rows: number of rows.
     lengths: source and target lengths [rows], EOS included.
     num_tokens: number of source and target tokens.
-    num_uncopyable_tokens: number of target tokens that do not occur in their source.
+    num_uncopyable_tokens: number of target ids that do not occur in their source, for a shared vocabulary.
     links: None in a split without links between tokens.
     identity: a tree of arrays that differs where the content does, from which digests are computed.
   """
@@ -75,7 +75,7 @@ class EncodedCorpus(NamedTuple):
 
   @property
   def num_uncopyable_tokens(self) -> int:
-    """Number of target tokens that do not occur in their source."""
+    """Number of target ids that do not occur in their source, for a shared vocabulary."""
     source_lengths, target_lengths = self.lengths
     row_numbers = np.arange(self.rows, dtype=np.int64)
     source = np.repeat(row_numbers, source_lengths) << 32 | self.source

@@ -83,7 +83,7 @@ def load_pretrained(name: str) -> tuple[Network, int]:
     name: a name at Hugging Face, or the folder that the model was saved to; '~' stands for the home folder.
 
   Returns:
-    The network, and the height and width of its training images, pixels.
+    The network, and the side of its input images in pixels, see `input_size`.
 
   Raises:
     UserError: if PyTorch or transformers are not installed, and for a model that cannot be loaded.
@@ -98,7 +98,9 @@ def load_pretrained(name: str) -> tuple[Network, int]:
     model = AutoModel.from_pretrained(path).float().eval()  # some are stored, and therefore loaded, in 16 bits
     processor = AutoImageProcessor.from_pretrained(path)
   except Exception as error:  # damaged files raise exceptions of the library that reads them
-    raise UserError(f'{name}: not an image model of transformers ({" ".join(str(error).split())})') from error
+    raise UserError(
+      f'{name}: cannot be loaded as an image model of transformers ({" ".join(str(error).split())})'
+    ) from error
   model = getattr(model, 'vision_model', model)  # the image part of models of images and texts
 
   def network(pictures: np.ndarray) -> np.ndarray:

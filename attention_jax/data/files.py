@@ -26,7 +26,8 @@ def read_lines(path: str) -> list[str]:
   A byte order mark and the '\\r' of CRLF line ends are stripped.
 
   Raises:
-    UserError: if the file is missing, a directory, unreadable, empty, not UTF-8, or named .gz but not a gzip file.
+    UserError: if the file is missing, a directory, a pipe or a device, unreadable, empty, not UTF-8, or named .gz but
+      not a gzip file.
   """
   return split_lines(_read_bytes(path), path)
 

@@ -29,10 +29,10 @@ class PairStream(NamedTuple):
 
   Attributes:
     name: where the pairs come from, for messages.
-    pairs: yields (pair, share of the data read so far), from the first pair on whenever it is called. The pairs of a
-      streamed file include blank ones, so that the position of a pair is its line.
-    state: path, size and time of each file, or name and size of the data, by which a change between two readings is
-      detected.
+    pairs: yields (pair, share of the data read so far), from the first pair on whenever it is called. Blank pairs are
+      included, so that the position of a pair is its line, except for a task that is read into memory.
+    state: path, size and, on a disk, time of each file, or name and number of pairs of other data, by which a change
+      between two readings is detected.
     notes: lines that describe what is left out.
     lines: the line number of each pair; None: pair i is line i, counted from 1.
   """
@@ -45,9 +45,12 @@ class PairStream(NamedTuple):
 
 
 def open_pairs(config: Mapping[str, Any]) -> tuple[PairStream, dict[str, Corpus]]:
-  """Returns the training split of `config.data` as a stream, and its other splits.
+  """Returns the training split of a task as a stream, and its other splits.
 
   Tasks without a row in STREAMS are read into memory.
+
+  Args:
+    config: the group `data` of the config of a translation system.
 
   Raises:
     UserError: for a mistake in the config or in the files of the other splits, for a training split that cannot be

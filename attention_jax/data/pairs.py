@@ -45,7 +45,8 @@ def read_pairs(path: str, normalize: str, max_length: int, prefixes: Sequence[st
     reverse: whether the second column is the source.
 
   Raises:
-    UserError: for an unknown normaliser, for a line with one column, and if no pair is left.
+    UserError: for an unknown normaliser, for a file that cannot be read, for a line with one column that is not blank,
+      and if no pair is left.
   """
   normalizer = NORMALIZERS[choose(normalize, NORMALIZERS, 'normalize')]
   rows = []
@@ -69,7 +70,8 @@ def read_pairs(path: str, normalize: str, max_length: int, prefixes: Sequence[st
   report = f'{path}: {len(used_rows)} of {format_count(len(rows), "pair")} used'
   report += f'; left out: {", ".join(left_out)}' if left_out else ''
   if not used_rows:
-    raise UserError(f'{report}; expected other values of max_length={max_length} and prefixes={tuple(prefixes)}')
+    options = f'normalize={normalize!r}, max_length={max_length} and prefixes={tuple(prefixes)}'
+    raise UserError(f'{report}; expected at least one pair with {options}')
   lines, first, second = (list(column) for column in zip(*used_rows, strict=True))
   source, target = (second, first) if reverse else (first, second)
   return Corpus(source, target, name=path, lines=lines, report=(report,))
@@ -80,7 +82,8 @@ def split_by_source(corpus: Corpus, shares: Mapping[str, float], seed: int) -> d
 
   Args:
     corpus: the rows.
-    shares: share of the distinct sources in each split other than 'train'; splits with a share of 0 are left out.
+    shares: share of the distinct sources in each split other than 'train', at least one source; splits with a share of
+      0 are left out.
     seed: seed of the random choice.
 
   Raises:
@@ -92,7 +95,7 @@ def split_by_source(corpus: Corpus, shares: Mapping[str, float], seed: int) -> d
     requested = ', '.join(f'{split}={share}' for split, share in shares.items())
     raise UserError(
       f'{corpus.name}: {requested} leaves no training pair of {format_count(len(sources), "distinct source")}; '
-      'expected smaller shares'
+      'expected smaller shares, or 0 to leave a split out'
     )
   order = np.random.default_rng(seed).permutation(len(sources))
   split_of = dict.fromkeys(sources, 'train')

@@ -33,7 +33,8 @@ class Pictures(NamedTuple):
     picture_index: the number of the picture of each caption.
     boxes: the gold box of each word of each caption, None for words that have none; None without gold boxes.
     files: the path of the image of each picture, from which its features may have been computed; None without images.
-    num_uncaptioned: number of images in the folder that have no caption; 0 except for 'train'.
+    num_uncaptioned: number of images in the folder that have no caption; 0 for splits other than 'train' and for
+      features.
   """
 
   pictures: np.ndarray
@@ -107,18 +108,21 @@ def captions(
     lowercase: whether captions are converted to lower case.
 
   Raises:
-    UserError: naming the file and the row of the mistake.
+    UserError: naming the table and, where there is one, the line, for a mistake in the table, an image or the features.
   """
   path = join_path(folder, captions)
   image_folder = join_path(folder, images)
   rows = _read_table(path)
   names = sorted({row.image for row in rows})
-  if not rows[0].split:
+  has_splits = bool(rows[0].split)
+  if not has_splits:
     split_of_name = _split_names(names, validation, test)
     rows = [row._replace(split=split_of_name[row.image]) for row in rows]
   _check_one_split_per_image(rows, path)
   if not any(row.split == 'train' for row in rows):
-    raise UserError(f'{path}: no row of split train; it has: {", ".join(sorted({row.split for row in rows}))}')
+    expected = 'at least one' if has_splits else f'smaller shares than validation={validation} and test={test}'
+    names_of_splits = ', '.join(sorted({row.split for row in rows}))
+    raise UserError(f'{path}: no row of split train, only of: {names_of_splits}; expected {expected}')
   stored = read_arrays(join_path(folder, features)) if features else None
 
   def read_picture(name: str, where: str) -> np.ndarray:
@@ -242,7 +246,7 @@ def _read_pictures(
     picture = read_picture(row.image, where)
     shape = shape or picture.shape
     if picture.shape != shape:
-      expected = f'the shape of earlier rows {list(shape)}'
+      expected = f'the shape of the pictures read before it {list(shape)}'
       raise UserError(f'{where}{row.image} must have {expected}, got {list(picture.shape)}')
     by_name[row.image] = picture
   return by_name
@@ -321,7 +325,7 @@ class CaptionBatches:
   """Endless training batches of one split: `batches[step]` for any step >= 0, see batching.BatchOrder."""
 
   shape_names = 'rows, caption'
-  min_row_positions = sum
+  min_row_positions = sum  # see systems.base.BatchSequence
 
   def __init__(
     self, encoded: EncodedCaptions, lengths: Sequence[int], size: int, seed: int = 0, share: Share = WHOLE_BATCH

@@ -36,7 +36,7 @@ class Shard(NamedTuple):
     size: bytes of the file.
     digest: digest of the rows.
     tokens, unknown: number of source and target tokens, and of those that are out of vocabulary.
-    uncopyable: number of target tokens that do not occur in their source.
+    uncopyable: number of target ids that do not occur in their source, for a shared vocabulary.
   """
 
   name: str
@@ -126,7 +126,7 @@ class PreparedSplit:
 
   @property
   def num_uncopyable_tokens(self) -> int:
-    """Number of target tokens that do not occur in their source."""
+    """Number of target ids that do not occur in their source, for a shared vocabulary."""
     return sum(shard.uncopyable for shard in self._shards)
 
   @property
@@ -135,7 +135,11 @@ class PreparedSplit:
     return np.frombuffer(''.join(shard.digest for shard in self._shards).encode(), np.uint8)
 
   def num_unknown_tokens(self, vocab_sizes: tuple[int, int]) -> tuple[int, int]:
-    """Returns the number of source and of target tokens that are out of vocabulary."""
+    """Returns the number of source and of target tokens that are out of vocabulary, counted when they were prepared.
+
+    Args:
+      vocab_sizes: not used.
+    """
     return _sum_by_side(shard.unknown for shard in self._shards)
 
   def read(self, rows: np.ndarray) -> tuple[EncodedCorpus, np.ndarray]:
@@ -161,7 +165,7 @@ class PreparedSplit:
       raise UserError(f'{self.folder}: cannot read its rows ({" ".join(str(error).split())[:200]})') from error
 
   def check_config(self, config: Mapping[str, Any]) -> None:
-    """Raises UserError if `config.data` has other vocabularies than the data set."""
+    """Raises UserError if `config`, the group config.data, has other vocabularies than the data set."""
     for field in VOCABULARY_FIELDS:
       if config[field] != self._manifest[field]:
         raise UserError(

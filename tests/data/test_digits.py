@@ -137,7 +137,7 @@ def test_tfds_images_may_have_colours_but_not_several_sizes_or_16_bits(prepared)
     ({'path': 'no.npz'}, r'no\.npz: no such file'),
     ({'validation': 12}, 'validation must be from 1 to 11 of the 12 pictures, got 12'),
     ({'canvas': 3}, 'canvas=3 is smaller than the pictures; expected 0 or at least 4'),
-    ({'clutter': 2}, 'clutter=2 needs a canvas'),
+    ({'clutter': 2}, 'clutter=2 needs a canvas of at least 4 pixels, got canvas=0'),
     ({'objects': 2}, 'objects=2 needs a canvas of at least 8 pixels, got canvas=0'),
     ({'objects': 3, 'canvas': 9}, 'objects=3 needs a canvas of at least 12 pixels, got canvas=9'),
     ({'canvas': 9, 'clutter': 1, 'piece': 5}, 'piece must be from 1 to 4, the shorter side of the pictures, got 5'),
@@ -176,7 +176,7 @@ def test_invalid_arrays_are_reported(folder):
     ({'x_test': np.zeros((3, 5, 5), np.uint8)}, r'x_test must be uint8 \[P, 4, 4\], got uint8 \[3, 5, 5\]'),
     ({'y_train': np.eye(12)}, r'y_train must be whole numbers \[12\], got float64 \[12, 12\]'),
     ({'y_test': np.array(list('abc'))}, r'y_test must be whole numbers \[3\], got <U1 \[3\]'),
-    ({'y_train': np.arange(12) - 1}, r'y_train\[0\] must be from 0 to 10, as in training, got -1'),
+    ({'y_train': np.arange(12) - 1}, r'y_train\[0\] must be from 0 to 10, got -1'),
     ({'y_test': np.array([0, 10, 1])}, r'y_test\[1\] must be from 0 to 9, as in training, got 10'),
     ({'x_test': arrays['x_test'][:0], 'y_test': np.arange(0)}, r'x_test must have .* picture .*, got \[0, 4, 4\]'),
   ]:

@@ -156,10 +156,12 @@ def test_load_pretrained_returns_grids_and_reports_errors(has_patches, monkeypat
   assert load_pretrained('~/known')[1] == 4
   with pytest.raises(UserError, match=r'known: cannot process pictures of \(8, 8\) pixels \(Input image size'):
     network(np.zeros((1, 8, 8, 3), np.uint8))
-  with pytest.raises(UserError, match=r'missing: not an image model of transformers \(missing is not a folder\)'):
+  with pytest.raises(
+    UserError, match=r'missing: cannot be loaded as an image model of transformers \(missing is not a folder\)'
+  ):
     load_pretrained('missing')
   with pytest.raises(
-    UserError, match=r'damaged: not an image model of transformers \(Error while deserializing header\)'
+    UserError, match=r'damaged: cannot be loaded as an image model of transformers \(Error while deserializing header\)'
   ):
     load_pretrained('damaged')
   monkeypatch.setitem(sys.modules, 'transformers', None)

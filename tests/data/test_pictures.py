@@ -71,7 +71,10 @@ def test_invalid_features_are_reported(folder):
   grids = {f'{i}.png': np.zeros((2, 2, 5)) for i in range(10)}
   for invalid, message in [
     (np.zeros((6, 5)), r"captions\.csv:6: features of '2\.png' must be \[height, width, features\].*, got \[6, 5\]"),
-    (np.zeros((2, 3, 5)), r'captions\.csv:6: 2\.png must have the shape of earlier rows \[2, 2, 5\], got \[2, 3, 5\]'),
+    (
+      np.zeros((2, 3, 5)),
+      r'captions\.csv:6: 2\.png must have the shape of the pictures read before it \[2, 2, 5\], got \[2, 3, 5\]',
+    ),
     (np.full((2, 2, 5), np.nan), r"captions\.csv:6: features of '2\.png' must be finite numbers of float32, got nan"),
     (np.zeros((0, 5)), r"captions\.csv:6: features of '2\.png' must be .*, and not empty, got \[0, 5\]"),
     (np.zeros((0, 2, 5)), r"captions\.csv:6: features of '2\.png' must be .*, and not empty, got \[0, 2, 5\]"),
@@ -166,7 +169,7 @@ def test_invalid_tables_are_reported(folder):
   with pytest.raises(UserError, match=r'captions\.csv:2: split is empty'):
     load(folder)
   path.write_text('image,caption,split\n1.png,b,test\n')
-  with pytest.raises(UserError, match='no row of split train; it has: test'):
+  with pytest.raises(UserError, match='no row of split train, only of: test; expected at least one'):
     load(folder)
   path.write_text('image,caption,split\n1.png,b,train\n2.png,b,test\n1.png,c,test\n')
   with pytest.raises(UserError, match=r'captions\.csv:4: 1\.png is in split train too'):

@@ -58,7 +58,7 @@ CASES = (str, str, str, str, str.lower, str.lower, str.upper, str.title)  # str:
 SPACING_SHARE = 0.3  # of the examples have spacing noise
 NO_DOT_SHARE = 0.2  # of the names lose the dot of their abbreviation
 SEPARATORS = frozenset('./-,')
-IDLE_SPACE = re.compile(r'(?<!\d) | (?!\d)')  # a space that does not separate two numbers
+IDLE_SPACE = re.compile(r'(?<!\d) | (?!\d)')  # every space but a single one between two digits
 
 
 class SplitSlots(NamedTuple):
