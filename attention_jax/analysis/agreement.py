@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.functional.alignments import softmax
+from attention_jax.functional.masking import at_least_float32
 
 PENALTY = 500.0  # λ, the factor of the output change beyond ε in the objective. Jain & Wallace 2019, section 4.2.2
 
@@ -82,6 +83,7 @@ def permutation_effect(
   Returns:
     [], from 0 (the order of the weights does not matter) to 1.
   """
+  weights = at_least_float32(weights)
   original = fn(weights)
   unmasked_first = jnp.argsort(~mask)
 
@@ -118,6 +120,7 @@ def adversarial_weights(
   """
   import optax
 
+  weights = at_least_float32(weights)
   original = fn(weights)
   optimizer = optax.adam(learning_rate)
 

@@ -164,7 +164,8 @@ def abbreviate(text: str, max_length: int) -> str:
   if len(text) <= max_length:
     return text
   start = max_length // 2
-  return f'{text[:start]}…{text[-(max_length - start - 1) :]}'
+  end = len(text) - (max_length - start - 1)
+  return f'{text[:start]}…{text[end:]}'
 
 
 def last_words(words: Sequence[str], max_length: int) -> str:

@@ -46,6 +46,7 @@ def write_features(
   """
   if not names:
     raise UserError(f'{folder}: no images; expected files that end with one of: {", ".join(IMAGE_EXTENSIONS)}')
+  shape = ()
   try:
     with write_atomic(path) as temporary, zipfile.ZipFile(temporary, 'w') as file:
       for start in range(0, len(names), batch):
@@ -54,13 +55,16 @@ def write_features(
         if grids.ndim != 4 or len(grids) != len(batch_names):
           expected = f'[{len(batch_names)}, rows, columns, features]'
           raise UserError(f'the network must return {expected}, got {list(grids.shape)}')
+        shape = shape or grids.shape[1:]
+        if grids.shape[1:] != shape:
+          raise UserError(f'all grids must have the shape {list(shape)} of the first, got {list(grids.shape[1:])}')
         for name, grid in zip(batch_names, grids, strict=True):
           with file.open(f'{name}.npy', 'w', force_zip64=True) as entry:
             np.lib.format.write_array(entry, _to_float16(grid, name))
         on_batch(len(batch_names))
   except OSError as error:
     raise UserError(f'{path}: cannot be written ({error.strerror or error})') from error
-  return grids.shape[1:]
+  return shape
 
 
 def _to_float16(grid: np.ndarray, name: str) -> np.ndarray:

@@ -11,7 +11,7 @@ from attention_jax.data.encoding import assign_buckets, check_buckets
 from attention_jax.data.tasks import TranslationData
 from attention_jax.errors import UserError
 from attention_jax.inference.compiled_search import compile_beam_search
-from attention_jax.inference.predictor import max_output_length, search_lengths
+from attention_jax.inference.predictor import max_output_length
 from attention_jax.losses.objectives import OBJECTIVES
 from attention_jax.models.encoder_decoder import EncoderDecoder
 from attention_jax.specs import parse
@@ -68,7 +68,8 @@ def check_lengths(config: Config, data: TranslationData, model: EncoderDecoder, 
   trace_loss(loss, params, dummy_batch(max(sources), max(targets)))
   searched = [encoded for split, encoded in data.encoded.items() if split != 'train']
   longest = max((int(encoded.lengths[0].max(initial=1)) for encoded in searched), default=1)
-  padded = min(size for size in search_lengths(buckets, longest) if size >= longest)
+  # Sources longer than all buckets are padded beyond their length only if the model accepts it, see Predictor.
+  search_length = min((source for source, _ in buckets if source >= longest), default=longest)
   search = compile_beam_search(model, 1, max_output_length(buckets, config['evaluation']['max_length']))
-  batch = dummy_batch(max(*sources, padded))
+  batch = dummy_batch(max(*sources, search_length))
   jax.eval_shape(search, params, batch.source, batch.source_mask)

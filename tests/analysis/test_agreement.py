@@ -98,3 +98,9 @@ def test_adversarial_weights_are_the_original_ones_if_no_step_is_within_epsilon(
   adversarial = analysis.adversarial_weights(outputs, WEIGHTS, MASK, jax.random.key(1), epsilon=1e-9, steps=3)
   np.testing.assert_array_equal(adversarial.weights, WEIGHTS)
   assert adversarial.divergence == 0
+
+
+def test_adversarial_weights_of_bfloat16():
+  weights = WEIGHTS.astype(jnp.bfloat16)
+  adversarial = analysis.adversarial_weights(outputs, weights, MASK, jax.random.key(1), steps=3)
+  assert adversarial.weights.dtype == jnp.float32 and np.isfinite(adversarial.divergence)

@@ -87,7 +87,9 @@ def test_image_is_brightest_at_the_centre_of_the_cell():
   assert lit[3, 5, 0] == lit.max() > lit[4, 5, 0]
 
 
-@pytest.mark.parametrize(('text', 'length', 'expected'), [('abcdef', 6, 'abcdef'), ('abcdefg', 5, 'ab…fg')])
+@pytest.mark.parametrize(
+  ('text', 'length', 'expected'), [('abcdef', 6, 'abcdef'), ('abcdefg', 5, 'ab…fg'), ('abc', 2, 'a…')]
+)
 def test_titles_are_cut_in_the_middle(text, length, expected):
   assert image_overlays.abbreviate(text, length) == expected
 

@@ -61,6 +61,13 @@ def test_a_failed_write_leaves_no_file(folder):
     write_features(folder / 'grid.npz', folder / 'images', list_images(folder / 'images'), network, size=8, batch=1)
   with pytest.raises(UserError, match=r'the network must return \[1, rows, columns, features\], got \[1\]'):
     write_features(folder / 'grid.npz', folder / 'images', ['a.png'], lambda x: x[:, 0, 0, 0], size=8)
+  sizes = iter((2, 3))
+
+  def grids_of_next_size(x):
+    return np.zeros((len(x), next(sizes), 2, 3))
+
+  with pytest.raises(UserError, match=r'must have the shape \[2, 2, 3\] of the first, got \[3, 2, 3\]'):
+    write_features(folder / 'grid.npz', folder / 'images', ['a.png'] * 2, grids_of_next_size, size=8, batch=1)
   for number, got in ((7e4, '70000 to 70000'), (np.nan, 'nan to nan')):
     with pytest.raises(UserError, match=rf'a\.png: features must be finite numbers .* to 65504, got {got}'):
       write_features(

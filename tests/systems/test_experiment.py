@@ -1,5 +1,6 @@
 """Training of whole experiments: what is checked before a folder is touched, what is written, and resuming."""
 
+import contextlib
 import json
 import math
 import shutil
@@ -92,6 +93,18 @@ def test_data_errors_are_raised_before_the_folder_is_touched(data_folder, tmp_pa
     train_quietly(tiny_config(data_folder, **fields), tmp_path / 'run')
   assert message in str(error.value)
   assert not (tmp_path / 'run').exists()
+
+
+def test_a_source_of_the_greatest_length_of_the_model_is_no_error(data_folder, tmp_path):
+  """Longer sources than the buckets are padded to multiples of 32 only if the model accepts such a length."""
+  folder = shutil.copytree(data_folder, tmp_path / 'data')
+  with open(folder / 'validation.tsv', 'a', encoding='utf-8') as file:
+    file.write(f'{" ".join("a" * 33)}\ta\t0-0\n')
+  for max_positions, message in ((34, None), (33, 'the memory has S=34 positions but w only max_positions=33 rows')):
+    fields = {'model__attention__score': f'location(max_positions={max_positions})'}
+    system = TranslationSystem.load(tiny_config(folder, **fields), None)
+    with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
+      system.check_data(lambda line: None)
 
 
 @pytest.mark.parametrize('system', SYSTEMS)
