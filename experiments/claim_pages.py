@@ -23,11 +23,12 @@ from attention_jax.systems.base import Log
 from configs.claims.scaled_dot import HEADS
 from experiments.result_tables import PROJECT, write_documents
 
-Tables = Mapping[str, tuple[Table, Plot | None]]  # name of the table -> table, and the plot of its picture
-GRADIENT_WORDS = 150
+# name of the table -> table, and the plot of its picture, or None; only one table of a claim has a picture
+Tables = Mapping[str, tuple[Table, Plot | None]]
+GRADIENT_WORDS = 150  # words of the validation split whose gradients are measured
 MEASURED_WIDTH = 64  # of the models whose gradients and states are measured
 PROBE_WORDS = 200  # for fitting, and as many for testing
-PROBE_OFFSETS = (-2, -1, 0, 1, 2)
+PROBE_OFFSETS = (-2, -1, 0, 1, 2)  # positions of the probed tokens, relative to that of the state
 
 
 class Claim(NamedTuple):
@@ -37,7 +38,7 @@ class Claim(NamedTuple):
     page: the page in docs/claims/, without its suffix.
     sweep: the sweep file in configs/claims/, without its suffix.
     measure: the settings of the finished sweep -> the tables of the page.
-    full: name of the form of the sweep for accelerators.
+    full: name of the preset of the sweep file for accelerators.
   """
 
   page: str
@@ -307,13 +308,13 @@ CLAIMS: Mapping[str, Claim] = {
 
 
 def measure_claim(claim: Claim, folder: Path, hardware: str, log: Log, root: Path = PROJECT) -> None:
-  """Writes the records and the picture of a claim, and the tables of its page.
+  """Writes the records and the picture of a claim, and every document whose tables differ from the records.
 
   Args:
     claim: the claim.
     folder: the folder of its finished sweep.
     hardware: the hardware on which the sweep was run.
-    log: called with a line for each file.
+    log: called with a line for each record and picture; the documents are printed.
     root: the folder of results/ and docs/.
   """
   for name, (table, plot) in claim.measure(finished_settings(folder)).items():

@@ -1,8 +1,10 @@
-"""python -m experiments.compile_for_tpu [--topology=v5e:2x2]
+"""Compiles the Pallas kernels of additive attention, forward and backward, for a TPU that is not attached.
 
-Compiles the Pallas kernels, forward and backward, for a TPU that is not attached (pip install libtpu, see
-requirements-bench.txt). The batch is sharded over all devices of the topology. This finds what the TPU compiler
-rejects. Nothing runs, so no speed is measured. `compile_for_pod` compiles the updates of a config.
+  python -m experiments.compile_for_tpu --topology=v5e:2x2
+
+Needs libtpu (pip install libtpu, see requirements-bench.txt). The batch is sharded over all devices of the topology.
+This finds what the TPU compiler rejects. Nothing runs, so no speed is measured. `compile_for_pod` compiles the updates
+of a config.
 """
 
 from experiments.process_settings import prepare_process

@@ -60,7 +60,7 @@ def load_sweep(path: str) -> Sweep | None:
     path: 'FILE' or 'FILE:PRESET'; the preset is passed to a get_sweep that has a parameter.
 
   Raises:
-    UserError: for a mistake in get_sweep().
+    UserError: for a file that does not exist, and for a mistake in it.
   """
   path, *preset = find_config(path).split(':', 1)
 
@@ -113,13 +113,13 @@ def run_user_file(path: str, use: Callable[[dict[str, Any]], Any], purpose: str)
   Args:
     path: the file.
     use: a function of the names that the file defines; its errors are reported like those of the file.
-    purpose: what such a file is expected to define, appended to the message of an error.
+    purpose: what such a file is expected to define, appended to errors other than SyntaxError and UserError.
 
   Returns:
     The result of `use`.
 
   Raises:
-    UserError: with the line of the mistake.
+    UserError: with the line of a mistake in the file. A UserError that the file or `use` raises is unchanged.
   """
   try:
     return use(runpy.run_path(path))
@@ -143,7 +143,8 @@ def check_config_arguments(arguments: Sequence[str]) -> None:
     arguments: the command line without the name of the program.
 
   Raises:
-    UserError: for a file or preset that does not exist, an unknown field, and a value of another type.
+    UserError: for a file or preset that does not exist, an unknown field or a group of fields, a value of another type,
+      a field before --config, and a tuple that is set twice.
   """
   config = None
   names = set()
@@ -165,13 +166,16 @@ def check_config_arguments(arguments: Sequence[str]) -> None:
 
 
 def _check_field(config: ConfigDict, name: str, value: str, has_value: bool) -> type:
-  """Returns the type of a field, after checking that it exists and that `value` is of its type.
+  """Returns the type of a field, after checking that it exists and, for the types of FIELD_PARSERS, its value.
 
   Args:
     config: the config.
     name: the path of the field, 'config.training.steps'.
     value: its new value.
     has_value: whether the flag has the form --name=value; a switch may omit the value.
+
+  Raises:
+    UserError: for an unknown field, a group of fields, and a value of another type.
   """
   field: Any = config
   path, *parts = name.split('.')

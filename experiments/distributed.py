@@ -1,4 +1,4 @@
-"""Starts programs that several processes run together, and ends the other processes when one is lost."""
+"""Joins the processes that run a program together; when one of them is lost, the others end."""
 
 import contextlib
 import os
@@ -35,7 +35,8 @@ def several_processes() -> Iterator[None]:
   names it, or at once if it is process 0.
 
   Raises:
-    UserError: for flags that contradict each other, and for a cluster that jax does not detect.
+    UserError: for flags that are missing or contradict each other, for a cluster that jax does not detect, and for a
+      coordinator that cannot be started.
   """
   if not (FLAGS.distributed or _requested_by_flags()):
     yield
@@ -50,7 +51,11 @@ def several_processes() -> Iterator[None]:
 
 
 def _requested_by_flags() -> bool:
-  """Returns whether --coordinator, --processes and --process are set, which must be set together."""
+  """Returns whether --coordinator, --processes and --process are set.
+
+  Raises:
+    UserError: if only some of them are set, and for a value that is not valid.
+  """
   values = {name: FLAGS[name].value for name in ('coordinator', 'processes', 'process')}
   missing = [name for name, value in values.items() if value is None]
   if len(missing) == len(values):
@@ -79,8 +84,13 @@ def _initialize(timeout: int) -> None:
       shutdown_timeout_seconds=timeout,
     )
   except (ValueError, RuntimeError) as error:
+    reason = ' '.join(str(error).split())[:200]
+    if FLAGS.coordinator:
+      raise UserError(
+        f'--coordinator={FLAGS.coordinator}: {reason}; expected HOST:PORT of process 0, a free port'
+      ) from error
     remedy = 'it needs a cluster that jax detects, such as Slurm or a TPU, or --coordinator, --processes and --process'
-    raise UserError(f'--distributed: {" ".join(str(error).split())[:200]}; {remedy}') from error
+    raise UserError(f'--distributed: {reason}; {remedy}') from error
   finally:
     timer.cancel()
 
@@ -89,9 +99,12 @@ def _exit_alone(timeout: int) -> None:
   """Ends this process because not all of the others have arrived."""
   name = 'this process' if FLAGS.process is None else f'process {FLAGS.process} of {FLAGS.processes}'
   address = FLAGS.coordinator or os.environ.get('JAX_COORDINATOR_ADDRESS', 'the coordinator')
+  start = (
+    'one process for each index with the same --coordinator' if FLAGS.coordinator else 'all processes of the cluster'
+  )
   print(
     f'error: {name} has waited {timeout} s at {address} for {_absent_processes()}; '
-    'start one process for each index with the same --coordinator, or raise --peer_timeout',
+    f'start {start}, or raise --peer_timeout',
     file=sys.stderr,
     flush=True,
   )

@@ -1,4 +1,4 @@
-"""Evaluates a trained run on any split of its task and writes the hypotheses, one per line.
+"""Evaluates a trained run on any split of its task; --output writes the hypotheses, one per line.
 
 python -m experiments.evaluate --workdir=runs/dates --split=unseen --output=unseen.txt
 python -m experiments.evaluate --workdir=runs/a,runs/b --checkpoint=average
@@ -113,7 +113,7 @@ def _check_bins() -> str | None:
 
 
 def _has_forced_metrics(system: Any) -> bool:
-  """Whether metrics by bins include those of the references by teacher forcing."""
+  """Returns whether metrics by bins include those of the references by teacher forcing."""
   from attention_jax.systems.base import SupportsTranslation
 
   return not FLAGS.hypotheses and isinstance(system, SupportsTranslation)

@@ -1,4 +1,4 @@
-"""Writes a run folder with only the files that prediction reads, without the state of the optimiser.
+"""Writes a copy of a run folder with the parameters of one checkpoint, without the state from which training resumes.
 
   python -m experiments.export_run --workdir=runs/dates --output=shared/dates
   echo 'March 5th, 1999' | python -m experiments.translate --workdir=shared/dates
@@ -16,12 +16,14 @@ from absl import flags
 from experiments.launch import FLAGS, launch, require_flag
 
 flags.DEFINE_string('workdir', None, 'the folder of a trained run')
-flags.DEFINE_string('checkpoint', 'best', 'best, latest, average or the step of a checkpoint')
+flags.DEFINE_string(
+  'checkpoint', 'best', 'best, latest, average, the step of a checkpoint, or a file of weights (.safetensors)'
+)
 flags.DEFINE_string('output', None, 'the new folder')
 
 
 def main() -> None:
-  """Writes the run of --workdir to the folder --output, with only the files that prediction reads."""
+  """Writes the run of --workdir, with the parameters of --checkpoint, to the folder --output."""
   from attention_jax.systems.export import export_run
 
   size = export_run(require_flag('workdir'), require_flag('output'), FLAGS.checkpoint)

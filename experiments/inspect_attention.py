@@ -10,12 +10,12 @@
   python -m experiments.inspect_attention --workdir=runs/dates --serve
 
 For rows of a split of sentences, weights are those of the reference target, and gold links are outlined squares if the
-split has them. For --text and for rows of pictures, weights are those of the best hypothesis. For a run of translation,
-the suffix of --output selects the format: .png for heatmaps, .html for a page that shows weights token by token in a
-browser and needs no network, .json for all numbers. For captions, glimpses and memories, .html is a page with a slider
-over words or steps. --serve shows the page of translation for sources that are typed into it, at an address that only
-this machine can reach. --edit shows what changes with edited weights, of all layers and heads or of one:
-'fixed(at=2, position=1, layer=0, head=3)'.
+split has them. For --text and for rows of pictures, weights are those of the best hypothesis, or for --text of the
+--hypotheses best ones. For a run of translation, the suffix of --output selects the format: .png for heatmaps, .html
+for a page that shows weights token by token in a browser and needs no network, .json for all numbers. For captions,
+glimpses and memories, .html is a page with a slider over words or steps. --serve shows the page of translation for
+sources that are typed into it, at an address that only this machine can reach. --edit shows what changes with edited
+weights, of all layers and heads or of one: 'fixed(at=2, position=1, layer=0, head=3)'.
 """
 
 from experiments.process_settings import prepare_process
@@ -58,7 +58,11 @@ flags.DEFINE_string('output', None, 'a new file; by default a file in the workdi
 
 
 def main() -> None:
-  """Writes or serves the attention weights of the run of --workdir. Raises UserError for an invalid --text."""
+  """Writes or serves the attention weights of the run of --workdir.
+
+  Raises:
+    UserError: for flags that have no effect or do not fit the run, and for an invalid --text.
+  """
   from attention_jax.analysis import reading_files, serving
   from attention_jax.analysis.reading import SupportsReadings
   from attention_jax.systems import runs
@@ -145,7 +149,7 @@ def _check_serve(name: str, has_readings: bool) -> None:
 
 
 def _check_plot(name: str, system: type, path: Path, output: str | None) -> None:
-  """Raises UserError for flags that do not fit a system without readings."""
+  """Raises UserError for flags that do not fit a system without readings, and for a file that exists already."""
   suffixes = dict.fromkeys([Path(system.plot_filename).suffix, PAGE])
   if path.suffix.lower() not in suffixes:
     raise UserError(f'--output={path} must end with {" or ".join(suffixes)}, the formats of this run')

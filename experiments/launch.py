@@ -1,4 +1,4 @@
-"""Shared start of every program. A user error prints one line and exits with status 2, without a traceback."""
+"""Shared start of every program. User errors are printed, one per line, without a traceback; the exit status is 2."""
 
 import errno
 import io
@@ -23,7 +23,7 @@ from experiments.process_settings import return_freed_memory
 FLAGS = flags.FLAGS
 DISK_ERRORS = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
 MEMORY_ERRORS = ('RESOURCE_EXHAUSTED', 'bad_alloc', 'Out of memory')
-# Tokens of an output: every step of a search has an entry in arrays that are allocated at its start.
+# Upper limit of --max_length: every step of a search has an entry in arrays that are allocated at its start.
 MAX_LENGTH = 100_000
 HELP_FLAGS = ('-h', '-help', '--help', '--helpfull', '--helpshort')
 SEARCH_FLAGS = (
@@ -86,7 +86,8 @@ def search_overrides() -> dict[str, Any]:
 def launch(main: Callable[..., None], takes_positional: bool = False) -> None:
   """Parses the flags and calls main().
 
-  Prints one line and exits with status 2 after an error that the user can correct; exits with 130 after an interrupt.
+  Prints a line for each mistake and exits with status 2 after an error that the user can correct; exits with 130 after
+  an interrupt, and with 0 if the reader of the output closes it.
 
   Args:
     main: the program; it reads its arguments from FLAGS.
@@ -190,7 +191,7 @@ def _exit_with_errors(messages: Sequence[str]) -> NoReturn:
 
 
 def _disk_error(error: Exception) -> str:
-  """Returns the message for a full, read-only or protected disk, '' for any other error.
+  """Returns the message for a full or read-only disk or a file without permission, '' for any other error.
 
   Libraries wrap these errors in exceptions of several types, so the text is searched.
   """
@@ -235,9 +236,10 @@ def _has_devices() -> bool:
 
 
 def _enable_compilation_cache() -> None:
-  """Stores compiled programs in the user's cache folder, unless JAX_COMPILATION_CACHE_DIR names another folder.
+  """Stores compiled programs in the user's cache folder, or in that of JAX_COMPILATION_CACHE_DIR.
 
-  By default jax stores only programs that took a second or more to compile: few of the programs of small models.
+  It stores programs that took 0.1 seconds to compile. By default jax stores only those that took a second or more: few
+  of the programs of small models.
   """
   if not jax.config.jax_compilation_cache_dir:
     jax.config.update('jax_compilation_cache_dir', cache_folder('compiled'))

@@ -34,7 +34,7 @@ ADVICE = {
       ' once per source; `additive` is the same function, faster.'
     ),
     'cosine': (
-      'Memories whose vectors differ in length, such as those of Neural Turing Machines; the key strength β is '
+      'Memories whose vectors have different norms, such as those of Neural Turing Machines; the key strength β is '
       'learned or set.'
     ),
     'location': 'A control: it does not read the memory. Useful where positions alone decide, up to a fixed length.',

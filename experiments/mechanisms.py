@@ -34,8 +34,8 @@ SOURCE = SENTENCE.split()
 TARGET = TRANSLATION.split()
 LINKS = [(0, 0), (1, 1), (2, 2), (3, 3), (6, 4), (5, 5), (4, 6), (7, 7), (7, 8), (8, 9), (9, 10), (10, 11), (11, 12)]
 LINKS += [(12, 13)]
-FEATURES = 16
-UPDATES = 40
+FEATURES = 16  # of queries and keys of the example
+UPDATES = 40  # of the fit to its links
 COST_SIZE = 256  # positions of the memory and all widths, in the section on cost
 
 
@@ -155,7 +155,7 @@ def example_weights(mechanism: Mechanism, deterministic: bool = True) -> np.ndar
 
 @functools.cache
 def make_example() -> PictureExample:
-  """Returns queries and keys of which linked pairs are similar: a query is the mean of its linked keys and noise."""
+  """Returns queries and keys of which linked pairs are similar: a query is the sum of its linked keys and of noise."""
   links = np.zeros((len(TARGET), len(SOURCE)), np.float32)
   links[[target for _, target in LINKS], [source for source, _ in LINKS]] = 1
   rng = np.random.default_rng(0)
@@ -220,12 +220,15 @@ def _caption(mechanism: Mechanism) -> str:
 def _property_table(mechanism: Mechanism) -> str:
   row = mechanism.row
   options = {name: option for name, option in option_schema(row).items() if name not in row.params}
+  partner = '`softmax`' if mechanism.kind == 'score' else '`scaled_dot`'  # as in `_implementations`
   rows = {
     'learned parameters': ', '.join(f'`{name}` {_shape(param.shape)}' for name, param in row.params.items()) or 'none',
     'options': ', '.join(f'`{name}={option.default}`' for name, option in options.items()) or 'none',
-    'queries': 'in order: it depends on earlier queries' if row.is_recurrent else 'in parallel',
+    'queries': 'in order: it depends on the number of the query or on earlier ones'
+    if row.is_recurrent
+    else 'in parallel',
     'at test time': f'`{row.at_test.__name__}`' if row.at_test else 'unchanged',
-    'implementations': ', '.join(f'`{name}`' for name in _implementations(mechanism)),
+    f'implementations, with {partner}': ', '.join(f'`{name}`' for name in _implementations(mechanism)),
     f'parameters, all widths {COST_SIZE}': f'{_parameter_count(mechanism):,}',
     f'products for one query over {COST_SIZE} positions': f'{_query_flop(mechanism):,.0f} FLOP',
   }
@@ -237,6 +240,7 @@ def _property_table(mechanism: Mechanism) -> str:
 
 
 def _implementations(mechanism: Mechanism) -> list[str]:
+  """Returns the implementations that support a score with softmax, or an alignment with scaled_dot."""
   score = mechanism.row if mechanism.kind == 'score' else SCORES['scaled_dot']
   alignment = mechanism.row if mechanism.kind == 'alignment' else ALIGNMENTS['softmax']
   with compile_for('gpu'):  # independent of the devices of this machine

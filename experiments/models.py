@@ -28,7 +28,11 @@ flags.DEFINE_string('workdir', 'runs/models', 'the folder of the trainings')
 
 
 def main() -> None:
-  """Makes the ready-made models of --names. Raises UserError, before any training, if one of them cannot be made."""
+  """Makes the ready-made models of --names.
+
+  Raises:
+    UserError: before any training, for an unknown name, and for one that needs --folder, which is missing.
+  """
   from attention_jax.errors import UserError
   from attention_jax.systems.ready_made import READY_MADE, ready_made_folder
   from attention_jax.training.paths import run_path

@@ -55,7 +55,7 @@ def return_freed_memory() -> None:
 
 
 def _is_program(command: list[str]) -> bool:
-  """Whether a command line is `python -m experiments.NAME ...` or `attention-jax NAME ...`."""
+  """Returns whether a command line is `python -m experiments.NAME ...` or `attention-jax NAME ...`."""
   if len(command) > 1 and os.path.basename(command[1]) == 'attention-jax':
     return True
   module = next((argument for flag, argument in itertools.pairwise(command) if flag == '-m'), '')

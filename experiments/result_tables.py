@@ -26,7 +26,7 @@ def outdated_documents(root: Path = PROJECT) -> Mapping[Path, str]:
 
 
 def write_documents(root: Path = PROJECT) -> None:
-  """Writes every table into its documents."""
+  """Writes the documents whose tables differ from the records."""
   for path, text in outdated_documents(root).items():
     atomic.write_text(path, text)
     print(f'written to {path}')
@@ -54,7 +54,7 @@ def add_results(folder: Path, name: str, config: str, hardware: str, records: Pa
   Args:
     folder: the folder.
     name: the table.
-    config: config file and preset of a run folder.
+    config: 'FILE:PRESET' of a run folder, or of a sweep that was started without a preset; otherwise ''.
     hardware: the hardware on which the runs were measured.
     records: the folder of the tables.
 

@@ -20,7 +20,7 @@ from experiments.result_tables import add_results, check_flags, outdated_documen
 flags.DEFINE_bool('check', False, 'write nothing; fail if a document differs from the records')
 flags.DEFINE_string('add', None, 'the folder of a finished run or of a sweep')
 flags.DEFINE_string('table', None, 'name of the table in results/ to which --add adds rows')
-flags.DEFINE_string('config', '', 'config file and preset of a run folder, FILE:PRESET, without the flags of the run')
+flags.DEFINE_string('config', '', 'FILE:PRESET of a run folder, or of a sweep that was started without a preset')
 flags.DEFINE_string('hardware', None, "hardware on which the runs of --add were measured, such as '2 cores'")
 
 

@@ -45,7 +45,7 @@ LINK = re.compile(r'(?<!\!)\[([^\]]*)\]\(([^)#:\s]+)(#[^)]*)?\)')
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-  """Adds mechanisms, the API reference and the claims to the navigation."""
+  """Adds mechanisms, the API reference, the claims and the unlisted documents to the navigation."""
   config.nav = navigation(config.nav)
   return config
 
@@ -115,7 +115,10 @@ def site_files() -> dict[str, Source]:
 
 
 def api_page(name: str) -> str:
-  """Returns the page of API_MODULES with this name: an entry of mkdocstrings for each public name."""
+  """Returns the page of API_MODULES with this name.
+
+  It has an entry of mkdocstrings for each public name, or a link if the name has a page of its own.
+  """
   module, _ = API_MODULES[name]
   parts = [f'# {module}']
   for public_name, path in api_entries(name).items():
@@ -138,7 +141,7 @@ def api_entries(name: str) -> dict[str, str | None]:
 
 
 def model_files() -> dict[str, Source]:
-  """Returns a page with the ready-made models that have been made, and what each of them attends to.
+  """Returns a page about the ready-made models, and a page for each that has been made, with what it attends to.
 
   Models of data that may not be distributed are left out.
   """

@@ -33,7 +33,7 @@ INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: a temporary failure, to be tried 
 
 
 def main() -> None:
-  """Trains the run of --workdir, or resumes it. Raises UserError if --config is missing."""
+  """Trains --config in the folder --workdir, or resumes it. Raises UserError if one of the two flags is missing."""
   if FLAGS.config is None:
     raise UserError('--config is missing; for example --config=configs/dates.py:bahdanau2015_deep_tanh')
   if FLAGS.help_config:

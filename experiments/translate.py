@@ -12,8 +12,9 @@
 
 With --nbest, with --alignments, and with --samples=2 or more without --mbr, a line of output has fields separated by
 tabs: line number, score, hypothesis and, with --alignments, source-target pairs in Pharaoh format, counted from 0.
-Blank input lines then have no line of output. --json prints one object per input line. --stream prints each token as
-soon as enough of its line has arrived on stdin; it needs greedy search, the alignment monotonic or mocha,
+Blank lines and lines that are too long for the model then have no line of output. --json prints one object per input
+line. --stream prints each token as soon as enough of its line has arrived on stdin. It searches greedily, whatever the
+config has, and needs the alignment monotonic or mocha, a score of the query and one position alone, one head,
 rnn(direction="forward") and bridge=False.
 """
 
@@ -45,7 +46,7 @@ from experiments.tables import round_weights
 SAMPLING_OPTIONS = ('seed', 'temperature', 'top_k', 'top_p', 'min_p')
 SHARED_FLAGS = ('max_length', 'replace_unknown', 'shortlist')  # search flags that sampling uses too
 WINDOW = 4096  # lines that are decoded, sorted by length, before the first of them is printed
-# The only values that these flags may have with --stream.
+# The only values that these flags may have with --stream, unless they are not set (None).
 STREAM_VALUES = {
   'input': '-',
   'beams': 1,

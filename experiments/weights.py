@@ -31,7 +31,7 @@ def main() -> None:
   """Writes the weights of a run, or those of --input, to --output; or lists their names and shapes.
 
   Raises:
-    UserError: for flags that exclude each other.
+    UserError: for flags that exclude each other or are missing.
   """
   from attention_jax.modules.weights import check_suffix, flatten_names, save_weights
 

@@ -4,7 +4,7 @@
   python -m experiments.train --config=configs/imdb.py:yang2016 --config.data.folder=FOLDER --workdir=runs/imdb \\
     --config.initial_vectors=vectors.txt
 
-The size of the vectors is config.model.embedding. Every program that reads vectors of word2vec reads the file.
+The size of the vectors is config.model.embedding. The file has the text format of word2vec.
 """
 
 from experiments.process_settings import prepare_process

@@ -20,15 +20,15 @@ from experiments.benchmarks.measure import (
   median_seconds,
 )
 
-MATRIX_ROWS = {'cpu': 2048}  # rows of the square product
-ACCELERATOR_ROWS = 8192  # large enough that the overhead of a call is negligible
-COPIED_VALUES = 2**25  # more than any cache holds
+MATRIX_ROWS = {'cpu': 2048}  # backend -> rows of each factor of the square product
+ACCELERATOR_ROWS = 8192  # on other backends; large enough that the overhead of a call is negligible
+COPIED_VALUES = 2**25  # float32, 128 MiB: more than most caches hold
 VALUES = 2**20  # values that are read for the special functions
 EVALUATIONS = 64  # evaluations of a special function for each value that is read
 
 
 def machine_limits(bench: BenchmarkContext) -> list[Timing]:
-  """Measures the rates of a square product, of a copy larger than any cache, of tanh and of division.
+  """Measures the rates of a square product, of a copy of COPIED_VALUES, of tanh and of division.
 
   tanh and division are evaluated many times for each value that is read; otherwise the reading would dominate.
   """
@@ -61,7 +61,7 @@ def time_matmuls(counts: Counter, *, gradients: bool) -> tuple[float, float]:
     gradients: whether to include the gradients with respect to both factors.
 
   Returns:
-    (seconds, FLOP).
+    (seconds, FLOP) of all products together.
   """
   seconds = 0.0
   flop = 0.0

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-MIN_TURN = 0.02  # seconds of a timed turn on an accelerator, which starts a call while an earlier one still runs
-MAX_CALLS = 200  # calls of a timed turn
+# Least seconds of the timed part of a turn on an accelerator, which starts a call while an earlier one still runs.
+MIN_TURN = 0.02
+MAX_CALLS = 200  # largest number of calls of the timed part of a turn, even if they take less than MIN_TURN
 
 
 def _raise(case_name: str, error: Exception) -> None:
@@ -24,17 +25,17 @@ class BenchmarkContext(NamedTuple):
 
   Attributes:
     log: called with each line of progress.
-    repeats: number of timed runs of each side.
+    repeats: number of turns in which a side is timed; some suites limit or fix it.
     dtype: the dtype in which attention and models compute, 'float32' or 'bfloat16'.
     compile_threads: number of threads that compile; None for the number of cores.
-    torch_compile: whether torch.compile is compared with, which takes up to a minute to compile a model.
+    torch_compile: whether to compare with torch.compile, which may take minutes to compile a model.
     joey: an interpreter with Joey NMT, or ''.
     run: the folder of a trained run, for the suite translation; or ''.
     data: the folder of its test set, see trained.py; or ''.
     data_root: the folder with the data sets of the suites startup and prepared.
     pairs: number of pairs of the suite prepared, or 0.
     checkout: a checkout of another commit, whose start is compared by the suite startup; or ''.
-    report_failure: called with the name of a failed case and the error; the suite continues unless it raises the error.
+    report_failure: called with the name of a failed case and the error; by default it raises the error.
   """
 
   log: Callable[[str], None]
@@ -52,7 +53,7 @@ class BenchmarkContext(NamedTuple):
 
   @property
   def torch_dtypes(self) -> tuple[str, ...]:
-    """The dtypes in which PyTorch's models are measured, if it can be: float32 and `dtype`."""
+    """The dtypes in which PyTorch's models are measured: float32 and, if it is another one, `dtype`."""
     return tuple(dict.fromkeys(('float32', self.dtype)))
 
   def compile_sides(self, makers: Mapping[Hashable, Callable[[], 'Side']]) -> dict[Hashable, 'Side']:
@@ -94,7 +95,7 @@ class Timing:
     speed: the median of the first side divided by that of this one.
     amount: how much of `unit` one run does; 0 if there is no meaningful rate.
     unit: the unit of `amount`.
-    memory: as in Side.
+    memory: as in Side; in the suite memory, the peak resident bytes of a process without those of its imports.
     note: a remark for the report.
   """
 
@@ -167,8 +168,8 @@ def compare(
   """Times all sides in turns.
 
   A turn is one run that is not timed and one that is. The first refills the caches and pages that the previous side
-  evicted. On an accelerator the timed part of a turn is as many calls as take MIN_TURN, so that the time in which the
-  host starts a call is hidden where the device takes longer.
+  evicted. On an accelerator the timed part of a turn is as many calls as take MIN_TURN, at most MAX_CALLS, so that the
+  time in which the host starts a call is hidden where the device takes longer; each call counts with their mean time.
 
   Args:
     suite: name of the suite.

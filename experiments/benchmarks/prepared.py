@@ -1,8 +1,8 @@
 """Data sets on disk: the rate of preparation, the time from the command to the first batch, and the rate of reading.
 
 `python -m experiments.benchmarks.prepared STEP FIELDS START` runs one of STEPS in a process of its own. FIELDS are
-fields of the config as JSON; START is the value of time.monotonic() when the command was started. It prints its
-measurements as JSON.
+fields of the config as JSON, and an argument of the step: `output`, a folder, or `batches`, a number. START is the
+value of time.monotonic() when the command was started. The process prints its measurements as JSON.
 """
 
 from experiments.process_settings import prepare_process
@@ -64,7 +64,9 @@ def prepared(bench: BenchmarkContext) -> Iterator[Timing]:
 
 
 def write_pairs(source: Path, folder: Path, pairs: int) -> None:
-  """Writes pairs that repeat those of Multi30k; half are joined to a second pair. Each sentence has a word replaced.
+  """Writes pairs that repeat those of Multi30k; about half are joined to a second, random pair.
+
+  A word of each sentence is replaced by a random word of the language.
 
   Args:
     source: the folder with train.en and train.de.

@@ -76,8 +76,8 @@ def run_suites(names: Sequence[str], out: str, bench: BenchmarkContext) -> list[
     The timings of all suites.
 
   Raises:
-    UserError: for an unknown suite, for one without its requirement, for a folder that is not writable, and
-      after all suites if anything failed.
+    UserError: for an unknown suite, for one without its requirement, for a folder that cannot be made, and after all
+      suites if anything failed.
   """
   missing = {name: needed for name, (setting, needed) in REQUIREMENTS.items() if not getattr(bench, setting)}
   names = names or [name for name in SUITES if name not in missing]
@@ -149,7 +149,7 @@ def _join_items(items: Mapping[str, object]) -> str:
 
 
 def print_timings(timings: Sequence[Timing]) -> None:
-  """Prints one row per side; 'speed' is relative to the first side of the case."""
+  """Prints one row per side, and below it its note; 'speed' is relative to the first side of the case."""
   table = Table('case', 'side', box=box.SIMPLE_HEAD)
   for column in COLUMNS:
     table.add_column(column, justify='right')
@@ -190,6 +190,8 @@ def _format_number(number: float) -> str:
 
 def draw(timings: Sequence[Timing], folder: Path) -> list[Path]:
   """Draws the times of kernels, training, seeds and searches, and the growth of time and memory with size.
+
+  A picture of suites that have not run is left out.
 
   Returns:
     The files that were written.

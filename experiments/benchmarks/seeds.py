@@ -26,7 +26,7 @@ CASES = {
 
 
 def make_batch(rows: int, vocab_sizes: tuple[int, int], bucket: tuple[int, int]) -> Batch:
-  """Returns random rows that fill at least two thirds of a bucket.
+  """Returns a batch of random rows, whose lengths are at least two thirds of those of a bucket, rounded down.
 
   Args:
     rows: number of rows.
@@ -43,14 +43,14 @@ def make_batch(rows: int, vocab_sizes: tuple[int, int], bucket: tuple[int, int])
 
 
 def _one_after_the_other(config: ConfigDict, vocab_sizes: tuple[int, int], batch: Batch, seeds: int) -> Side:
-  """Returns `seeds` updates of one run. Arguments: see `_side_by_side`."""
+  """Returns a side of `seeds` updates of one run. Arguments: see `_side_by_side`."""
   loss, init, training = _model_functions(config, vocab_sizes)
   step, init_state = prepare_training(training, loss, init, make_mesh(), 0)
   return repeated_update(step, init_state(), batch, seeds)
 
 
 def _side_by_side(config: ConfigDict, vocab_sizes: tuple[int, int], batch: Batch, seeds: int) -> Side:
-  """Returns one update of `seeds` runs.
+  """Returns a side of one update of `seeds` runs at once.
 
   Args:
     config: the config of the runs.

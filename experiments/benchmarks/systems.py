@@ -40,7 +40,7 @@ BATCH_SIZE = 128
 DROPOUT = 0.2
 AGREEMENT_TOLERANCE = 1e-5  # relative to the largest logit
 PAIRS = 29_000  # sentence pairs of the input pipeline, as in Multi30k
-MEAN_LENGTHS = (14, 13.4)
+MEAN_LENGTHS = (14, 13.4)  # tokens of a source and of a target
 RECURRENT_SIZES = {
   'source_size': VOCAB_SIZES[0],
   'target_size': VOCAB_SIZES[1],
@@ -60,7 +60,7 @@ NO_INPUT_FEEDING = {
   'model.encoder': "birnn(rnn='gru', features=512)",
   'model.decoder': "luong(rnn='gru', features=512, input_feeding=False)",
 }
-# name of the case -> preset, other fields of the config, the model of PyTorch and Joey NMT with its sizes
+# name of the case -> preset, other fields of the config, and the model of PyTorch and Joey NMT with its sizes, or None
 MODELS = {
   'bahdanau2015_deep_tanh': ('bahdanau2015_deep_tanh', {}, ('Bahdanau', RECURRENT_SIZES)),
   'luong2015_birnn, input feeding': ('luong2015_birnn', {}, None),
@@ -133,9 +133,10 @@ def jax_update(name: str, batch: Batch, dtype: str = 'float32') -> Side:
 
 
 def update_array_bytes(name: str, batch: Batch, dtype: str = 'float32') -> int:
-  """Returns the bytes of all arrays of `jax_update` while it computes gradients: the least that its process needs.
+  """Returns the bytes of the arrays of `jax_update` while it computes gradients, without those of the batch.
 
-  These are the parameters and the state of Adam, the gradients, and what the program stores for them.
+  These are the parameters and the state of Adam, the gradients, and what the program stores for them. The process needs
+  at least as much memory.
 
   Args:
     name, batch, dtype: as in `jax_update`.
@@ -269,7 +270,7 @@ def agreement(bench: BenchmarkContext) -> list[Timing]:
   """Logs the largest differences between our Transformer and those of other toolkits with the same parameters.
 
   Raises:
-    UserError: if one exceeds AGREEMENT_TOLERANCE.
+    UserError: if a difference is not less than AGREEMENT_TOLERANCE times the largest logit.
   """
   model, params = build_model('transformer2017_small')
   batch = make_batch(14)
@@ -283,7 +284,7 @@ def agreement(bench: BenchmarkContext) -> list[Timing]:
   for name, difference in differences.items():
     if difference is None:
       continue
-    bench.log(f"our Transformer's outputs differ from {name} by at most {difference:.1e}, of {largest:.2f}")
+    bench.log(f"our Transformer's outputs differ from {name} by at most {difference:.1e}; the largest is {largest:.2f}")
     if not difference < AGREEMENT_TOLERANCE * largest:
       raise UserError(
         f"our Transformer's outputs must differ from {name} by less than {AGREEMENT_TOLERANCE} of the largest, "

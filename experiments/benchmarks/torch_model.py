@@ -84,7 +84,7 @@ class Bahdanau(Recurrent):
 
     Args:
       state: [B, D].
-      gates: products of the input with the three gates [B, 3 D].
+      gates: the part of the reset gate, the update gate and the new state that the embedded token gives [B, 3 D].
       memory, key, padding: as `encode` returns them.
     """
     scores = torch.tanh(key + self.query(state).unsqueeze(1)) @ self.v
@@ -112,12 +112,12 @@ class Bahdanau(Recurrent):
     return F.cross_entropy(self.output(features), target[mask])
 
   def translate(self, source, beams, longest, alpha=0.6):
-    """Beam search; it ends when all beams of all sources have ended.
+    """Beam search; it ends when all beams of all sources have ended, or after `longest` steps.
 
     Args:
       source: ids [B, S].
       beams: beam size, 1 for greedy search.
-      longest: maximum number of tokens of an output.
+      longest: maximum number of tokens of an output, EOS included.
       alpha: exponent of the length penalty.
 
     Returns:

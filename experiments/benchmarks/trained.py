@@ -1,6 +1,6 @@
 """Translation of a test set by a trained run, beside PyTorch with the same parameters.
 
-Sentences are batched by length, and decoding ends when every sentence has ended.
+Sentences are batched by length, and the decoding of a batch ends when all its sentences have ended.
 """
 
 import itertools
@@ -25,7 +25,7 @@ from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compa
 BATCH_SIZE = 128  # of PyTorch
 TORCH_ATTENTION = {'score': 'additive', 'alignment': 'softmax', 'heads': 1}  # fields of config.model.attention
 METRIC = 'bleu(tokenize="none")'
-SHORTLIST = 10  # translations of each source token, and frequent tokens
+SHORTLIST = 10  # number of translations of each source token, and of frequent tokens
 
 
 def translation(bench: BenchmarkContext) -> list[Timing]:
@@ -39,7 +39,7 @@ def translation(bench: BenchmarkContext) -> list[Timing]:
     The timings; BLEU of every side is logged.
 
   Raises:
-    UserError: if PyTorch does not have the model of the run.
+    UserError: if the run or the test set cannot be read, or if PyTorch is installed but lacks the model of the run.
   """
   run = open_run(bench.run, dtype=bench.dtype)
   run_with_shortlist = open_run(bench.run, evaluation={'shortlist': SHORTLIST}, dtype=bench.dtype)

@@ -19,7 +19,7 @@ from experiments.benchmarks.seeds import make_batch, repeated_update
 MULTI30K_VOCABULARIES = (5921, 7859)
 MULTI30K_SHARED_VOCABULARY = (7859, 7859)
 DATES_VOCABULARIES = (400, 16)
-# The encoder and the decoder of the preset transformer2017_tiny, with an implementation.
+# The encoder and the decoder of the preset transformer2017_tiny, with a field for the implementation.
 TRANSFORMER = {
   'model.encoder': "transformer(features=128, layers=4, heads=4, hidden=256, implementation='{implementation}')",
   'model.decoder': "transformer(features=128, layers=4, heads=4, hidden=256, implementation='{implementation}')",
@@ -74,7 +74,7 @@ def auto_updates(bench: BenchmarkContext) -> Iterator[Timing]:
     }
   )
   for name, case in CASES.items():
-    bench.log(f"update of {name} with 'auto'")
+    bench.log(f"updates of {name} with 'xla' and 'auto'")
     sides = {key[-1]: side for key, side in updates.items() if key[0] == name}
     source, target = case.bucket
     yield from compare('auto', f'{name}, {source} -> {target}', sides, repeats=bench.repeats)
