@@ -230,7 +230,7 @@ def _call_checked(kind: str, run: Callable, size: Dimension, operands: Mapping[s
     raise
   except (TypeError, ValueError) as error:
     shapes = ', '.join(f'{name} {jnp.shape(operand)}' for name, operand in operands.items())
-    raise UserError(f'attend: the {kind} does not accept {shapes} (of one sequence): {error}') from error
+    raise UserError(f'attend: the {kind} failed with {shapes} (of one sequence): {error}') from error
   if (shape := getattr(output[0], 'shape', ())) != (size,):
     raise UserError(f'attend: the {kind} of one query must be [S] = [{size}], got {shape}')
   return output
