@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterable, Sequence
 
-MAX_LINE = 4000  # characters of a printed line, which may repeat what a file or a flag contains
+MAX_LINE = 4000  # printed characters of a message, which may repeat what a file or a flag contains
 
 
 class UserError(ValueError):

@@ -1,4 +1,4 @@
-"""Recall tasks: a sequence of bit vectors is shown, and the model has to produce an answer from memory.
+"""Recall tasks: a sequence of vectors is shown, and the model has to produce an answer from memory.
 
 Graves, Wayne & Danihelka 2014, sections 4.1 to 4.5. The size of an episode is a tuple of numbers (how many vectors, how
 many repeats ...); the split 'unseen' has larger episodes than any in training.
@@ -31,7 +31,7 @@ class Episode(NamedTuple):
 
   @property
   def num_steps(self) -> int:
-    """T."""
+    """Number of steps, T."""
     return self.answer_start + len(self.target)
 
 
@@ -39,8 +39,8 @@ class RecallTask(NamedTuple):
   """A row of RECALL with its options.
 
   Attributes:
-    input_features: I.
-    output_features: O.
+    input_features: I, the features of an input vector.
+    output_features: O, the bits of an answer vector.
     draw: (random numbers, size) -> Episode; the number of steps is a function of the size alone.
     size_ranges: lowest and highest value of each number in a size, in training.
     unseen_size: the size of the episodes of the split 'unseen'.
@@ -69,8 +69,8 @@ def copy(*, bits: Size = 8, longest: Size = 20, beyond: int = 50) -> RecallTask:
 
   Args:
     bits: bits of a vector.
-    longest: highest number of vectors in training.
-    beyond: number of vectors of the split 'unseen'.
+    longest: highest number of vectors of an episode in training.
+    beyond: number of vectors of an episode of the split 'unseen'.
 
   Raises:
     UserError: if `beyond` is not greater than `longest`.
@@ -93,14 +93,14 @@ def repeat_copy(
 
   Args:
     bits: bits of a vector.
-    longest: highest number of vectors in training.
+    longest: highest number of vectors of an episode in training.
     repeats: highest number of repeats in training.
-    beyond: number of vectors of the split 'unseen'.
-    beyond_repeats: number of repeats of the split 'unseen'.
+    beyond: number of vectors of an episode of the split 'unseen'.
+    beyond_repeats: number of repeats in the split 'unseen'.
 
   Raises:
-    UserError: if a number of the split 'unseen' is below that of training, if both are equal to those of training, or
-      if `repeats` is odd.
+    UserError: if `beyond` is below `longest` or `beyond_repeats` below `repeats`, if both are equal to these, or if
+      `repeats` is odd.
   """
   _check_minimum('repeat_copy', 'beyond', beyond, longest)
   min_beyond_repeats = repeats + 1 if beyond == longest else repeats
@@ -133,9 +133,9 @@ def associative_recall(
   Args:
     bits: bits of a vector.
     vectors: vectors of an item.
-    min_items: lowest number of items in training.
-    max_items: highest number of items in training.
-    beyond: number of items of the split 'unseen'.
+    min_items: lowest number of items of an episode in training.
+    max_items: highest number of items of an episode in training.
+    beyond: number of items of an episode of the split 'unseen'.
 
   Raises:
     UserError: if `max_items` is below `min_items`, if `beyond` is not greater than `max_items`, or if an item has so
@@ -144,7 +144,7 @@ def associative_recall(
   _check_minimum('associative_recall', 'max_items', max_items, min_items)
   _check_minimum('associative_recall', 'beyond', beyond, max_items + 1)
   item_bits = bits * vectors
-  # `draw` repeats until all n items differ: about exp(n² / 2 / 2^bits) times on average, here up to about 70.
+  # `draw` repeats until all n items differ: about exp(n² / 2 / 2^item_bits) times on average, at most about 70.
   min_values = max(4 * beyond, beyond**2 // 8)
   min_bits = (min_values - 1).bit_length()
   if item_bits < min_bits:
@@ -216,9 +216,9 @@ def priority_sort(*, bits: Size = 8, items: Size = 20, highest: Size = 16, beyon
 
   Args:
     bits: bits of a vector.
-    items: number of vectors in training.
+    items: number of vectors of an episode in training.
     highest: number of vectors of the answer.
-    beyond: number of vectors of the split 'unseen'.
+    beyond: number of vectors of an episode of the split 'unseen'.
 
   Raises:
     UserError: if `items` is below `highest`, or if `beyond` is not greater than `items`.

@@ -64,7 +64,7 @@ def unigram_sampling(scores: Mapping[str, float], sampling: float) -> Segment:
   longest = max(map(len, scores))
 
   def filter_forward(word: str) -> list[tuple[list[int], list[float]]]:
-    """Returns, for each position, the starts of the pieces that end there, and their weights (forward filtering)."""
+    """Returns, for each position, the starts of the pieces that end there, and their relative probabilities."""
     totals = [0.0]  # log of the summed weights of all segmentations of each prefix
     table = []
     for end in range(1, len(word) + 1):

@@ -266,7 +266,7 @@ def load_vocabularies(config: Mapping[str, Any], run_folder: str) -> tuple[vocab
   """Returns the source and target vocabularies that a run stored.
 
   Raises:
-    UserError: if the folder lacks one of them.
+    UserError: if the folder lacks one of them, and as `vocab.load_stored` does.
   """
   by_side = {side: vocab.load_stored(config['vocabulary'], run_folder, side) for side in columns_by_side(config)}
   if missing := [side for side, vocabulary in by_side.items() if vocabulary is None]:

@@ -26,8 +26,8 @@ class Corpus(NamedTuple):
     links: the sure gold (source unit, target unit) pairs of each row, 0-based; None if the data has none.
     level: the unit that links connect, a key of LINK_LEVELS.
     name: where the rows come from, such as the path of the source file, for messages.
-    lines: the 1-based line number of each row there; None: row i is line i + 1.
-    report: lines that describe what reading left out.
+    lines: the 1-based number of the line that each row comes from; None: row i is line i + 1.
+    report: lines that describe what reading left out or changed.
     possible: the possible links of each row, the sure ones among them; None: those in `links`.
     prepared: the ids of the rows, if they are on disk: a prepared.PreparedSplit. None if the rows are in memory.
   """
@@ -59,8 +59,8 @@ def read_parallel(source: str, target: str, links: str | None = None, level: str
     level: the unit that links connect, a key of LINK_LEVELS.
 
   Raises:
-    UserError: for files that cannot be read, that differ in length, or that contain only blank pairs; for links that
-      are malformed or out of range; for an unknown level.
+    UserError: for files that cannot be read, that differ in their number of lines, or in which every pair has a blank
+      side; for links that are malformed or out of range; for an unknown level.
   """
   sources = read_lines(source)
   columns = {path: read_lines(path) for path in (target, links) if path is not None}
@@ -128,8 +128,8 @@ def read_tsv(path: str, level: str = 'word') -> Corpus:
     level: the unit that links connect, a key of LINK_LEVELS.
 
   Raises:
-    UserError: for a file that cannot be read or has only blank pairs; with the line number, for a wrong number of
-      columns and for a link that is malformed or out of range; for an unknown level.
+    UserError: for a file that cannot be read, or in which every pair has a blank side; with the line number, for a
+      wrong number of columns and for a link that is malformed or out of range; for an unknown level.
   """
   rows = [line.split('\t') for line in read_lines(path)]
   for number, row in enumerate(rows, 1):

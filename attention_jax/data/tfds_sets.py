@@ -14,7 +14,7 @@ def open_tfds_set(folder: str, name: str) -> Any:
 
   Args:
     folder: a folder of tfds, or its URL, from which the data set is copied to the cache.
-    name: name of the data set, with its config and version as tfds writes them: 'wmt14_translate/de-en'.
+    name: name of the data set, with its config and version if it has several: 'wmt14_translate/de-en:1.0.0'.
 
   Raises:
     UserError: for a name that tfds cannot parse or that is a path, and for a data set that is not prepared there, is
@@ -70,7 +70,9 @@ class TfdsRows:
 
 @contextlib.contextmanager
 def report_damage(name: str, remedy: str = '') -> Iterator[None]:
-  """Raises UserError in place of the exceptions that libraries raise for missing and damaged files.
+  """Raises UserError in place of every Exception of its block, other than UserError and MemoryError.
+
+  The exceptions that libraries raise for missing and damaged files are of many types.
 
   Args:
     name: what is read, for the message.
@@ -90,12 +92,12 @@ def tfds_split_parts(builder: Any, name: str, validation: str | None) -> dict[st
   Args:
     builder: the builder of the data set.
     name: the name of the data set, for errors.
-    validation: the tfds name of the validation split, by default 'validation'. It may be a part of the training split,
-      such as 'train[90%:]'; the training split is then the remainder.
+    validation: the tfds name of the validation split, by default 'validation'. It may be one part of the training
+      split, such as 'train[90%:]'; the training split is then the remainder.
 
   Raises:
     UserError: if there is no training split, if it has no examples outside of `validation`, or if `validation` names
-      no split or a part without examples.
+      no split, a part without examples, or several parts of 'train'.
   """
   existing = builder.info.splits
   if 'train' not in existing:
@@ -105,8 +107,9 @@ def tfds_split_parts(builder: Any, name: str, validation: str | None) -> dict[st
   train = _train_without(validation)
   if validation and min(_count_examples(existing, train), _count_examples(existing, validation)) < 1:
     raise UserError(
-      f"tfds set '{name}': validation must be a part that leaves training examples, such as 'train[90%:]', or another "
-      f"split, and have examples, got {validation!r}; split 'train' has {_count_examples(existing, 'train')} examples"
+      f"tfds set '{name}': validation must be one part that leaves training examples, such as 'train[90%:]', or "
+      f"another split, and have examples, got {validation!r}; split 'train' has "
+      f'{_count_examples(existing, "train")} examples'
     )
   if not _count_examples(existing, train):
     raise UserError(f"tfds set '{name}': split 'train' has no examples")
@@ -129,7 +132,10 @@ def _check_name(name: str) -> None:
 
 
 def _train_without(part: str | None) -> str:
-  """Returns the training split without a part: 'train[80%:90%]' -> 'train[:80%]+train[90%:]'; '' if none is left."""
+  """Returns the training split without a part: 'train[80%:90%]' -> 'train[:80%]+train[90%:]'.
+
+  Returns '' if the part is all of 'train', or not a single range of it.
+  """
   if not part or part.partition('[')[0] != 'train':
     return 'train'
   remainder = []

@@ -20,7 +20,7 @@ def read(
     without_train: whether the training split is left out.
 
   Returns:
-    A corpus for each split that the data set has.
+    A corpus for each of 'train', 'validation' and 'test' that has examples.
 
   Raises:
     UserError: if the data set is not prepared under `folder`, is not stored as array_record, has no training split, or

@@ -37,7 +37,7 @@ class Vocabulary(Protocol):
     """Returns the tokens of a line."""
 
   def word_ids(self, text: str) -> list[int]:
-    """Returns for each token of a line the number of its word, as str.split counts words; -1 for white space."""
+    """Returns for each token of a line the index of its word in `text.split()`; -1 for a token of no word."""
 
   def encode(self, text: str) -> list[int]:
     """Returns one id per token; neither BOS nor EOS is added."""
@@ -194,13 +194,13 @@ def subword(
 
   Args:
     lines: the lines of the training split.
-    size: number of pieces in all.
-    dropout: probability of skipping each merge; training lines are then segmented anew in each epoch.
+    size: number of pieces in all, special tokens included.
+    dropout: probability of skipping each merge. If it is not 0, training lines are segmented anew in each epoch.
     coverage: the share of the characters of the text that pieces cover, the most frequent characters first; from 0.98.
     max_lines: maximum number of lines to train on, evenly spaced; 0 for all.
 
   Raises:
-    UserError: if the lines have fewer pieces than `size`, or more characters.
+    UserError: if the lines have fewer pieces than `size`, or too many distinct characters for it.
   """
   model = _train_sentencepiece('bpe', f'subword(size={size})', lines, size, coverage, max_lines)
   return SubwordVocabulary('subword', model, dropout)
@@ -218,14 +218,14 @@ def unigram(
 
   Args:
     lines: the lines of the training split.
-    size: number of pieces in all.
+    size: number of pieces in all, special tokens included.
     sampling: α of the paper's section 3.2. If it is not 0, training lines are segmented anew in each epoch, with
       probability P(x)^α / Σ P^α for each segmentation x: the smaller α, the more uniform.
     coverage: see `subword`.
     max_lines: see `subword`.
 
   Raises:
-    UserError: if the lines have fewer pieces than `size`, or more characters.
+    UserError: if the lines have fewer pieces than `size`, or too many distinct characters for it.
   """
   model = _train_sentencepiece('unigram', f'unigram(size={size})', lines, size, coverage, max_lines)
   return SubwordVocabulary('unigram', model, sampling)
@@ -315,7 +315,11 @@ VOCABULARIES = {
 
 
 def parse_kind(spec: str) -> str:
-  """`word(min_count=2)` -> `word`. Raises UserError for anything but a spec of VOCABULARIES."""
+  """Returns the kind of a spec: `word(min_count=2)` -> `word`.
+
+  Raises:
+    UserError: for anything but a spec of VOCABULARIES.
+  """
   return _bind(spec)[0]
 
 
@@ -367,7 +371,7 @@ def load_stored(spec: str, folder: str, side: str) -> Vocabulary | None:
 
 
 def same_entries(one: Vocabulary, other: Vocabulary) -> bool:
-  """Whether two vocabularies have the same entries."""
+  """Returns whether two vocabularies have the same entries, in the same order."""
   return len(one) == len(other) and all(one.id_to_token(id) == other.id_to_token(id) for id in range(len(one)))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 
 def following_words(text: str) -> list[int]:
-  """Returns for each character the number of its word or, for white space, of the next word; -1 if there is none."""
+  """Returns for each character the index of its word or, for white space, of the next word; -1 if there is none."""
   words = []
   num_started = 0
   for previous, character in itertools.pairwise(f' {text}'):
@@ -16,7 +16,7 @@ def following_words(text: str) -> list[int]:
 
 
 def words_of_characters(text: str) -> list[int]:
-  """Returns for each character the number of its word, -1 for white space."""
+  """Returns for each character the index of its word, -1 for white space."""
   return [-1 if character.isspace() else word for character, word in zip(text, following_words(text), strict=True)]
 
 

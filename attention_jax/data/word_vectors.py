@@ -35,16 +35,17 @@ def read_word_vectors(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, in
   """Reads the vectors of a vocabulary's tokens. If a token has several lines, the first one is used.
 
   Args:
-    path: a text file, plain or .gz, on a disk or behind a URL.
+    path: a text file of vectors of F numbers, plain or .gz, on a disk or behind a URL.
     vocabulary: a vocabulary of V tokens.
 
   Returns:
     The vectors [V, F] float32, and the number of tokens that the file contains. Tokens that it does not contain have
-    random vectors from a fixed seed: normally distributed, with the standard deviation of all numbers read.
+    random vectors from a fixed seed: normally distributed, with mean 0 and the standard deviation of the numbers of the
+    tokens that it contains.
 
   Raises:
-    UserError: for a file that cannot be read or contains none of the tokens, and for a line of such a token without F
-      finite numbers.
+    UserError: for a file that cannot be read or contains none of the tokens, for a first line without spaces, and for
+      the first line of one of the tokens if it does not have F finite numbers.
   """
   ids = {token.encode(): id for id, token in _tokens(vocabulary)}
   vectors = {}

@@ -1,7 +1,8 @@
 """Generation of independent hypotheses from the step of a model, and helpers of all kinds of decoding.
 
 `step(carry, token [B], memory) -> carry, (logits [B, vocabulary], weights [B, S])`; every leaf of the carry has the
-batch first. Decoding depends on this function alone. Shapes are static.
+batch first. Decoding depends on this function alone. Shapes are static. `vocabulary` is the number of tokens that a
+model can emit, which includes copyable positions.
 """
 
 from collections.abc import Callable
@@ -44,8 +45,8 @@ class GenerationState(NamedTuple):
     carry: carry of the model.
     token: [B, K] last token, PAD after the end.
     is_finished: [B, K] whether EOS has been emitted; True for filler rows.
-    log_probs: [B, K] log-probabilities of all tokens.
-    last_log_probs: [B, K] log-probabilities of the last token alone.
+    log_probs: [B, K] sum of the log-probabilities of all tokens so far.
+    last_log_probs: [B, K] log-probability of the last token before any PAD.
   """
 
   carry: Any

@@ -79,7 +79,7 @@ def nucleus_threshold(logits: jax.Array, p: float) -> jax.Array:
 
   Args:
     logits: [..., V] float32.
-    p: probability of the nucleus, from 0 to 1.
+    p: probability of the nucleus, greater than 0 and at most 1.
   """
   probs = jax.nn.softmax(logits, axis=-1)
   highest = logits.max(-1, keepdims=True)

@@ -72,7 +72,7 @@ class StreamingDecoder:
     max_length: maximum number of tokens of a hypothesis, EOS included.
 
   Raises:
-    UserError: for a model that needs the complete source.
+    UserError: as `check_streamable` does.
   """
 
   def __init__(self, model: EncoderDecoder, *, max_length: int):

@@ -120,7 +120,7 @@ def init_params(
     `{'score': {...}, 'alignment': {...}}` and, for scores that project, 'query' [Dq, F] and 'key' [Dk, F].
 
   Raises:
-    UserError: for an unknown variant or option, for sizes below 1, and for an rng that is no PRNG key.
+    UserError: for an unknown variant or option, a function with parameters, sizes below 1, and an invalid rng.
   """
   check_rng('init_params', rng, is_required=True)
   score = lookup(score, SCORES, 'score')
@@ -174,7 +174,7 @@ def call_variant(fn: Callable, args: tuple, params: Params, step_inputs: Mapping
     fn: a score, an alignment, or a companion of one, such as `Row.at_test`.
     args: its positional arguments.
     params: its learned parameters.
-    step_inputs: arguments that the attention step supplies, without `state`.
+    step_inputs: arguments that the attention step supplies; an entry 'state' is not used.
     state: its private state.
 
   Returns:
@@ -230,7 +230,7 @@ def _call_checked(kind: str, run: Callable, size: Dimension, operands: Mapping[s
     raise
   except (TypeError, ValueError) as error:
     shapes = ', '.join(f'{name} {jnp.shape(operand)}' for name, operand in operands.items())
-    raise UserError(f'attend: the {kind} does not accept {shapes} (of one sequence): {error}') from error
+    raise UserError(f'attend: the {kind} failed with {shapes} (of one sequence): {error}') from error
   if (shape := getattr(output[0], 'shape', ())) != (size,):
     raise UserError(f'attend: the {kind} of one query must be [S] = [{size}], got {shape}')
   return output
@@ -266,8 +266,8 @@ def attend_step(
     The carry for the next step, and the context and weights.
 
   Raises:
-    UserError: if shapes do not match, and for params that contain 'key': the memory could then be one whose key is not
-      projected yet, which often has the same shape.
+    UserError: for missing params, if shapes do not match, and for params that contain 'key': the memory could then be
+      one whose key is not projected yet, which often has the same shape.
   """
   score = lookup(score, SCORES, 'score')
   alignment = lookup(alignment, ALIGNMENTS, 'alignment')
@@ -349,7 +349,7 @@ def attend(
     Contexts [T, V] and weights [T, S].
 
   Raises:
-    UserError: if shapes do not match.
+    UserError: for missing params, and if shapes do not match.
   """
   memory = zero_masked_memory(memory)
   steps = query.shape[0]

@@ -137,7 +137,8 @@ def log_softmax(scores: Scores, mask: Mask) -> Scores:
 def check_temperature(name: str, temperature: float | Array) -> None:
   """Raises UserError unless `temperature` is positive; a learned one is an array, whose value is not checked."""
   if isinstance(temperature, int | float) and not temperature > 0:
-    raise UserError(f"{name}: temperature must be greater than 0, got {temperature} ('hardmax' is the limit at 0)")
+    hint = " ('hardmax' is the limit at 0)" if name == 'softmax' else ''
+    raise UserError(f'{name}: temperature must be greater than 0, got {temperature}{hint}')
 
 
 def check_at_least(name: str, option: str, value: float | Array, minimum: float) -> None:

@@ -176,8 +176,9 @@ def with_edit(alignment: str | Row | Callable, edit: str | Row | Callable | Edit
 
   Args:
     alignment: a spec string, a table row or a function.
-    edit: a spec string of EDITS, a function (weights [S], mask [S], *, ...) -> weights [S], or an Edit of one of them.
-      An edit of one head needs the heads of the module Attention; the weights of its other heads are unchanged.
+    edit: a spec string of EDITS, a table row, a function (weights [S], mask [S], *, ...) -> weights [S], or an Edit of
+      one of them. An edit of one head needs the heads of the module Attention; the weights of its other heads are
+      unchanged.
 
   Returns:
     The new row.

@@ -1,6 +1,7 @@
 """Latent alignments: the output depends on ONE position, which is a latent variable that training marginalises.
 
-The sum over positions is exact for two kinds of alignment, and estimated from samples (REINFORCE) for all others:
+The sum over positions is exact for the latent alignments, which are of two kinds; for `hard` and `hard_once` it is
+estimated from samples (`reinforce`). The two kinds are:
 
 - order zero: p(y) = Π_t Σ_a w_t(a) p(y_t | a);
 - order one: a_t depends on a_{t-1}, and the forward algorithm computes the sum.

@@ -35,7 +35,7 @@ class Window(NamedTuple):
 def local_m(scores: Scores, mask: Mask, *, step: Int[Array, ''], width: int = 10) -> Weights:
   """softmax over |s - t| ≤ D, t the index of the query ('monotonic'). Luong et al. 2015, section 3.2.
 
-  D is `width`. A query whose window contains no position gets zero weights.
+  D is `width`. A query whose window contains no unmasked position gets zero weights.
 
   Raises:
     UserError: if the width is negative or no whole number.
@@ -56,7 +56,7 @@ def local_p(
   """softmax over |s - p| ≤ D, times exp(-(s - p)² / 2σ²), σ = D/2, p = S sigmoid(vᵀ tanh(Wᵀ q)) ('predictive').
 
   Luong et al. 2015, equations 9 and 10. D is `width`, and S is the number of unmasked positions. p is counted from the
-  first of them. The weights are not normalised again, so that they sum to less than 1.
+  first of them. The weights are not normalised again, so that they sum to at most 1.
 
   Raises:
     UserError: if the width is less than 1 or no whole number.
@@ -129,7 +129,7 @@ def windowed(
   Raises:
     UserError: if the width is less than 2 or no whole number.
   """
-  check_width('windowed', width, 2)  # a window of width 1 could never move
+  check_width('windowed', width, 2)  # a window of width 1 could never move forward
   total = jnp.sum(previous)
   median = jnp.sum(jnp.cumsum(previous) < total / 2)
   positions = jnp.arange(scores.size)

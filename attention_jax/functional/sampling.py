@@ -58,9 +58,9 @@ def hard(
   log_prob = log_prob.astype(state.dtype)
   if not expectation_rate:
     return sample, state + log_prob
-  use_expectation = jax.random.bernoulli(jax.random.fold_in(rng, 1), expectation_rate)
-  weights = jnp.where(use_expectation, softmax(scores, mask), sample)
-  return weights, state + jnp.where(use_expectation, 0.0, log_prob)
+  is_expectation = jax.random.bernoulli(jax.random.fold_in(rng, 1), expectation_rate)
+  weights = jnp.where(is_expectation, softmax(scores, mask), sample)
+  return weights, state + jnp.where(is_expectation, 0.0, log_prob)
 
 
 @check_single_query

@@ -68,7 +68,7 @@ class Transform(NamedTuple):
   Attributes:
     fn: parameters [P] -> θ [2, 3].
     identity: parameters that read the whole picture.
-    description: θ and its source.
+    description: the formula of θ, with its equation in the paper.
   """
 
   fn: Callable[[Float[Array, ' P']], Float[Array, '2 3']]

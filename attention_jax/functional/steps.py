@@ -68,7 +68,7 @@ def remember(
     The memory for `attend_step`.
 
   Raises:
-    UserError: if the shapes do not match.
+    UserError: for an unknown alignment or option, for missing params, and if the shapes do not match.
   """
   mask = jnp.ones(key.shape[:1], bool) if mask is None else mask
   if key.ndim != 2 or value.ndim != 2 or not key.shape[:1] == value.shape[:1] == mask.shape:

@@ -119,7 +119,7 @@ def test_a_split_whose_name_begins_with_train_is_not_a_part_of_the_training_spli
   [
     (
       'train[:]',
-      r"^tfds set 'tiny/all': validation must be a part that leaves training examples, such as 'train\[90%:\]', "
+      r"^tfds set 'tiny/all': validation must be one part that leaves training examples, such as 'train\[90%:\]', "
       r"or another split, and have examples, got 'train\[:\]'; split 'train' has 20 examples$",
     ),
     *(
