@@ -17,6 +17,7 @@ COLLECTIVES = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'coll
 # Instructions that move nothing, or whose parts are counted by themselves.
 FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'after-all', 'partition-id', 'replica-id')
 FREE += ('iota', 'async-update', 'async-done')
+# Instructions that run other computations, whose instructions are counted in their place.
 CONTROL = ('while', 'conditional', 'call', 'async-start')
 SLICES = ('slice', 'dynamic-slice')  # read only a part of their operand
 FREE_CALLS = ('"AllocateBuffer"', '"ConcatBitcast"')  # targets of custom calls of TPUs that move nothing
