@@ -301,8 +301,8 @@ def _notes(
     )
   if num_tested := sum(not math.isnan(contrast.corrected_p) for contrast in contrasts):
     notes.append(
-      f'p values are those of a paired {TEST_NAMES[options.test]} over seeds or, for two single runs, those of the test '
-      'over rows, corrected for '
+      f'p values are those of a paired {TEST_NAMES[options.test]} over seeds or, for two single runs, of the test over '
+      'rows, corrected for '
       f'{format_count(num_tested, "comparison")} (Benjamini-Hochberg). That no difference was found does not mean that '
       'there is none. P(better) is the probability that a run of the setting is better than one of the baseline.'
     )
