@@ -47,7 +47,7 @@ class SweepProgress:
     Args:
       entries: the units of the sweep.
       running: ids of the units that run, and seconds since their start.
-      line: what happened.
+      line: what happened, or what is running.
     """
     clock = datetime.datetime.now().strftime('%H:%M:%S')
     self.log(f'{clock}  {self._counts(entries, running)}  {line}')

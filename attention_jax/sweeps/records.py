@@ -191,7 +191,7 @@ FORMATS: Mapping[str, Callable[[Table], str]] = {'table': format_table, 'conditi
 
 
 def fill_blocks(text: str, folder: Path) -> str:
-  """Replaces the lines between `<!-- table: NAME -->` or `<!-- conditions: NAME -->` and the next empty line.
+  """Replaces the lines below `<!-- table: NAME -->` or `<!-- conditions: NAME -->`, up to an empty line or the end.
 
   Args:
     text: a document.

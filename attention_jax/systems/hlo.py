@@ -121,7 +121,10 @@ def _operands(arguments: str) -> tuple[str, ...]:
 
 
 def _size(shape: str, excluded: str = 'none') -> int:
-  """Returns the bytes of all arrays of a shape, except for those whose layout contains `excluded`."""
+  """Returns the bytes of all arrays of a shape, except for those whose layout contains `excluded`.
+
+  Types without a row in BYTES count as 0.
+  """
   total = 0
   for dtype, sizes, layout in _ARRAY.findall(shape):
     if excluded not in layout:
@@ -171,6 +174,7 @@ def _contains_operands(instruction: Instruction) -> bool:
 
 
 def _group_size(text: str) -> int:
+  """Returns the number of devices in a group of a collective; 2 if its attributes list no group."""
   if iota := _IOTA_GROUPS.search(text):
     return int(iota[2])
   if named := _MESH_GROUPS.search(text):
