@@ -47,7 +47,7 @@ class SweepProgress:
     Args:
       entries: the units of the sweep.
       running: ids of the units that run, and seconds since their start.
-      line: what happened.
+      line: what happened, or what is running.
     """
     clock = datetime.datetime.now().strftime('%H:%M:%S')
     self.log(f'{clock}  {self._counts(entries, running)}  {line}')
@@ -99,7 +99,7 @@ def time_left(entries: Sequence[UnitState], running: Mapping[str, float], slots:
     slots: number of processes at a time.
 
   Returns:
-    The estimate; None before the first unit has finished.
+    The estimate; None before a unit of this sweep has finished. The time of adopted runs is not known.
   """
   finished = [entry for entry in entries if entry.state == FINISHED and entry.seconds]
   if not finished:
@@ -122,7 +122,7 @@ def read_tail(path: Path, size: int) -> bytes:
 
 
 def last_step(folder: Path) -> int | None:
-  """Returns the last step in metrics.jsonl of a run, or None."""
+  """Returns the step of the last whole line of metrics.jsonl of a run; None if it cannot be read."""
   try:
     return json.loads(read_tail(folder / METRICS_FILE, TAIL_BYTES).split(b'\n')[-2])['step']
   except (OSError, ValueError, IndexError, KeyError, TypeError):  # TypeError: a line that is no object

@@ -14,7 +14,9 @@ from attention_jax.sweeps.records import Row, Table
 PANEL = (3.3, 2.9)  # inches
 PALETTE = 64  # colours
 MAX_LABEL = 9  # characters; if a name of the horizontal axis is longer, all names are rotated
-MAX_POINTS = 10  # with more points, a line has a band of one deviation instead of marks and points of the seeds
+# With more values on the horizontal axis, a joined line has a band of one deviation instead of marks, error bars and
+# points of the seeds.
+MAX_POINTS = 10
 
 
 class Plot(NamedTuple):
@@ -23,8 +25,8 @@ class Plot(NamedTuple):
   Attributes:
     x: the factor on the horizontal axis: numbers, or names at equal distances.
     panels: metric -> label of the vertical axis; each metric has a panel.
-    colour: the factor whose values have different colours; '' for none.
-    style: the factor whose values have different line styles; '' for none.
+    colour: the factor whose values have different colours and marks; '' for none.
+    style: the factor whose values have different line styles, which are visible if `joined` only; '' for none.
     log_x, log_y: whether the axis is logarithmic.
     joined: whether the points of a line are joined; False for factors without an order.
   """

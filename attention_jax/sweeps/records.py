@@ -25,9 +25,9 @@ class Column(NamedTuple):
   Attributes:
     title: its head.
     parts: keys of TEXTS, or of the factors of a row.
-    metric: 'SPLIT/METRIC'.
-    digits: decimal places of the metric; an entry of a row may have digits of its own.
-    suffix: shown after the value.
+    metric: key of the metrics of a row, see Table; '' for a column of fields.
+    digits: decimal places of the metric; an entry of a row may have digits of its own for its value.
+    suffix: shown after the value, but not after a difference.
     published: whether the values are published numbers, which are shown in italics.
     shows_difference: whether the difference from the baseline is shown instead of the value.
   """
@@ -49,7 +49,8 @@ class Table(NamedTuple):
     rows: rows, each with some of: config, preset, flags, title, note, metric, epochs, seeds, metrics, factors,
       time, hardware, commits; or published (the source) and metrics. `metrics` maps 'SPLIT/METRIC' to an object with
       value, deviation (n - 1), values (of the seeds), digits and difference (value; low, high and p if they are known),
-      or with a text. `references` maps metrics to where they are in another table.
+      or with a text. `references` maps further names of metrics to entries of other tables: an object with table,
+      metric, and the fields that select one row of that table.
     config: config file of the rows.
     flags: flags of all rows, in addition to their own.
     abbreviations: text that is shown -> the text that it replaces: the beginning of a flag, or several flags.
@@ -147,7 +148,7 @@ def _abbreviate(flags: str, abbreviations: Mapping[str, str]) -> str:
 
 
 def format_metric(row: Row, column: Column) -> str:
-  """Returns '99.5 ± 0.3 %' for the metric of a row, or ''."""
+  """Returns '99.5 ± 0.3 %' for the metric of a row, or its difference from the baseline; '' if it was not measured."""
   entry = row.get('metrics', {}).get(column.metric, {})
   if column.shows_difference:
     is_measured = 'value' in entry and not row.get('published')
@@ -190,7 +191,7 @@ FORMATS: Mapping[str, Callable[[Table], str]] = {'table': format_table, 'conditi
 
 
 def fill_blocks(text: str, folder: Path) -> str:
-  """Replaces the lines between `<!-- table: NAME -->` or `<!-- conditions: NAME -->` and the next empty line.
+  """Replaces the lines below `<!-- table: NAME -->` or `<!-- conditions: NAME -->`, up to an empty line or the end.
 
   Args:
     text: a document.
@@ -211,14 +212,14 @@ def fill_blocks(text: str, folder: Path) -> str:
 
 
 def block_names(text: str) -> set[str]:
-  """Returns the names of the tables that a document contains."""
+  """Returns the names of the tables that a document shows, or whose conditions it states."""
   return {match[3] for match in BLOCK.finditer(text)}
 
 
 def add_rows(table: Table, rows: Sequence[Row]) -> Table:
   """Returns the table with new rows: each replaces the row with the same config, preset and flags, or is appended.
 
-  A row that is replaced keeps its title and note.
+  A new row without a title or a note takes over that of the row that it replaces.
   """
   merged = list(table.rows)
   for row in rows:
@@ -236,7 +237,7 @@ def _identity(row: Row) -> tuple[str, ...]:
 
 
 def _resolve_references(table: Table, folder: Path) -> Table:
-  """Reads the metrics of rows that refer to rows of other tables by `references`: metric -> where it is."""
+  """Reads the metrics of rows that refer to rows of other tables by `references`, see Table."""
   rows = []
   for row in table.rows:
     metrics = {name: _read_reference(folder, **where) for name, where in row.get('references', {}).items()}

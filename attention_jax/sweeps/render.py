@@ -32,7 +32,7 @@ def write_files(report: Report, folder: Path) -> list[Path]:
     folder: where to write; created if it does not exist.
 
   Returns:
-    The paths of the documents.
+    The paths of the four documents, without the pictures.
   """
   pictures = draw_pictures(report)
   (folder / PICTURES).mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,8 @@ class ReportOptions(NamedTuple):
 
   Attributes:
     baseline: the setting that the others are compared with, by some of its fields; None for the first.
-    metrics: the metrics to report, the most important first; () for those of the config.
+    metrics: the metrics to report, the most important first; () for those of training.select and evaluation.metrics in
+      the config, and the alignment error rate.
     title: the question that the report answers; '' for none.
     test: a key of statistics.TESTS, the paired test over seeds.
     compares_rows: whether outputs are also compared row by row, which reads the data.
@@ -123,7 +124,8 @@ def sweep_report(folder: Path, options: ReportOptions, log: Log) -> Report:
     log: called with a line if outputs cannot be compared.
 
   Raises:
-    UserError: if no run has finished yet, and for an unknown baseline, metric or test.
+    UserError: if the folder has no ledger, if no run has finished yet, if files of a run have changed, and for an
+      unknown metric or test, or a baseline that does not match exactly one setting.
   """
   folder = folder.absolute()
   state = read_state(folder)
@@ -143,7 +145,8 @@ def folders_report(folders: Sequence[Path], options: ReportOptions, log: Log) ->
     log: called with a line if outputs cannot be compared, or if FLOP cannot be counted because data cannot be read.
 
   Raises:
-    UserError: for fewer than two folders, runs of different systems, and as `sweep_report`.
+    UserError: for fewer than two folders, the same folder twice, a run that has not finished, runs of different
+      systems, and as `sweep_report` for files, baseline, metric and test.
   """
   if len(folders) < 2:
     raise UserError(f'expected at least two run folders to compare, got {len(folders)}')
@@ -191,7 +194,10 @@ def _build(
 
 
 def _columns(settings: Sequence[SettingRuns], metrics: Sequence[str]) -> list[MetricColumn]:
-  """The columns of the report: all test splits, and the metrics that were requested or those of the config."""
+  """The columns of the report: all evaluated splits, and the metrics of ReportOptions.
+
+  If none of the default metrics was measured, all metrics that were measured.
+  """
   config = settings[0].config
   results: dict[str, dict[str, str]] = {}  # split -> metric -> unit
   for run in (run for setting in settings for run in setting.runs):
@@ -295,7 +301,8 @@ def _notes(
     )
   if num_tested := sum(not math.isnan(contrast.corrected_p) for contrast in contrasts):
     notes.append(
-      f'p values are those of a paired {TEST_NAMES[options.test]} over seeds, corrected for '
+      f'p values are those of a paired {TEST_NAMES[options.test]} over seeds or, for two single runs, of the test over '
+      'rows, corrected for '
       f'{format_count(num_tested, "comparison")} (Benjamini-Hochberg). That no difference was found does not mean that '
       'there is none. P(better) is the probability that a run of the setting is better than one of the baseline.'
     )

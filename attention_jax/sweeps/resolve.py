@@ -1,4 +1,4 @@
-"""Resolves settings to whole configs, and reports every mistake before anything starts."""
+"""Resolves settings to whole configs, and reports the mistakes of all settings before anything starts."""
 
 import ast
 import contextlib
@@ -82,7 +82,8 @@ def resolve_settings(base: Base, settings: Sequence[Setting]) -> list[Resolved]:
   """Resolves and checks settings. Of several settings with the same id, returns the first.
 
   Raises:
-    UserErrors: with every mistake in any of them.
+    UserErrors: with the mistakes of all settings: of each, all those of `resolve`, otherwise the first one that the
+      checks of its config find.
   """
   resolved: dict[str, Resolved] = {}
   mistakes: dict[str, list[str]] = {}  # message -> labels of the settings
@@ -130,10 +131,10 @@ def check_metrics(resolved: Sequence[Resolved], metrics: Sequence[str], extends:
   Args:
     resolved: the settings.
     metrics: the metrics of the report.
-    extends: whether the sweep may also have earlier settings, whose metrics are not checked.
+    extends: whether the sweep may also have earlier settings; then nothing is checked, because they may measure others.
 
   Raises:
-    UserError: for a metric that no run can measure.
+    UserError: for a metric that no run of the settings can measure, unless `extends`.
   """
   if extends:
     return
@@ -205,7 +206,7 @@ def _apply(fields: Fields, field: str, value: Any) -> Any:
 
 
 def _unknown_field(fields: Mapping[str, Any], field: str) -> str:
-  """The message for a field that does not exist; suggests fields that end with the same name."""
+  """The message for a field that does not exist; suggests a field that ends with the same name, or a similar one."""
   same_end = [name for name in fields if name.endswith(f'.{field}')]
   if same_end:
     return f"unknown field of config: '{field}' (did you mean '{same_end[0]}'?)"
@@ -245,7 +246,7 @@ def parse_value(field: str, value: Any, default: Any) -> Any:
 
 
 def _literal(value: Any) -> Any:
-  """The value of a Python literal; other text stays as it is."""
+  """The value of 'true', 'false' or a Python literal; anything else stays as it is."""
   if not isinstance(value, str):
     return value
   if value.lower() in SWITCHES:

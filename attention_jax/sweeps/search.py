@@ -68,6 +68,7 @@ def _sobol(dimensions: int, points: int, seed: int) -> np.ndarray:
   return qmc.Sobol(dimensions, rng=seed).random(points)
 
 
+# (dimensions, points, seed) -> numbers from 0 to 1, [points, dimensions].
 METHODS: Mapping[str, Callable[[int, int, int], np.ndarray]] = {
   'halton': lambda dimensions, points, seed: qmc.Halton(dimensions, rng=seed).random(points),
   'latin_hypercube': lambda dimensions, points, seed: qmc.LatinHypercube(dimensions, rng=seed).random(points),

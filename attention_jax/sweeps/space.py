@@ -2,7 +2,8 @@
 
 A setting maps fields of the config to values, in order: {'model.attention.score': 'dot'}. Two keys are special: a path
 that continues below a spec string sets one option of it ('training.schedule.peak'), and 'preset' selects another preset
-of the config file. Lists of settings are combined by `grid`, `zipped` and `product`, from flags or in `get_sweep()`.
+of the config file. `grid` and `zipped` make lists of settings from values, and `product` combines such lists; they are
+called for flags and in `get_sweep()`.
 """
 
 import itertools
@@ -22,9 +23,9 @@ class Sweep(NamedTuple):
 
   Attributes:
     settings: the settings to compare.
-    seeds: seeds of each setting.
+    seeds: number of seeds of each setting.
     baseline: the setting that the others are compared with; None for the first.
-    metrics: metrics of the report, the most important first; () for those of the config.
+    metrics: metrics of the report, the most important first; () for the default of report.ReportOptions.
     question: the question that the sweep answers; the title of its report.
   """
 
@@ -83,14 +84,14 @@ def parse_pair(text: str) -> list[Setting]:
 
 
 def parse_setting(text: str, flag: str = '--setting') -> Setting:
-  """Parses 'field=value; field=value'.
+  """Parses 'field=value; field=value'. Values stay text; an empty text is an empty setting.
 
   Args:
     text: the text.
     flag: the flag that it comes from, for error messages.
 
   Raises:
-    UserError: for anything else.
+    UserError: for anything else, and for a field that is set twice.
   """
   setting: dict[str, Any] = {}
   for part in filter(str.strip, split_outside_brackets(text, ';')):

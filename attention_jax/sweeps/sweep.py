@@ -95,7 +95,8 @@ def check_request(request: SweepRequest) -> list[Resolved]:
   """Resolves and checks every setting; reads no data and writes nothing.
 
   Raises:
-    UserErrors: with every mistake.
+    UserError: for seeds, a cluster or a spec of halving that is not valid.
+    UserErrors: as `resolve_settings`.
   """
   if request.seeds < 1:
     raise UserError(f'--seeds must be at least 1, got {request.seeds}')
@@ -129,10 +130,14 @@ def run_sweep(request: SweepRequest, resolved: Sequence[Resolved], log: Log) -> 
   Args:
     request: the arguments of the sweep.
     resolved: the settings, as `check_request` returns them.
-    log: called with each line.
+    log: called with each line before and after the runs; meanwhile SweepProgress prints to standard output.
+
+  Returns:
+    The numbers of units of these settings and seeds.
 
   Raises:
-    UserError: if another process runs the sweep, or for a run that cannot be adopted.
+    UserError: if the ledger cannot be opened, see `open_ledger`, for a run that cannot be adopted, and for numbers of
+      workers or a value of --together that are not valid.
   """
   executor, backend = _make_executor(request)
   seeds = requested_seeds(request, resolved)
@@ -240,7 +245,10 @@ def _dropped_settings(request: SweepRequest, state: SweepState) -> Set[str]:
 def _pending(
   state: SweepState, resolved: Sequence[Resolved], seeds: Sequence[int], retry: bool, steps: dict[str, int]
 ) -> list[str]:
-  """Returns the ids of the units to run: those neither finished nor failed; with `retry`, those that failed."""
+  """Returns the ids of the units to run: those that have neither failed nor finished all their updates.
+
+  With `retry`, those that failed. `steps` maps the id of a setting to its number of updates.
+  """
   pending = []
   for entry in requested_units(state, resolved, seeds):
     has_failed = entry.state == FAILED

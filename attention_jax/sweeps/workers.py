@@ -210,7 +210,7 @@ class LocalExecutor:
     return LocalJob(process, lambda: self._free.append(resources))
 
   def find(self, record: Mapping[str, Any]) -> Job | None:
-    return None  # processes end with the one that started them
+    return None  # on Linux, processes end with the one that started them; elsewhere they are not searched for
 
 
 def is_training(folder: Path) -> bool:

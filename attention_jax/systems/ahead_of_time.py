@@ -31,14 +31,14 @@ from attention_jax.training.step import make_update
 
 
 class DoesNotFitError(UserError):
-  """An update does not fit into the memory of a device, or a mesh cannot shard the largest parameter."""
+  """Error for an update that does not fit into a device, or a mesh that cannot shard the largest parameter."""
 
 
 class CompiledUpdate(NamedTuple):
   """The compiled update of one batch shape.
 
   Attributes:
-    shape: (rows, ...) of the global batch of one run, over all devices; a row of `BatchSequence.shapes`.
+    shape: (rows, ...) of the global batch of one run, over all devices, as in `BatchSequence.shapes`.
     compiled: the compiled update.
     parameters: number of parameters of the model.
     state: shapes and shardings of the training state; with several seeds, of all runs together.
@@ -227,7 +227,7 @@ def _target(platform: str) -> contextlib.AbstractContextManager:
   return contextlib.nullcontext() if platform == jax.default_backend() else compile_for(platform)
 
 
-def _batch_shapes(rows: int, source: int, target: int, links: bool) -> Batch:
+def _batch_shapes(rows: int, source: int, target: int, needs_links: bool) -> Batch:
   shape = jax.ShapeDtypeStruct
   return Batch(
     source=shape((rows, source), jnp.int32),
@@ -235,5 +235,5 @@ def _batch_shapes(rows: int, source: int, target: int, links: bool) -> Batch:
     target=shape((rows, target), jnp.int32),
     target_mask=shape((rows, target), jnp.bool_),
     index=shape((rows,), jnp.int32),
-    links=shape((rows, target, source), jnp.bool_) if links else None,
+    links=shape((rows, target, source), jnp.bool_) if needs_links else None,
   )

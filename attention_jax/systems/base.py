@@ -61,7 +61,8 @@ class System(abc.ABC):
   """A model with its data, loss and metrics. Each row of registry.SYSTEMS is a subclass.
 
   Attributes:
-    config_groups: the dataclass of every group of the config, by dotted path; outer groups come first.
+    config_groups: the dataclasses of the groups of the config by dotted path, without those of all systems (training,
+      mesh); outer groups come first.
     plot_filename: default file name of `plot`.
     extra_plot_suffixes: suffixes of the files that `plot` writes beside that file.
     extra_metrics: names of the metrics that `evaluate` may return beside those of `selectable_metrics`.
@@ -84,7 +85,7 @@ class System(abc.ABC):
   @classmethod
   @abc.abstractmethod
   def selectable_metrics(cls, config: Config) -> dict[str, bool]:
-    """Returns the names of all validation metrics, and whether a higher value is better."""
+    """Returns name -> whether a higher value is better, of the validation metrics that training.select may name."""
 
   @classmethod
   @abc.abstractmethod
@@ -188,7 +189,7 @@ class System(abc.ABC):
   def save(self, folder: str) -> list[str]:
     """Writes the files that `open` needs besides the config, and returns their names.
 
-    In a multi-process run, only process 0 calls it.
+    In a multi-process run, only process 0 calls it for the run folder.
     """
     return []
 

@@ -48,6 +48,8 @@ def overlay_rows(
 ) -> list[CaptionOverlay]:
   """Returns the plots of pictures of a split, with one hypothesis each, their captions and their gold boxes.
 
+  The words of a hypothesis have their gold boxes only if it is the first caption of its picture.
+
   Args:
     pictures: the split.
     rows: numbers of the pictures.

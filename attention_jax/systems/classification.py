@@ -319,7 +319,7 @@ class ClassificationSystem(System):
 
   @functools.cached_property
   def _classify(self) -> CompiledForRuns:
-    """Compiles (params, batch) -> sums, log-probabilities [B, L], weights of words, weights of sentences."""
+    """Compiles (params, batch) -> sums, log-probabilities [B, labels], and both weights of ClassifierOutput."""
 
     def classify(params, batch):
       outputs = self.model.apply({'params': params}, batch.source, batch.source_mask)
@@ -369,7 +369,7 @@ def _dummy_batch(sentences: int = 2) -> LabelledBatch:
 
 
 def _sums(outputs, batch: LabelledBatch, smoothing: float = 0.0):
-  """Sums of loss, accuracy and documents over a batch."""
+  """Sums over the documents of a batch, as `cross_entropy` returns them: 'tokens' is the number of documents."""
   mask = batch.index >= 0
   return cross_entropy(outputs.logits[:, None], batch.label[:, None], mask[:, None], smoothing)
 

@@ -14,8 +14,8 @@ class ClassificationPrediction(NamedTuple):
   Attributes:
     label: the most probable label.
     probabilities: probability of every label.
-    words: weights [H, W] of the words of each sentence, as in ClassifierOutput.
-    sentences: weights [H, N] of the sentences, as in ClassifierOutput.
+    words: for each of N sentences, weights [H, W] of H heads over its W words, see models.classifiers.ClassifierOutput.
+    sentences: weights [H, N] of the heads over the sentences.
   """
 
   label: str

@@ -95,8 +95,8 @@ class FieldDescription(NamedTuple):
 
 TOP_LEVEL_MEANINGS = {
   'system': 'a key of systems.registry.SYSTEMS',
-  'initial_run': 'run folder, or @NAME of a ready-made model, whose best parameters and vocabularies the run starts '
-  'from, see docs/systems.md; empty for random parameters',
+  'initial_run': 'run folder, its URL, or @NAME of a ready-made model, whose best parameters and vocabularies the run '
+  'starts from, see docs/systems.md; empty for random parameters',
   'initial_vectors': 'file of word vectors that the embeddings start from, see docs/systems.md; for source and target '
   'two, separated by a comma, of which one may be empty',
   'seeds': 'number of runs trained side by side, with training.seed and the seeds that follow it',

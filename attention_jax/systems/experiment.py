@@ -66,7 +66,7 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
   Without a test split, the validation split is evaluated.
 
   With config['seeds'] above 1, that many runs are trained side by side, each in a folder seed_N below `folder`. In a
-  multi-process run, process 0 alone writes files and logs.
+  multi-process run, process 0 alone logs and writes files, except for checkpoints in a folder that all processes share.
 
   Args:
     config: a config with the fields of `systems.config.default_config`.
@@ -245,7 +245,7 @@ def check_config(config: Config) -> None:
     config: a config with every field.
 
   Raises:
-    UserError: for every mistake that can be found without the data.
+    UserError: for every mistake that can be found from the config alone.
   """
   if config['seeds'] < 1:
     raise UserError(f'config.seeds must be at least 1, got {config["seeds"]}')
@@ -261,7 +261,7 @@ def check_config(config: Config) -> None:
 
 
 def selectable_metrics(config: Config) -> dict[str, bool]:
-  """Returns the names of the validation metrics of a config, and whether a higher value is better."""
+  """Returns name -> whether a higher value is better, of the metrics that training.select of a config may name."""
   return SYSTEMS[config['system']].selectable_metrics(config)
 
 
@@ -320,7 +320,7 @@ def _make_compilation(system: System) -> Callable[[TrainState, Callable[[], bool
 
 
 def _evaluate_and_store(config: Config, folder: Path, system: System, log: Log) -> Results:
-  """Evaluates the test splits with the best parameters, and writes results and hypotheses."""
+  """Evaluates the splits of `_splits_to_evaluate` with the best parameters, and writes results and hypotheses."""
   params, steps = restore_params(folder, system, 'best')
   run = Run(folder, system, params, steps)
   hypotheses = {split: f'{HYPOTHESES_PREFIX}{split}.txt' for split in _splits_to_evaluate(system)}

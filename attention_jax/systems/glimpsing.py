@@ -79,7 +79,7 @@ class GlimpsingEvaluationConfig:
 
 
 class GlimpsePrediction(NamedTuple):
-  """Prediction for one picture.
+  """Prediction for one picture of K objects with L labels, from N sampled paths of T glimpses.
 
   Attributes:
     label: the most probable label of each of the K objects.
@@ -362,8 +362,9 @@ def _apply(model: nn.Module, params: Any, batch: DigitBatch, rng: jax.Array, sam
 def _loss(model: nn.Module, config: Config, training: Training) -> Loss:
   """−log p(y) − Σ_t log π(l_t) (R_t − b_t) + Σ_t (R_t − b_t)². Mnih et al. 2014, section 3.2.
 
-  R_t is the number of right labels from glimpse t on, which is 0 or 1 with one object. The loss is the mean over
-  `model.samples` sampled paths of each picture.
+  y: labels; l_t: location of glimpse t; π: policy; b_t: baseline, without gradient in the second term. R_t is the
+  number of right labels from glimpse t on, which is 0 or 1 with one object. The loss is the mean over `model.samples`
+  sampled paths of each picture.
   """
   samples = GlimpseConfig(**config['model']).samples
 

@@ -17,6 +17,7 @@ COLLECTIVES = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'coll
 # Instructions that move nothing, or whose parts are counted by themselves.
 FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'after-all', 'partition-id', 'replica-id')
 FREE += ('iota', 'async-update', 'async-done')
+# Instructions that run other computations, whose instructions are counted in their place.
 CONTROL = ('while', 'conditional', 'call', 'async-start')
 SLICES = ('slice', 'dynamic-slice')  # read only a part of their operand
 FREE_CALLS = ('"AllocateBuffer"', '"ConcatBitcast"')  # targets of custom calls of TPUs that move nothing
@@ -120,7 +121,10 @@ def _operands(arguments: str) -> tuple[str, ...]:
 
 
 def _size(shape: str, excluded: str = 'none') -> int:
-  """Returns the bytes of all arrays of a shape, except for those whose layout contains `excluded`."""
+  """Returns the bytes of all arrays of a shape, except for those whose layout contains `excluded`.
+
+  Types without a row in BYTES count as 0.
+  """
   total = 0
   for dtype, sizes, layout in _ARRAY.findall(shape):
     if excluded not in layout:
@@ -170,6 +174,7 @@ def _contains_operands(instruction: Instruction) -> bool:
 
 
 def _group_size(text: str) -> int:
+  """Returns the number of devices in a group of a collective; 2 if its attributes list no group."""
   if iota := _IOTA_GROUPS.search(text):
     return int(iota[2])
   if named := _MESH_GROUPS.search(text):

@@ -15,7 +15,7 @@ BYTES_PER_POSITION = 5  # an id, int32, and its mask, bool
 
 
 def check_state_memory(config: Config, params: Any) -> None:
-  """Checks that parameters, gradients and the state of the optimiser fit into the memory of all devices.
+  """Checks that parameters, moving average, gradients and optimiser state fit into the memory of all devices.
 
   Args:
     config: the config.
@@ -34,7 +34,8 @@ def check_state_memory(config: Config, params: Any) -> None:
   path, largest = max(jax.tree.leaves_with_path(params), key=lambda leaf: _bytes(leaf[1]))
   name = jax.tree_util.keystr(path, simple=True, separator='/')
   _check(
-    f'parameters, gradients and the state of {training["optimizer"]} need',
+    f'parameters, {"moving average, " if training["average"] else ""}gradients and the state of '
+    f'{training["optimizer"]} need',
     needed,
     f'the largest array is {name} {list(largest.shape)}; lower the sizes of config.model or config.data.vocabulary',
   )
@@ -64,8 +65,11 @@ def check_batch_memory(config: Config, batches: BatchSequence) -> None:
   )
 
 
-def available_bytes() -> int:
-  """Returns the memory of the devices of all processes, as if each had as much as this one; on CPUs, main memory."""
+def available_bytes() -> float:
+  """Returns the memory of the devices of all processes, as if each process had as much as this one.
+
+  On CPUs, it is main memory; it is infinite if an accelerator does not report its memory.
+  """
   devices = jax.local_devices()
   if devices[0].platform == 'cpu':
     local = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')

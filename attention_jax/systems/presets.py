@@ -327,7 +327,10 @@ def apply_preset(config: ConfigDict, preset: str, *, features: int, layers: int 
 
 
 def _max_positions(config: ConfigDict) -> int:
-  """Length of the longest memory, which limits the sources of a search: four times the largest bucket, rounded up."""
+  """Length of the longest memory, which limits the sources of a search.
+
+  It is four times the longest source of the buckets, rounded up to a multiple of 32.
+  """
   buckets = config.data.get('buckets', (0,))
   longest = max(bucket if isinstance(bucket, int) else bucket[0] for bucket in buckets)
   return -(-4 * longest // 32) * 32

@@ -76,7 +76,8 @@ class Reader:
       request: the inputs.
 
     Raises:
-      UserError: for an empty line, for a line without a hypothesis, and for more hypotheses than beams.
+      UserError: for an empty line, for a line without a hypothesis, such as one that is too long for the model, and for
+        more hypotheses than beams.
     """
     if request.hypotheses > beams:
       raise UserError(f'hypotheses must be at most {beams}, the beam size of the run, got {request.hypotheses}')

@@ -24,7 +24,7 @@ _OPENED: dict[str, tuple[RemoteFolder, dict[str, str]]] = {}
 
 
 def _do_nothing(*_) -> None:
-  """Does nothing; replaces the upload of a local folder, and the log of programs whose output other programs read."""
+  """Does nothing; replaces the upload of a local folder, and a log that is not to be printed."""
 
 
 class TrainingFolder(NamedTuple):

@@ -38,8 +38,8 @@ class Replay(NamedTuple):
     seed: the seed of the run.
     start: the step of the state from which the earlier updates were repeated: that of a checkpoint, or 0 for the
       initial state.
-    loss: mean loss of the batch.
-    grad_norm: norm of the gradient before clipping.
+    loss: loss of the batch per token.
+    grad_norm: norm of the gradient of that loss, before clipping.
     params: names of parameters that were not finite before the update.
     gradients: names of parameters whose gradient is not finite.
     rows: the rows whose loss is not finite, without dropout and in a batch of one row. They are numbers of rows of the
@@ -62,7 +62,7 @@ class Replay(NamedTuple):
 
 
 def replay(folder: str | Path, update: int = 0, seed: int | None = None) -> Replay:
-  """Repeats an update of a run from the last checkpoint before it, without writing anything.
+  """Repeats an update of a run from the last checkpoint before it, or the initial state, without writing anything.
 
   Args:
     folder: the run folder, with a stored batch of that update.
@@ -71,7 +71,8 @@ def replay(folder: str | Path, update: int = 0, seed: int | None = None) -> Repl
       or the last one if all are finite.
 
   Raises:
-    UserError: if there is no stored batch or no such seed, and if the data have changed.
+    UserError: if the folder holds no run, no stored batch of that update or no such seed, and if the data or the files
+      of the run have changed.
   """
   folder = run_path(folder)
   check_run_files(folder)
@@ -84,7 +85,7 @@ def replay(folder: str | Path, update: int = 0, seed: int | None = None) -> Repl
   if not updates:
     if stored_updates(folder.parent):
       raise UserError(f'{folder} has no stored batch; those of several seeds are in {folder.parent}')
-    raise UserError(f'{folder} has no stored batch: every loss and gradient has been finite')
+    raise UserError(f'{folder} has no stored batch; expected a run with a loss or gradient that was not finite')
   update = update or updates[0]
   choose(str(update), map(str, updates), f'update with a stored batch in {folder}:')
   system = SYSTEMS[config['system']].load(dict(config, seeds=1), str(folder))
@@ -102,7 +103,7 @@ def replay(folder: str | Path, update: int = 0, seed: int | None = None) -> Repl
 def _repeat(
   folder: Path, system: System, initializer: Callable[[int], Any], update: int, seeds: Sequence[int], index: int
 ) -> Replay:
-  """Repeats an update of one of several runs.
+  """Repeats an update of a single run, or of one of several side by side.
 
   Args:
     folder: the run folder.
@@ -152,7 +153,7 @@ def _state_before(
   Args:
     folder: the run folder.
     update: number of the update.
-    initial_state: the initial state of the run.
+    initial_state: computes the initial state of the run, or its shapes.
     side_by_side: the runs whose states the checkpoint contains; None for a single run.
     index: number of the run among them.
   """

@@ -132,7 +132,8 @@ def open_run(
     dtype: overrides config.model.dtype, unless empty.
 
   Raises:
-    UserError: if the folder holds no run or several, if the checkpoint cannot be read, or for an unknown field.
+    UserError: if the folder holds no run or several, if its files have changed, if the checkpoint cannot be read, or
+      for an unknown field.
   """
   folder = resolve_folder(folder)
   check_run_files(folder)
@@ -193,7 +194,8 @@ def evaluate_hypotheses(run: Run, split: str, lines: Sequence[str]) -> dict[str,
     lines: one hypothesis per row of the split.
 
   Raises:
-    UserError: for another number of lines, for a run of a system whose references are not texts, and without metrics.
+    UserError: for an unknown split, for another number of lines, for a run of a system whose references are not texts,
+      and without metrics.
   """
   choose(split, run.system.splits, 'split')
   corpus = run.system_with(SupportsCorpus).corpus(split)
