@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 import sys
 import threading
 import time
@@ -38,7 +39,7 @@ def several_processes() -> Iterator[None]:
     UserError: for flags that are missing or contradict each other, for a cluster that jax does not detect, and for a
       coordinator that cannot be started.
   """
-  if not (FLAGS.distributed or _requested_by_flags()):
+  if not (_requested_by_flags() or FLAGS.distributed):
     yield
     return
   _initialize(FLAGS.peer_timeout)
@@ -67,7 +68,22 @@ def _requested_by_flags() -> bool:
   host, _, port = FLAGS.coordinator.rpartition(':')
   if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
     raise UserError(f'--coordinator must be HOST:PORT, got {FLAGS.coordinator!r}')
+  if FLAGS.process == 0:
+    _check_port(int(port))
   return True
+
+
+def _check_port(port: int) -> None:
+  """Raises UserError if this machine cannot listen at a port, for which jax would end with a segmentation fault."""
+  with socket.socket() as server:
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port of a process that has ended is free
+    try:
+      server.bind(('', port))
+    except OSError as error:
+      raise UserError(
+        f'--coordinator={FLAGS.coordinator}: process 0 cannot listen at port {port} ({error.strerror}); '
+        'expected a free port'
+      ) from None
 
 
 def _initialize(timeout: int) -> None:

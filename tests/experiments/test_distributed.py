@@ -21,11 +21,19 @@ PEER_TIMEOUT = 5  # seconds
     ((*FLAGS, '--coordinator=nowhere'), ["--coordinator must be HOST:PORT, got 'nowhere'"]),
     ((*FLAGS, '--coordinator=host:65536'), ["--coordinator must be HOST:PORT, got 'host:65536'"]),
     ((*FLAGS, '--process=-1'), ['--process=-1']),
+    ((*FLAGS, '--distributed', '--processes=1'), ['--process must be less than --processes=1, got 1']),
   ],
   ids=' '.join,
 )
 def test_mistakes_in_the_flags_are_reported(flags, parts, task, tmp_path):
   assert_user_error(run('train', *tiny_arguments(task, tmp_path / 'run', *flags)), parts)
+
+
+def test_a_port_in_use_is_reported(task, tmp_path):
+  with socket.create_server(('', 0)) as server:
+    flags = (f'--coordinator=127.0.0.1:{server.getsockname()[1]}', '--processes=2', '--process=0')
+    result = run('train', *tiny_arguments(task, tmp_path / 'run', *flags))
+  assert_user_error(result, ['process 0 cannot listen at port', 'expected a free port'])
 
 
 @pytest.mark.long
