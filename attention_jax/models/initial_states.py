@@ -8,12 +8,17 @@ from attention_jax.modules.recurrent import RECURRENCES, RecurrentStack, State
 
 
 def learned(stack: RecurrentStack, encoded: Encoded) -> tuple[State, ...]:
-  """A learned map of the last states of all layers and directions of the encoder, or of another summary."""
+  """A learned map of the last states of all layers and directions of the encoder, or of another summary.
+
+  Zeros if the stack has no bridge.
+  """
   return stack.start(encoded.final)
 
 
 def backward(stack: RecurrentStack, encoded: Encoded) -> tuple[State, ...]:
   """s_0 = tanh(W h_1), h_1 the output of the highest backward layer at the first token. Bahdanau et al. 2015, A.2.2.
+
+  Every layer of the decoder has its own W; the cell of an LSTM is V h_1.
 
   Raises:
     UserError: if no layer of the encoder reads backward.
@@ -30,7 +35,8 @@ def copied(stack: RecurrentStack, encoded: Encoded) -> tuple[State, ...]:
   """The last states of the encoder, layer by layer. Sutskever et al. 2014; Luong et al. 2015, section 2.
 
   Raises:
-    UserError: unless the encoder has one direction, and the recurrence, layers and features of the decoder.
+    UserError: unless the encoder has one direction, with the layers, arrays per state and features of the decoder.
+      Recurrences with equally many arrays, such as 'simple' and 'gru', are not distinguished.
   """
   states = encoded.states or FinalStates()
   layers = states.forward or states.backward

@@ -1,4 +1,4 @@
-"""Inputs and results of one step of a decoder."""
+"""Inputs and results of the steps of a decoder."""
 
 from typing import Any, NamedTuple
 
@@ -12,11 +12,11 @@ class DecoderOutput(NamedTuple):
 
   Attributes:
     features: inputs of the output layer, [..., D]; with a latent alignment, one vector for each position, [..., S, D].
-    context: context, [..., V]; () with several layers of attention.
+    context: context, [..., V]; () of a LayeredDecoder, whatever its number of layers.
     weights: attention weights, [..., S].
-    state: private state of the alignment after the step; () if it has none.
-    layers: weights of every layer and head, [..., L, N, S]; () with a single layer of attention.
-    top: state of the highest layer, [..., H].
+    state: private state of the alignment after the step; () if it has none, and of a LayeredDecoder.
+    layers: weights of every layer and head of a LayeredDecoder, [..., L, N, S]; () of a decoder with a cell.
+    top: `StepTrace.state` of a decoder with a cell, or the features of a LayeredDecoder, [..., H].
   """
 
   features: jax.Array
@@ -45,7 +45,7 @@ class StepTrace(NamedTuple):
   """Result of one step of the recurrence, an input of `compute_outputs`.
 
   Attributes:
-    state: state of the highest layer, [..., H]; of Bahdanau with `previous`, the state before the step.
+    state: output of the highest layer, [..., H]; of Bahdanau with `previous`, its state before the step.
     context, weights, alignment: context, weights and private state of the attention; () if it is not in the recurrence.
   """
 
@@ -63,7 +63,7 @@ class FixedMemory(NamedTuple):
 
 
 class SharedMemory(NamedTuple):
-  """Memory with the products of its values [B, S, V] and a kernel: gates [B, S, G].
+  """Memory with the products of its values [B, 1, S, V] and a kernel [V, W]: gates [B, S, W].
 
   The product of a context and the kernel is then the weighted sum of the gates over the S positions, for any number
   of queries.

@@ -24,11 +24,11 @@ INITIAL_MEMORY = 1e-6  # value of every element before the first write (Collier 
 
 
 class Heads(nn.Module):
-  """Attention heads over one memory, with any score and alignment. Each carries its weights from step to step.
+  """Attention heads over one memory of N slots. Each carries its weights from step to step.
 
   Attributes:
-    score: row of SCORES.
-    alignment: row of ALIGNMENTS.
+    score: row of SCORES that needs no random numbers.
+    alignment: row of ALIGNMENTS that needs no random numbers.
     heads: number of heads, H.
   """
 
@@ -43,10 +43,10 @@ class Heads(nn.Module):
     Args:
       carry: carry of the previous step, with leading axes [B, H].
       query: [B, D].
-      memory: [B, S, M].
+      memory: [B, N, M].
 
     Returns:
-      The new carry, the contexts [B, H, M], and the weights [B, H, S].
+      The new carry, the contexts [B, H, M], and the weights [B, H, N].
     """
     size = query.shape[-1]
     width = memory.shape[-1]
@@ -135,10 +135,12 @@ CONTROLLERS: Mapping[str, Controller] = {
 
 
 class RecallCellOutput(NamedTuple):
-  """Output of a step, over a memory of N slots.
+  """Output of a step, over a memory of N slots, with R read heads and W write heads.
+
+  A cell without a memory has R = W = 0.
 
   Attributes:
-    features: [B, F].
+    features: vector from which the output bits are computed, [B, D].
     read: weights of the read heads [B, R, N].
     write: weights of the write heads [B, W, N].
   """
@@ -149,7 +151,7 @@ class RecallCellOutput(NamedTuple):
 
 
 class TuringState(NamedTuple):
-  """State of Turing between steps.
+  """State of Turing between steps; letters of shapes as in Turing.
 
   Attributes:
     controller: state of the controller.
@@ -172,7 +174,7 @@ class Turing(nn.Module):
   In each step the controller computes its output h from the input and the vectors read in the step before. The write
   heads update the memory (equations 3 and 4, e = σ(E h), a = A h); then the read heads read the updated memory
   (equation 2). The paper has score `cosine(beta=1.0)` and alignment `addressing`. Scores and alignments are allowed
-  unless they need random numbers or a loss of their own.
+  unless they need random numbers, an auxiliary loss or a sum over positions.
 
   Attributes:
     score: spec of SCORES.
@@ -284,10 +286,10 @@ RECALL_CELLS: Mapping[str, type[nn.Module]] = {'recurrent': RecurrentBaseline, '
 
 
 class RecallerOutput(NamedTuple):
-  """Output for a sequence.
+  """Output for a sequence of T steps; the other letters of shapes as in RecallCellOutput.
 
   Attributes:
-    logits: of each output bit, [B, T, O].
+    logits: of each of the O output bits, [B, T, O].
     read: weights of the read heads [B, T, R, N].
     write: weights of the write heads [B, T, W, N].
   """
@@ -359,7 +361,8 @@ def build_recaller(model: Mapping[str, Any], outputs: int) -> Recaller:
     A Recaller without parameters.
 
   Raises:
-    UserError: if a spec or an option is unknown or out of range.
+    UserError: if a spec or an option is unknown or out of range. The names of `controller` and `rnn`, and the
+      combination of the cell with its score and alignment, are checked when the model is initialised.
   """
   options = RecallConfig(**model)
   # A cell without heads does not use the two specs, but a wrong one is an error for it too.
@@ -376,7 +379,7 @@ def choose_controller(name: str) -> Controller:
 
 
 def is_self_contained(row: Row) -> bool:
-  """Returns whether a row needs nothing but its parameters and its carry: no random numbers and no loss of its own."""
+  """Returns whether a row needs neither random numbers nor an auxiliary loss nor a sum over positions."""
   return row.trains_by_backprop and 'rng' not in row.required_inputs
 
 
@@ -384,4 +387,7 @@ def _check_self_contained(field: str, spec: str, row: Row, table: Mapping[str, R
   """Raises UserError unless the row that `spec` selects from `table` is self-contained."""
   if not is_self_contained(row):
     expected = ', '.join(name for name, row in table.items() if is_self_contained(row))
-    raise UserError(f'turing: {field}={spec!r} needs random numbers or a loss of its own; expected one of: {expected}')
+    raise UserError(
+      f'turing: {field}={spec!r} needs random numbers, an auxiliary loss or a sum over positions; '
+      f'expected one of: {expected}'
+    )

@@ -99,7 +99,7 @@ class AdaptiveLayer(nn.Module):
     reverse: whether the sequence is read from its end.
     limit: largest number of updates of a step.
     epsilon: ε, see `ponder`.
-    dtype: dtype of the computation; halting probabilities and means are float32.
+    dtype: dtype of the computation; halting probabilities and sums of states are float32.
   """
 
   kind: str = 'gru'

@@ -177,7 +177,7 @@ class Attention(nn.Module):
   def projects_queries_first(self) -> bool:
     """Whether one product projects the queries of all heads.
 
-    Otherwise each head projects its query: without positions, an alignment that takes the query gets it unprojected.
+    Otherwise heads project it themselves, if at all: without positions, an alignment gets the unprojected query.
     """
     return self.projects and (self.positions is not None or 'query' not in self.alignment_row.required_inputs)
 
@@ -217,8 +217,8 @@ class Attention(nn.Module):
       value: values that contexts are made of, [B, S, V]; by default `encoded`.
 
     Returns:
-      Memory with the projected key [B, G, S, F / N], value [B, G, S, V], mask [B, 1, S] or [B, 1, T, S], and, for some
-      alignments, `remembered` [B, G, N / G, S, F / N].
+      Memory with the key [B, G, S, F / N], or [B, 1, S, D] if it is not projected, value [B, G, S, V], mask [B, 1, S]
+      or [B, 1, T, S], and, for some alignments, `remembered` [B, G, N / G, S, F / N].
     """
     if self.positions is not None and positions is None:
       raise UserError('attention: positions of the memory are required with a module of positions, got None')
@@ -318,7 +318,7 @@ class Attention(nn.Module):
       memory: memory, as `remember` returns it.
       deterministic: whether to use test-time behaviour.
       positions: positions of the queries, [T]; required if there is a module of positions.
-      return_weights: whether to return the weights; an implementation that cannot compute them raises UserError.
+      return_weights: whether to return the weights; positions with `needs_weights` return them in any case.
 
     Returns:
       Attended with context [B, T, V], and weights: [B, T, S] for one head, [B, N, T, S] for several, or None.

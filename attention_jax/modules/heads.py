@@ -3,7 +3,7 @@
 The parameters have the names of `Attention` and its initial scales, so that parameters can be exchanged with it:
 query_kernel and key_kernel {'kernel': [N, D, F / N]} if the score projects or there are several heads, value_kernel of
 the same shape and join {'kernel': [F, F]} for several heads, and score_params and alignment_params, each with a leading
-axis of heads.
+axis of heads, if the score or the alignment has parameters. D is the width of queries or of the memory.
 """
 
 import functools
@@ -35,7 +35,7 @@ def init_heads(
     score, alignment: a spec string, a table row, or a function.
 
   Raises:
-    UserError: for an unknown variant or option, a width below 1, and if features is no multiple of heads.
+    UserError: for an unknown variant or option, a width or heads below 1, and if features is no multiple of heads.
   """
   if min(query, key, features) < 1:
     raise UserError(f'attention: query, key and features must be at least 1, got {query}, {key} and {features}')
@@ -90,7 +90,8 @@ def attend_heads(
     score, alignment, rng, deterministic, implementation: as for `attend`.
 
   Returns:
-    The context [..., T, F] of several heads, or [..., T, D] of one, and weights [..., N, T, S] or [..., T, S].
+    The context, [..., T, F] if the parameters contain 'join', else [..., T, D], and the weights, [..., N, T, S] of
+    several heads or [..., T, S] of one.
 
   Raises:
     UserError: as `attend`, for another width of `encoded` than that of the parameters, for biases, and for another

@@ -24,7 +24,7 @@ class IntraAttentionCarry(NamedTuple):
   Attributes:
     summary: h̃ of the last step, [B, F].
     state: state after the last step, arrays [B, F].
-    tape: all past states, a Memory with keys of h and values [h; c]; positions that are still to come are masked.
+    tape: all past states, a Memory with keys of h and values [h; c]; positions without a state are masked.
     attention: carry of the attention.
   """
 

@@ -172,8 +172,8 @@ class CopyingGenerator(OutputLayer):
 class PointerGenerator(CopyingGenerator):
   """Generates with p_gen = σ(w · [c; s; y] + b), copies otherwise. See, Liu & Manning 2017, equations 8 and 9.
 
-  c is the context, s the top state and y the embedding of the last token. A Transformer has no single context, so that
-  c is omitted.
+  c is the context, s the top state and y the embedding of the last token. A LayeredDecoder, such as a
+  Transformer, has no single context, so that c is omitted.
   """
 
   def setup(self):

@@ -25,7 +25,7 @@ from attention_jax.specs import Range, Size, bind, schema_of
 
 
 class Positions(nn.Module):
-  """No positions: attention is independent of the order of the tokens.
+  """No positions: without a causal mask, attention is independent of the order of the tokens.
 
   Attributes:
     heads, features: number N of heads, and features F of each.
@@ -190,8 +190,8 @@ class Rotary(Positions):
 class Alibi(Positions):
   """e_ts - m_n |t - s|, m_n = 2^(-8 n / N) of head n = 1 ... N. Press, Smith & Lewis 2022, section 3.
 
-  The paper has causal attention only; in bidirectional attention, later positions are penalised by their distance, like
-  earlier ones.
+  If N is not a power of 2, see `alibi_slopes`. The paper has causal attention only; in bidirectional attention, later
+  positions are penalised by their distance, like earlier ones.
   """
 
   in_attention = True
@@ -219,14 +219,14 @@ def parse_position(spec: str) -> tuple[type[Positions], dict[str, Any]]:
   """Returns the row of POSITIONS that a spec string such as 't5(buckets=16)' selects, and its options.
 
   Raises:
-    UserError: for an unknown name or option.
+    UserError: as `specs.bind`.
   """
   _, cls, options = bind(spec, POSITIONS, 'position', lambda cls: schema_of(cls, {*SET_BY_ATTENTION, 'parent', 'name'}))
   return cls, options
 
 
 def alibi_slopes(heads: int) -> list[float]:
-  """Returns the slopes of N heads.
+  """Returns the slopes of N heads, 2^(-8 n / N) for n = 1 ... N.
 
   If N is not a power of 2, they are the slopes of P heads, P the next lower power, and the first N - P of every other
   slope of 2 P heads.

@@ -22,7 +22,7 @@ class SpatialTransformer(nn.Module):
     transform: a row of TRANSFORMS.
     filters: features of each convolution.
     hidden: width of the ReLU layer.
-    dtype: dtype of the localisation network; coordinates and pixels are float32.
+    dtype: dtype of the localisation network except its last layer, which is float32 like coordinates and pixels.
   """
 
   size: Size = 28

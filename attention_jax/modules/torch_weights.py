@@ -39,7 +39,7 @@ def convert_weights(layout: str, arrays: Arrays, heads: int = 1) -> dict[str, np
   Args:
     layout: a name of LAYOUTS.
     arrays: the state dict.
-    heads: number of heads of multi-head attention, which no array shows; other layouts ignore it.
+    heads: number of heads of multi-head attention, which no array shows; layouts without it ignore it.
 
   Raises:
     UserError: for an unknown layout, for arrays that are missing, unknown or cannot be represented, and for a number of
@@ -60,7 +60,7 @@ def _missing_error(layout: str, missing: Sequence[str]) -> UserError:
 
 
 def _dense(name: str, source: str, inputs: Order = ALL, outputs: Order = ALL) -> list[Entry]:
-  """nn.Linear with a bias; features are put into these orders."""
+  """nn.Linear with a bias; `inputs` and `outputs` are the orders of its features here."""
   return [
     Entry(f'{name}.kernel', (f'{source}.weight',), lambda w: w.T[inputs][:, outputs]),
     Entry(f'{name}.bias', (f'{source}.bias',), lambda b: b[outputs]),
@@ -75,7 +75,7 @@ def _norm(name: str, source: str, order: Order = ALL) -> list[Entry]:
 
 
 def _head_kernel(name: str, weight: str, bias: str, heads: int, part: int = 0, parts: int = 1, order: Order = ALL):
-  """One of several projections [D] -> [N, F] that are stacked in one nn.Linear."""
+  """Kernel [N, D, F / N] and bias [N, F / N] of one of the `parts` projections that are stacked in one nn.Linear."""
 
   def kernel(w):
     w = np.split(w, parts)[part].T[order]
@@ -193,7 +193,8 @@ def joeynmt_recurrent(arrays: Arrays, heads: int) -> Iterable[Entry]:
   """Joey NMT with a recurrent encoder and decoder and input feeding, as birnn and luong(readout_bias=True).
 
   Raises:
-    UserError: for an LSTM with a bridge, whose first cell state has a tanh there but not here.
+    UserError: for an LSTM with a bridge, whose first cell state has a tanh there but not here, and if a side has no
+      recurrent layer.
   """
   width, gates = _recurrent_sizes(arrays, 'decoder')
   _, encoder_gates = _recurrent_sizes(arrays, 'encoder')

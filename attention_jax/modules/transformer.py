@@ -184,7 +184,8 @@ class LayerCarry(NamedTuple):
   """Carry of a decoder layer from one step to the next.
 
   Attributes:
-    key, value: cached keys and values of self-attention at L positions, [B, G, L, F] for G heads of keys and values.
+    key, value: cached keys and values of self-attention at L positions, [B, G, L, F / N] for G heads of keys and values
+      and N heads of queries.
     self_attention, cross: carries of both attentions; () for an attention that is not recurrent.
   """
 

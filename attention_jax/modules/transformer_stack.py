@@ -18,9 +18,9 @@ from attention_jax.specs import Count, Fraction, Positive, Size
 class Stack(nn.Module):
   """Base class of Transformer encoders and decoders.
 
-  The initial variance of the last kernel of every sublayer is divided by the number of sublayers (Radford et al. 2019,
-  section 2.3). Initially attention is almost uniform and adds nearly the same vector at all positions in every layer.
-  Without the smaller variance, the sum of these vectors would dominate the differences between positions.
+  The initial variance of the last kernel of every sublayer is divided by the number of sublayers of all layers (Radford
+  et al. 2019, section 2.3). Initially attention is almost uniform and adds nearly the same vector at all positions in
+  every layer. Without the smaller variance, the sum of these vectors would dominate the differences between positions.
 
   Attributes:
     features: D.
@@ -70,7 +70,7 @@ class Stack(nn.Module):
     """Creates the modules that encoders and decoders share; called by `setup`.
 
     Raises:
-      UserError: for options that contradict each other.
+      UserError: for options that contradict each other, an unknown position, and an unknown norm of the last layer.
     """
     if self.features % self.heads:
       raise UserError(

@@ -46,7 +46,7 @@ class Bin(NamedTuple):
 
   Attributes:
     low, high: the smallest and the largest value among them.
-    rows: their indices.
+    rows: their indices in the values that were divided; not the rows of the split if references are grouped.
   """
 
   low: int

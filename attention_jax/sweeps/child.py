@@ -15,7 +15,7 @@ INTERRUPTED = 75  # EX_TEMPFAIL, as train.py exits after a signal
 
 
 def main(parent: str, cores: str, *command: str) -> None:
-  """Replaces this process by `command`.
+  """Replaces this process by `command`, or exits with INTERRUPTED if the parent has ended already.
 
   Args:
     parent: id of the process that starts this one. On Linux, the command gets SIGTERM when that process ends.

@@ -94,14 +94,15 @@ def setting_rows(
 ) -> list[Row]:
   """Returns a row for each setting, with its differences from the baseline.
 
-  Differences are those of runs with the same seed, with the interval of the t distribution; the p of a paired t-test
-  is corrected for the number of all comparisons (Benjamini & Hochberg).
+  Differences are those of runs with the same seed, or of two single runs, with the interval of the t distribution; the
+  p of a paired t-test is corrected for the number of all comparisons (Benjamini & Hochberg). A metric for which neither
+  direction is better has none.
 
   Args:
     settings: the settings.
     split: the split of the metrics.
     metrics: names of metrics.
-    factors: how rows are named.
+    factors: how rows are named; the factor 'parameters' is added.
     baseline: name of a factor -> its value in the baseline.
     within: names of factors; a setting is compared with the baseline that has the same values of these.
 
@@ -215,7 +216,7 @@ def gradient_rows(
   Args:
     settings: the settings, all of a bidirectional encoder of one layer and with the same data, which has gold links.
     split: the split.
-    factors: how rows are named; the factors 'training' and 'distance' are added.
+    factors: how rows are named; the factor 'training' and, by distance, 'distance' are added.
     count: the number of sentences.
 
   Returns:

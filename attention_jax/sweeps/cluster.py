@@ -12,7 +12,7 @@ from attention_jax.sweeps.workers import Request
 
 JOBS = 'jobs'  # submitit's folder below that of the sweep
 LOST_STATES = ('NO PROCESS AND NO RESULT', 'UNKNOWN')  # submitit cannot report on such a job any more
-MAX_JOBS = 64  # jobs in the queue of a cluster at a time
+MAX_JOBS = 64  # default maximum of the jobs in the queue of Slurm at a time
 
 
 class TrainingJob(NamedTuple):
@@ -34,7 +34,7 @@ class TrainingJob(NamedTuple):
       return subprocess.run(self.command, stdout=output, stderr=subprocess.STDOUT, cwd=self.directory).returncode
 
   def checkpoint(self, *args: Any, **options: Any) -> Any:
-    """Called by submitit before a preemption or at the end of the time limit: the same job is queued again."""
+    """Queues the same job again; submitit calls this before a preemption or at the end of the time limit."""
     from submitit.helpers import DelayedSubmission
 
     return DelayedSubmission(self)
@@ -75,7 +75,7 @@ class ClusterExecutor:
   Args:
     folder: the folder of the sweep.
     cluster: a name of submitit.AutoExecutor: 'slurm' or 'local'.
-    jobs: jobs in the queue at a time.
+    jobs: maximum number of jobs in the queue at a time.
     parameters: submitit's parameters, such as timeout_min and slurm_partition.
   """
 

@@ -47,7 +47,7 @@ class Contrast(NamedTuple):
     setting: the setting.
     column: the column.
     comparison: over seeds.
-    corrected_p: its p after the correction for the number of comparisons of the report.
+    corrected_p: its p after the correction for the number of comparisons of one `contrast_all`.
     rows: comparisons of the outputs of each pair of runs.
   """
 
@@ -82,7 +82,7 @@ def contrast_all(
   compares_rows: bool,
   log: Log,
 ) -> list[Contrast]:
-  """Compares every setting with the baseline, in every column whose metric has a direction.
+  """Compares every setting with the baseline, in every column whose metric has a direction and that has pairs of runs.
 
   Args:
     settings: the settings.

@@ -163,7 +163,7 @@ def describe_failure(code: int, log: Path, failure: str = '') -> str:
   """Returns one line that explains why a process failed.
 
   Args:
-    code: its exit status; negative for a signal.
+    code: its exit status; negative for a signal, 0 for a process that ended without its results.
     log: the file with its output, of which the last attempt counts.
     failure: the failure outside of its command, see workers.Job.
   """
@@ -179,6 +179,8 @@ def describe_failure(code: int, log: Path, failure: str = '') -> str:
   if code < 0:
     hint = '; the memory of the machine may be too small' if code == -signal.SIGKILL else ''
     return f'ended by {_signal_name(-code)}{hint}'
+  if code == 0:
+    return f'exit status 0, but {RESULTS} is missing; see {log}'
   return f'exit status {code} without a message; see {log}'
 
 

@@ -1,4 +1,4 @@
-"""Whether the attention of trained runs explains their outputs: rows of tables over examples and seeds."""
+"""Measures whether the attention of trained runs explains their outputs: rows of tables over examples and seeds."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -90,7 +90,7 @@ def pair_examples(system: Any, split: str, count: int) -> Example:
 
 
 def document_examples(system: Any, split: str, count: int) -> Example:
-  """Returns documents of one sentence of a split, spread evenly over it.
+  """Returns documents of a split, spread evenly over it; of each document, only the first sentence.
 
   Args:
     system: a ClassificationSystem.
@@ -119,7 +119,8 @@ def explanation_rows(
 
   Args:
     settings: settings with learned weights, of one system with the same data.
-    factors: how rows are named; the factors 'measure' or 'weights', and 'interval' over examples are added.
+    factors: how rows are named; the factors 'measure' or 'weights', and 'interval' are added. Intervals of measures are
+      over examples, those of probes over outputs.
     study: the examples and the options.
 
   Returns:
@@ -170,7 +171,7 @@ def _divergences(weights: np.ndarray) -> np.ndarray:
 def _interval_row(
   setting: SettingRuns, factors: Sequence[Factor], extra_factors: Mapping[str, str], metric: str, values: np.ndarray
 ) -> Row:
-  """A row for [seeds or pairs, N]: mean, deviation over the first axis, 95 % bootstrap interval over examples."""
+  """A row for values [seeds or pairs, n]: mean, deviation over the first axis, 95 % bootstrap interval over n."""
   by_example = np.nanmean(values[:, np.isfinite(values).any(0)], axis=0)
   text = format_interval(bootstrap_mean(by_example), digits=1 if metric == 'probe/accuracy' else 3)
   return claim_row(

@@ -1,7 +1,8 @@
 """Successive halving (Jamieson & Talwalkar 2016): settings that are far behind early are not trained to the end.
 
 All settings are trained for a first number of updates, the best 1/factor of them for factor times as many, and so on up
-to training.steps. A run is resumed for each rung, never repeated. A setting that learns late is lost.
+to training.steps. Each of these numbers of updates is a rung. A run is resumed for each rung, never repeated. A setting
+that learns late is lost.
 """
 
 import inspect
@@ -56,7 +57,7 @@ def rungs(total: int, first: int, factor: int) -> list[int]:
 
 
 def survivors(values: Mapping[str, float], factor: int, higher_is_better: bool) -> list[str]:
-  """Returns the best 1/factor of the settings, at least one; equal values stay in their order.
+  """Returns the best 1/factor of the settings, rounded up; equal values stay in their order.
 
   Args:
     values: setting id -> value of the metric; NaN is the worst.
@@ -94,6 +95,8 @@ def best_validation(folders: Sequence[Path], select: str, steps: int, higher_is_
 
 def fix_schedule_length(spec: str, steps: int) -> str:
   """Returns a schedule that does not depend on the length of the run: 'cosine' -> 'cosine(steps=3000)'.
+
+  A schedule without the option `steps`, or in which it is set, is only reformatted.
 
   Otherwise the updates of a rung would follow another schedule than the same updates of a longer run.
 

@@ -65,7 +65,7 @@ class UnitState:
   Attributes:
     unit: the unit.
     state: the name of its last event.
-    steps: the number of updates of the finished unit; 0 before it has finished.
+    steps: the number of updates with which it last finished; 0 if it has never finished.
     seconds: duration of its processes, summed over all attempts that have ended.
     attempts: number of times that it was started.
     started: when it was last started, seconds since 1970.

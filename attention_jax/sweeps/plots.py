@@ -232,7 +232,7 @@ def add_legend(axes: Any, title: str | None = None) -> None:
 
 
 def to_png(figure: Any) -> bytes:
-  """Returns a PNG, with every text in fonts that have its characters, and with dollar signs as plain text."""
+  """Returns a PNG, with ticks, axis labels and legend entries in fonts that have their characters; none is math."""
   for axes in figure.axes:
     legend = axes.get_legend()
     texts = [*axes.get_xticklabels(), *axes.get_yticklabels(), axes.xaxis.label, axes.yaxis.label]

@@ -31,6 +31,7 @@ LOGS = [
   ('step 3\n', -15, 'ended by SIGTERM'),
   ('step 3\n', -53, 'ended by signal 53'),
   ('', 1, 'exit status 1 without a message; see '),
+  ('', 0, 'exit status 0, but results.json is missing; see '),
 ]
 
 
