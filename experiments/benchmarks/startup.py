@@ -177,7 +177,8 @@ def _run(command: Command, checkout: Path, folder: Path, run_name: str, data_roo
   milestones[END] = time.monotonic() - start
   text = log_path.read_text('utf-8')
   if process.returncode or len(milestones) < len(MILESTONES) + 2:
-    reached = f'exit status {process.returncode}, milestones {", ".join(milestones)}'
-    raise RuntimeError(f'{" ".join(arguments)}: {reached}\n{"".join(lines[-5:])}{text[-2000:]}')
+    missing = ', '.join(name for name in (FIRST_LINE, *MILESTONES) if name not in milestones) or 'none'
+    result = f'exit status {process.returncode}, milestones not reached: {missing}'
+    raise RuntimeError(f'{" ".join(arguments)}: {result}\n{"".join(lines[-5:])}{text[-2000:]}')
   phases = {phase: sum(map(float, pattern.findall(text))) for phase, pattern in PHASES.items()}
   return CommandTimes(milestones, phases)
