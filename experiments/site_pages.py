@@ -1,8 +1,9 @@
 """Pages of the documentation site that are not Markdown files of docs/: the hook of mkdocs.yml.
 
-The site has the paths of the repository, so that the links of a document hold in both. Added to docs/ are the documents
-of the root, a page for each mechanism (mechanisms.py), the API reference, the lesson as a page, and what ready-made
-models attend to. Links to files that are no pages, such as configs, become plain text.
+The site has the paths of the repository, so that the links of a document hold in both. Besides the files of docs/, it
+contains the documents of the root, a page for each mechanism (mechanisms.py), the API reference, the lesson as a page,
+and pages that show what ready-made models attend to. Links to files of the repository that are not in the site, such as
+configs, become plain text.
 """
 
 import base64
@@ -27,7 +28,7 @@ from experiments.mechanisms import mechanism_page, mechanisms, overview_page, pi
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / 'docs'
-COPIED = ('.md', '.png', '.sbatch')  # suffixes of the files of docs/ that the site contains
+COPIED_SUFFIXES = ('.md', '.png', '.sbatch')  # suffixes of the files of docs/ that the site contains
 LESSON = 'docs/attention_basics.ipynb'
 LESSON_PAGE = 'docs/attention_basics.md'
 MODELS_PAGE = 'attention/index.md'
@@ -52,13 +53,13 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
   """Moves the files of docs/ to the paths that they have in the repository, and adds the other pages."""
-  of_theme = [file for file in files if DOCS not in Path(file.abs_src_path or '').parents]
+  theme_files = [file for file in files if DOCS not in Path(file.abs_src_path or '').parents]
   pages = [_make_file(config, path, source) for path, source in site_files().items()]
-  return Files([*of_theme, *pages])
+  return Files([*theme_files, *pages])
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-  """Resolves links to files that are no pages of the site, as a hook of mkdocs.
+  """Replaces links to files of the repository that are not in the site, as a hook of mkdocs; see `resolve_links`.
 
   Args:
     markdown: text of the page.
@@ -87,8 +88,8 @@ def navigation(nav: list[Any]) -> list[Any]:
   nav = [*nav, {'Claims': ['docs/claims/README.md', *claims]}]
   if unlisted:
     nav.append({'Further documents': unlisted})
-  results = next(i for i, entry in enumerate(nav) if 'Results' in entry)
-  return [*nav[:results], *generated, *nav[results:]]
+  results_index = next(i for i, entry in enumerate(nav) if 'Results' in entry)
+  return [*nav[:results_index], *generated, *nav[results_index:]]
 
 
 def nav_pages(nav: list[Any]) -> Iterator[str]:
@@ -103,7 +104,7 @@ def nav_pages(nav: list[Any]) -> Iterator[str]:
 
 def site_files() -> dict[str, Source]:
   """Returns where the content of each file of the site comes from, by its path; nothing is made yet."""
-  documents = [*ROOT.glob('*.md'), *(path for path in DOCS.rglob('*') if path.suffix in COPIED)]
+  documents = [*ROOT.glob('*.md'), *(path for path in DOCS.rglob('*') if path.suffix in COPIED_SUFFIXES)]
   files: dict[str, Source] = {str(path.relative_to(ROOT)): path for path in sorted(documents)}
   for mechanism in mechanisms():
     files[mechanism.path] = functools.partial(mechanism_page, mechanism)
@@ -164,7 +165,8 @@ def models_page(made: Sequence[str], missing: Sequence[str]) -> str:
     parts.append(f'## {PREFIX}{name}\n\n`{READY_MADE[name].config}`. [The page alone]({name}.html).\n\n{frame}')
   if missing:
     commands = '\n'.join(f'python -m experiments.models --names={name}' for name in missing)
-    parts.append(f'Not made when this site was built; train them, and build it again:\n\n```sh\n{commands}\n```')
+    intro = 'These models had not been trained when this site was built. Run the commands and build it again:'
+    parts.append(f'{intro}\n\n```sh\n{commands}\n```')
   return '\n\n'.join(parts) + '\n'
 
 

@@ -83,7 +83,6 @@ def permutation_effect(
   Returns:
     [], from 0 (the order of the weights does not matter) to 1.
   """
-  weights = at_least_float32(weights)
   original = fn(weights)
   unmasked_first = jnp.argsort(~mask)
 

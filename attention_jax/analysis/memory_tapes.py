@@ -11,7 +11,7 @@ from attention_jax.analysis.picture_files import report_write_errors, select_by_
 
 MIN_WEIGHT = 0.3  # all slots whose weight reaches this at some step are drawn
 COLOURS = ('#1c7ed6', 'white', 'black')  # of negative values, of 0, and of positive values
-LINE = '#e8590c'
+LINE_COLOUR = '#e8590c'  # of the line before the answer
 
 
 class MemoryTape(NamedTuple):
@@ -23,7 +23,7 @@ class MemoryTape(NamedTuple):
     probabilities: [A, O], the predicted probability of each bit.
     heads: weights [T, H, S] by the kind of heads; kinds with H = 0 are not drawn.
     answer_start: number of steps before the answer, T - A.
-    title: title of the column.
+    title: above the column of the episode in a picture, or the name of its example on a page.
   """
 
   inputs: np.ndarray
@@ -40,7 +40,7 @@ class MemoryTape(NamedTuple):
 
 
 class Panel(NamedTuple):
-  """One panel of a column.
+  """A heat map of an episode: inputs, targets, predictions, or the weights of a head.
 
   Attributes:
     title: line above the panel.
@@ -67,7 +67,7 @@ def write(items: Sequence[MemoryTape], path: str | Path) -> None:
 
 
 def _write_page(items: Sequence[MemoryTape], path: str | Path) -> None:
-  picture_page.write_page(list(map(_to_example, items)), path, 'Memories: what was written and read at each step')
+  picture_page.write_page(list(map(_to_example, items)), path, 'Memories: where the heads wrote and read at each step')
 
 
 def _to_example(item: MemoryTape) -> picture_page.SteppedExample:
@@ -164,7 +164,7 @@ def _draw(axes, panel: Panel, answer_start: int, max_value: float) -> None:
   axes.axis('on')
   colours = LinearSegmentedColormap.from_list('signed', list(COLOURS))
   axes.imshow(panel.picture, cmap=colours, vmin=-max_value, vmax=max_value, aspect='auto', interpolation='nearest')
-  axes.axvline(answer_start - 0.5, color=LINE, linewidth=0.8)
+  axes.axvline(answer_start - 0.5, color=LINE_COLOUR, linewidth=0.8)
   axes.set_title(panel.title, fontsize=9, loc='left')
   axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
   axes.yaxis.set_major_formatter(FuncFormatter(format_row))

@@ -144,7 +144,7 @@ def _(primals, tangents):
 
 
 def _gumbel_noise(scores: Scores, rng: jax.Array) -> Scores:
-  # Always drawn in float32, so that a seed gives the same sample in every precision.
+  # Always drawn in float32, so that a seed gives the same noise in every precision.
   return jax.random.gumbel(rng, scores.shape, jnp.float32).astype(at_least_float32(scores).dtype)
 
 

@@ -1,11 +1,13 @@
-"""Implementation 'chunked': attends blocks of queries, and recomputes each block for its gradient.
+"""Implementation 'chunked': computes attention in blocks of queries, and recomputes each block for its gradient.
 
-Without returned weights, memory beyond that of the arguments is linear in T + S, not T S. A block has complete rows of
-scores, so that every score and every alignment is supported: recurrent ones pass their carry from block to block.
+Without returned weights, memory beyond that of the arguments is linear in T + S, not T S; the gradient of a recurrent
+pair also stores one carry for each block. A block has complete rows of scores, so that every score and every alignment
+is supported: recurrent ones pass their carry from block to block.
 
-Block sizes apply to one sequence. A block has at most MAX_BLOCK_SCORES scores [T, S] and, if the score computes an
-array [T, S, F] for all queries at once, at most MAX_BLOCK_ENTRIES entries of that array, but at least one query. The
-sequences of a batch and their heads are computed together, one block of each at a time.
+Block sizes apply to one sequence. A block has at most MAX_BLOCK_SCORES scores [T, S] and, for a TanhSum that this
+implementation computes itself, at most MAX_BLOCK_ENTRIES entries of its array [T, S, F], but at least one query; with
+symbolic sizes, it has at most SYMBOLIC_BLOCK queries. The sequences of a batch and their heads are computed together,
+one block of each at a time.
 """
 
 import functools
@@ -53,7 +55,7 @@ def attend(
 
   Args:
     score, alignment, params, query, memory, bias, rng, deterministic, return_weights: as in `functional.attend.attend`.
-    block: (score, alignment, params, carry, xs, memory, deterministic) -> carry, Attended; attends a block of queries,
+    block: (score, alignment, params, carry, xs, memory, deterministic) -> carry, Attended; computes a block of queries,
       with the arguments of `functional.attend.attend_queries`.
 
   Returns:

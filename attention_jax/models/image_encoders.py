@@ -1,4 +1,4 @@
-"""Picture encoders, which map a picture to a memory of grid cells: IMAGE_ENCODERS, and `build_captioner`."""
+"""Image encoders, which map an image to a memory of grid cells: IMAGE_ENCODERS, and `build_captioner`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ from attention_jax.specs import Count, Fraction, Size
 
 
 class ImageEncoder(nn.Module):
-  """Base class of picture encoders: pictures [B, height, width, C], mask [B, 1], True = real -> Encoded.
+  """Base class of image encoders: pictures [B, height, width, C], mask [B, 1], False for filler rows -> Encoded.
 
   The memory [B, S, D] holds the cells of the grid row by row; `final` is their mean, as in Xu et al. 2015, section
   3.1.2. The class attribute `input_dtype` is the dtype of the pictures.
@@ -58,8 +58,7 @@ class Grid(ImageEncoder):
     features: width of each cell, D. Each convolution of stride 2 has half as many features as the next one (rounded
       down, at least 1), except the last one, which has D like those of stride 1.
     halvings: number of convolutions of stride 2; they round an odd size up.
-    layers: number of convolutions of stride 1 after them, which enlarge the receptive field of a cell beyond its own
-      pixels.
+    layers: number of convolutions of stride 1 after them, which enlarge the receptive field of each cell.
   """
 
   features: Size = 128

@@ -46,7 +46,7 @@ class IntraAttentionLayer(nn.Module):
   the order of S² F / BLOCK numbers.
 
   Attributes:
-    kind: a row of RECURRENCES, whose whole state is on the tape.
+    kind: a key of RECURRENCES; all arrays of its state are stored on the tape.
     features: features F of the layer.
     reverse: whether the sequence is read from its end.
     score: spec of SCORES; the query has the features of x and h̃, the key those of h.
@@ -115,7 +115,7 @@ class IntraAttentionLayer(nn.Module):
     options = {
       'variable_broadcast': 'params',
       'split_rngs': {'params': False, 'attention': True},
-      'check_constancy_invariants': self.is_initializing(),  # as in decoders.over_steps
+      'check_constancy_invariants': self.is_initializing(),  # which traces the step again, as parameters require
     }
 
     def step(layer: IntraAttentionLayer, carry: IntraAttentionCarry, xs: Any):

@@ -115,7 +115,7 @@ class Driver:
         commit=code_version(),
       )
       self._track(unit.id, job)
-      self._progress.event(self._entries(), self._running_seconds(), f'started {unit.id}')
+      self._progress.log_with_counts(self._entries(), self._running_seconds(), f'started {unit.id}')
 
   def _open_log(self, unit: Unit, words: Sequence[str]) -> Path:
     """Returns the log of a unit, to which its command has been appended."""
@@ -150,7 +150,7 @@ class Driver:
         error = describe_failure(code, self._ledger.folder / f'{unit.folder}.log', job.failure)
         self._ledger.append(FAILED, unit=unit_id, seconds=seconds, code=code, error=error)
         line = f'failed {unit_id} ({seconds:.0f} s): {error}'
-      self._progress.event(self._entries(), self._running_seconds(), line)
+      self._progress.log_with_counts(self._entries(), self._running_seconds(), line)
 
   def _entries(self) -> list[UnitState]:
     return list(self._ledger.state.units.values())

@@ -232,11 +232,11 @@ def add_legend(axes: Any, title: str | None = None) -> None:
 
 
 def to_png(figure: Any) -> bytes:
-  """Returns a PNG, with ticks, axis labels and legend entries in fonts that have their characters; none is math."""
+  """Returns a PNG, with ticks, axis labels and legends in fonts that have their characters; none is math."""
   for axes in figure.axes:
     legend = axes.get_legend()
     texts = [*axes.get_xticklabels(), *axes.get_yticklabels(), axes.xaxis.label, axes.yaxis.label]
-    texts += legend.get_texts() if legend else []
+    texts += [*legend.get_texts(), legend.get_title()] if legend else []
     for text in texts:
       text.set(parse_math=False, color=INK, fontfamily=font_families(text.get_text()))
     for text in (*axes.get_xticklabels(), *axes.get_yticklabels()):

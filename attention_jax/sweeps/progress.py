@@ -41,8 +41,8 @@ class SweepProgress:
     self._console.print(line, markup=False, soft_wrap=True)
     self._last_print = time.monotonic()
 
-  def event(self, entries: Sequence[UnitState], running: Mapping[str, float], line: str) -> None:
-    """Prints what happened to a unit, with the counts.
+  def log_with_counts(self, entries: Sequence[UnitState], running: Mapping[str, float], line: str) -> None:
+    """Prints a line with the time and the counts of units.
 
     Args:
       entries: the units of the sweep.
@@ -63,7 +63,7 @@ class SweepProgress:
       lines = [self._counts(entries, running), *self._running_lines(entries, running)]
       self._live.update(rich.text.Text('\n'.join(lines)), refresh=True)
     elif time.monotonic() - self._last_print > REPORT_EVERY:
-      self.event(entries, running, '; '.join(self._running_lines(entries, running)))
+      self.log_with_counts(entries, running, '; '.join(self._running_lines(entries, running)))
 
   def close(self) -> None:
     """Ends the live display."""
@@ -99,7 +99,7 @@ def time_left(entries: Sequence[UnitState], running: Mapping[str, float], slots:
     slots: number of processes at a time.
 
   Returns:
-    The estimate; None before a unit of this sweep has finished. The time of adopted runs is not known.
+    The estimate; None until a unit that this sweep has trained has finished. Runs of --adopt have no recorded time.
   """
   finished = [entry for entry in entries if entry.state == FINISHED and entry.seconds]
   if not finished:

@@ -97,7 +97,7 @@ _LOCATION = 'location(max_positions={positions})'
 # Differs from Xu et al. 2015: attention is soft for half of the words, in the paper for half of the pictures. The
 # reward of a position is the log-probability of its own word; with the reward of all later words, attention moves to
 # the next word and the decoder remembers the current one.
-_OWN_REWARD = {
+_IMMEDIATE_REWARD = {
   'model.attention.alignment': 'hard(expectation_rate=0.5)',
   'training.auxiliary': 'reinforce(entropy=0.002, discount=0.0)',
 }
@@ -150,7 +150,7 @@ TRANSLATION: Mapping[str, Preset] = {
   # Reads words, where the paper reads pictures; system 'captioning' has a preset of the same name.
   'xu2015_hard_immediate_reward': Preset(
     'Xu et al. 2015, hard; each position rewarded for its own word',
-    _model(_BIRNN, f'bahdanau(rnn="lstm", {_SIZE}, readout={{features}})', 'additive') | _OWN_REWARD,
+    _model(_BIRNN, f'bahdanau(rnn="lstm", {_SIZE}, readout={{features}})', 'additive') | _IMMEDIATE_REWARD,
   ),
   'tu2016': Preset('Tu et al. 2016, linguistic coverage with fertility', _model(_BIRNN, _BAHDANAU, 'fertility')),
   # The paper has no decoder of its own.
@@ -261,7 +261,7 @@ CAPTIONING: Mapping[str, Preset] = {
     },
   ),
   'xu2015_hard_immediate_reward': Preset(
-    'Xu et al. 2015, hard; each position rewarded for its own word', _CAPTIONS | _OWN_REWARD
+    'Xu et al. 2015, hard; each position rewarded for its own word', _CAPTIONS | _IMMEDIATE_REWARD
   ),
 }
 

@@ -24,7 +24,7 @@ _OPENED: dict[str, tuple[RemoteFolder, dict[str, str]]] = {}
 
 
 def _do_nothing(*_) -> None:
-  """Does nothing; replaces the upload of a local folder, and a log that is not to be printed."""
+  """Does nothing; stands for an upload or a synchronisation that is not needed, and for a log that is not printed."""
 
 
 class TrainingFolder(NamedTuple):
@@ -55,7 +55,8 @@ def training_folder(folder: str | Path, log: Log) -> Iterator[TrainingFolder]:
     log: called with lines about downloads and uploads.
 
   Raises:
-    UserError: in every process, for a folder that cannot be used, and for a URL in which another process trains.
+    UserError: in every process, for a folder that cannot be used, and for a URL that another training command has
+      locked.
   """
   if not is_url(str(folder)):
     with peers.fail_together():
@@ -65,7 +66,7 @@ def training_folder(folder: str | Path, log: Log) -> Iterator[TrainingFolder]:
   with contextlib.ExitStack() as stack:
     uploader = None
     with peers.fail_together():
-      remote = RemoteFolder(str(folder), _working_copy(str(folder), _purpose()))
+      remote = RemoteFolder(str(folder), _working_copy(str(folder), _training_copy_name()))
       remote.local.mkdir(parents=True, exist_ok=True)
       if jax.process_index() == 0:
         log(f'{remote.url} is trained in {remote.local} and uploaded after each checkpoint')
@@ -93,7 +94,7 @@ def _synchronize(remote: RemoteFolder, uploader: Uploader | None) -> None:
       remote.local.mkdir()
 
 
-def _purpose() -> str:
+def _training_copy_name() -> str:
   """The name of the working copy of this process, for training."""
   return f'train_{jax.process_index()}' if jax.process_index() else 'train'
 
@@ -114,12 +115,12 @@ def reading_folder(url: str) -> Path:
 
 
 def upload_outputs(log: Log) -> None:
-  """Uploads the pictures and pages that this process has added to the run folders that it reads."""
+  """Uploads the files, such as pictures, that were added to the run folders since this process opened them."""
   for remote, before in _OPENED.values():
     for name in remote.push_outputs(before):
       log(f'uploaded to {remote.url}/{name}')
 
 
-def _working_copy(url: str, purpose: str) -> Path:
+def _working_copy(url: str, name: str) -> Path:
   """The folder of a working copy in the cache of the user."""
-  return Path(cache_folder('runs')) / copy_name(url) / purpose
+  return Path(cache_folder('runs')) / copy_name(url) / name

@@ -27,7 +27,7 @@ def store_variants(folder: Path) -> list[str]:
 def check_variants(folder: Path) -> None:
   """Raises UserError if a run was trained with a file of variants, and this process has executed another one or none.
 
-  The stored file is never executed automatically: a run folder may come from somebody else.
+  The stored file is never executed automatically: a run folder may come from another person.
   """
   path = folder / VARIANTS_FILE
   if not path.is_file():

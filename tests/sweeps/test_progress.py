@@ -46,7 +46,7 @@ def test_a_file_receives_a_line_for_each_event_and_then_at_most_each_minute(tmp_
   progress = SweepProgress(tmp_path, 2, rich.console.Console(file=out, width=40))
   entries = [entry('a', FINISHED, 60.0), entry('b', STARTED), entry('c', FAILED)]
   write_run(tmp_path / 'b', base_config(), {})
-  progress.event(entries, {'b': 10.0}, 'finished a')
+  progress.log_with_counts(entries, {'b': 10.0}, 'finished a')
   progress.update(entries, {'b': 10.0})  # nothing: less than a minute has passed
   progress._last_print -= 100
   progress.update(entries, {'b': 10.0})
