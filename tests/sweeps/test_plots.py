@@ -57,3 +57,15 @@ def test_only_the_best_settings_and_the_baseline_have_curves(report):
     rows.append(row._replace(setting=row.setting._replace(label=str(i), runs=[]), cells={column: cell}))
   drawn = plots._curve_rows(report._replace(rows=rows, baseline=rows[3].setting))
   assert [drawn_row.setting.label for drawn_row in drawn] == ['0', '2', '3', '5', '6', '7', *map(str, range(9, 18, 2))]
+
+
+def test_no_text_of_a_picture_is_math():
+  axes = plots.new_figure(3, 3).subplots()
+  axes.plot([0], label='$a$')
+  axes.set(xlabel='$x$', ylabel='$y$')
+  plots.add_legend(axes, title='$t$')
+  plots.to_png(axes.figure)
+  legend = axes.get_legend()
+  texts = [*legend.get_texts(), legend.get_title(), axes.xaxis.label, axes.yaxis.label]
+  assert [text.get_text() for text in texts] == ['$a$', '$t$', '$x$', '$y$']
+  assert not any(text.get_parse_math() for text in texts)
