@@ -65,7 +65,7 @@ class RecordedProgress:
   def log(self, line):
     self.lines.append(line)
 
-  def event(self, entries, running, line):
+  def log_with_counts(self, entries, running, line):
     self.lines.append(line)
 
   def update(self, entries, running):
