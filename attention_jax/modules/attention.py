@@ -15,6 +15,7 @@ from attention_jax.functional.table import Row, lookup, memory_parameter_names
 from attention_jax.kernels.api import IMPLEMENTATIONS, get_implementation
 from attention_jax.kernels.sharding import batch_mesh_axis
 from attention_jax.modules.head_params import HeadKernel, RowParams, append_one, group_heads, project_to_heads
+from attention_jax.modules.heads import check_heads
 from attention_jax.modules.linear import Dense
 from attention_jax.modules.positions import Positions
 from attention_jax.specs import Count, Fraction, Size
@@ -127,10 +128,7 @@ class Attention(nn.Module):
       )
 
   def _check_heads(self) -> None:
-    if self.heads < 1 or self.features % self.heads:
-      raise UserError(
-        f'attention: features must be a multiple of heads, got features={self.features} and heads={self.heads}'
-      )
+    check_heads('attention', self.features, self.heads)
     if self.kv_heads < 0 or self.heads % self.groups:
       raise UserError(f'attention: kv_heads must be 0 or a divisor of heads={self.heads}, got kv_heads={self.kv_heads}')
     if self.bias and not self.projects:

@@ -22,6 +22,21 @@ from attention_jax.functional.table import init_row_params, lookup
 from attention_jax.kernels.api import attend
 
 
+def check_heads(owner: str, features: int, heads: int) -> None:
+  """Checks that features can be divided among heads.
+
+  Args:
+    owner: what has the heads, the first word of the message.
+    features: width F of all heads together.
+    heads: number N of heads.
+
+  Raises:
+    UserError: if heads is below 1 or does not divide features.
+  """
+  if heads < 1 or features % heads:
+    raise UserError(f'{owner}: heads must be at least 1 and divide features, got features={features} and heads={heads}')
+
+
 def init_heads(
   rng: jax.Array, *, query: int, key: int, features: int, heads: int = 1, score='additive', alignment='softmax'
 ) -> dict[str, dict[str, jax.Array]]:
@@ -39,8 +54,7 @@ def init_heads(
   """
   if min(query, key, features) < 1:
     raise UserError(f'attention: query, key and features must be at least 1, got {query}, {key} and {features}')
-  if heads < 1 or features % heads:
-    raise UserError(f'attention: features must be a multiple of heads, got features={features} and heads={heads}')
+  check_heads('attention', features, heads)
   score_row = lookup(score, SCORES, 'score')
   rows = {'score_params': score_row, 'alignment_params': lookup(alignment, ALIGNMENTS, 'alignment')}
   projects = heads > 1 or score_row.project

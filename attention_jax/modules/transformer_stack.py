@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError
 from attention_jax.modules.attention import Attention
+from attention_jax.modules.heads import check_heads
 from attention_jax.modules.linear import Dense
 from attention_jax.modules.positions import Positions, parse_position
 from attention_jax.modules.transformer import EPSILON, FeedForward, Residual, make_norm
@@ -72,10 +73,7 @@ class Stack(nn.Module):
     Raises:
       UserError: for options that contradict each other, an unknown position, and an unknown norm of the last layer.
     """
-    if self.features % self.heads:
-      raise UserError(
-        f'transformer: features must be a multiple of heads, got features={self.features} and heads={self.heads}'
-      )
+    check_heads('transformer', self.features, self.heads)
     if self.sinks and not self.window:
       raise UserError(f'transformer: sinks must be 0 without a window (window=0), got sinks={self.sinks}')
     self.bidirectional = not causal

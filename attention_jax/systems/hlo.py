@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 BYTES = {'pred': 1, 's4': 1, 'u4': 1, 's8': 1, 'u8': 1, 's16': 2, 'u16': 2, 'f16': 2, 'bf16': 2, 's32': 4, 'u32': 4}
 BYTES |= {'f32': 4, 's64': 8, 'u64': 8, 'f64': 8, 'c64': 8, 'c128': 16}
+BYTES |= dict.fromkeys(('f8e3m4', 'f8e4m3', 'f8e4m3fn', 'f8e4m3fnuz', 'f8e4m3b11fnuz', 'f8e5m2', 'f8e5m2fnuz'), 1)
+BYTES |= {'f8e8m0fnu': 1, 'f4e2m1fn': 1}
 COLLECTIVES = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute')
 # Instructions that move nothing, or whose parts are counted by themselves.
 FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'after-all', 'partition-id', 'replica-id')
@@ -24,10 +26,11 @@ FREE_CALLS = ('"AllocateBuffer"', '"ConcatBitcast"')  # targets of custom calls 
 
 _HEADER = re.compile(r'^(ENTRY )?%?([\w.\-]+) .*\{$')
 _INSTRUCTION = re.compile(r'^\s*(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$')
-_ARRAY = re.compile(r'\b([a-z]+\d*)\[([\d,]*)\](\{[^}]*\})?')
+_ARRAY = re.compile(r'\b([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?')
 _TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CALLED = re.compile(r'(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)')
 _BRANCHES = re.compile(r'branch_computations=\{([^}]*)\}')
+_DEVICES = re.compile(r'(?:replica_count|num_partitions)=(\d+)')  # in the first line of a program, unless 1
 _GROUPS = re.compile(r'replica_groups=\{\{([\d,]*)\}')
 _IOTA_GROUPS = re.compile(r'replica_groups=\[(\d+),(\d+)\]')
 _MESH_GROUPS = re.compile(r'replica_groups=mesh\[([^\]]*)\](?:, device_ids=\S*)? ?\{([^}]*)\}')
@@ -80,6 +83,7 @@ def count_traffic(text: str) -> Traffic:
     text: the optimised program, as `compiled.as_text()` returns it.
   """
   computations, entry = _parse(text)
+  devices = math.prod(int(number) for number in _DEVICES.findall(text.partition('\n')[0]))
   memory = 0.0
   sent: dict[str, float] = {}
   payload: dict[str, float] = {}
@@ -92,7 +96,7 @@ def count_traffic(text: str) -> Traffic:
         if _REDUCE_SCATTER in instruction.text:
           kind, size = 'reduce-scatter', repetitions * instruction.size
         payload[kind] = payload.get(kind, 0.0) + size
-        sent[kind] = sent.get(kind, 0.0) + size * _ring_factor(kind, _group_size(inner.text))
+        sent[kind] = sent.get(kind, 0.0) + size * _ring_factor(kind, _group_size(inner.text, devices))
   return Traffic(memory, sent, payload)
 
 
@@ -173,15 +177,15 @@ def _contains_operands(instruction: Instruction) -> bool:
   return instruction.opcode.endswith('-start') and not instruction.opcode.startswith('all-reduce')
 
 
-def _group_size(text: str) -> int:
-  """Returns the number of devices in a group of a collective; 2 if its attributes list no group."""
+def _group_size(text: str, devices: int) -> int:
+  """Returns the number of devices in a group of a collective; a collective without groups has one of all `devices`."""
   if iota := _IOTA_GROUPS.search(text):
     return int(iota[2])
   if named := _MESH_GROUPS.search(text):
     sizes = dict(re.findall(r"'(\w+)'=(\d+)", named[1]))
     return math.prod(int(part or sizes[axis]) for axis, part in re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", named[2]))
   groups = _GROUPS.search(text)
-  return len(groups[1].split(',')) if groups else 2
+  return len(groups[1].split(',')) if groups else devices
 
 
 def _ring_factor(kind: str, group: int) -> float:

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from attention_jax.training.ahead import CompileAhead
 from attention_jax.training.checkpoint import Checkpoints
-from attention_jax.training.clock import COMPILATION, TrainingClock
+from attention_jax.training.clock import COMPILATION, SAVING, TrainingClock
 from attention_jax.training.hooks import (
   BestEvaluation,
   CheckpointSaver,
@@ -63,6 +63,7 @@ class SeedRuns:
     make_run_evaluator: builds the evaluation hook of a run from `checkpoints`, `writers` and `best`; None for no
       evaluation.
     activity: describes what takes time beside updates, for the progress line.
+    clock: paused while states are copied, and until their checkpoints are on disk.
     shared: whether all processes use the same folders, see checkpoint.Checkpoints.
     stack: the exit stack that closes the checkpoints and writers.
 
@@ -81,6 +82,7 @@ class SeedRuns:
     select_run: Callable[[TrainState, int], TrainState],
     make_run_evaluator: Callable[..., Evaluator] | None,
     activity: Callable[[], str],
+    clock: TrainingClock,
     shared: bool,
     stack: contextlib.ExitStack,
   ):
@@ -91,6 +93,7 @@ class SeedRuns:
     self._training = training
     self._initial_best = list(best)
     self._select_run = select_run
+    self._clock = clock
     self._checkpoints = [
       enter(Checkpoints(path, training.keep, training.checkpoint_every, shared=shared)) for path in folders
     ]
@@ -139,9 +142,11 @@ class SeedRuns:
         if reason:
           self.stopped[int(i)] = reason
         if reason or is_saved:
-          self._checkpoints[i].save(state, {'best': self.best[i]._asdict()})
-      for checkpoints in self._checkpoints:  # all are on disk before the checkpoint of all runs that names them
-        checkpoints.wait()
+          with self._clock.paused(SAVING):
+            self._checkpoints[i].save(state, {'best': self.best[i]._asdict()})
+      with self._clock.paused(SAVING):
+        for checkpoints in self._checkpoints:  # all are on disk before the checkpoint of all runs that names them
+          checkpoints.wait()
     return None if self.live.any() else 'every run has stopped'
 
   def host_values(self) -> dict[str, Any]:
@@ -234,6 +239,7 @@ def fit_seeds(
       side_by_side.select,
       make_run_evaluator,
       ahead.describe,
+      clock,
       shared,
       stack,
     )

@@ -67,7 +67,7 @@ FIELDS = [
     'model.attention.implementation=chunked',
     ['computes all queries at once, but this decoder has one query at a time', 'auto, xla'],
   ),
-  ('model.attention.heads=3', ['features must be a multiple of heads, got features=128 and heads=3']),
+  ('model.attention.heads=3', ['heads must be at least 1 and divide features, got features=128 and heads=3']),
   ('model.encoder=birn', ["unknown encoder 'birn'", "'birnn'?"]),
   ('model.encoder=birnn(rnn="gruu")', ["unknown rnn 'gruu'", "'gru'?", 'lstm']),
   ('model.encoder=birnn(layer=2)', ["unknown option of encoder 'birnn': 'layer'", "'layers'?"]),

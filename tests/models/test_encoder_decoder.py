@@ -103,7 +103,7 @@ def test_user_errors_of_build(fields, message):
     ({'encoder': 'rnn(direction="up")'}, "unknown direction 'up'; expected one of: backward, both, forward"),
     ({'encoder': 'birnn(features=9)'}, 'encoder: features must be even for two directions, got 9'),
     ({'score': 'aditive'}, "unknown score 'aditive'"),
-    ({'heads': 4}, 'features must be a multiple of heads, got features=6 and heads=4'),
+    ({'heads': 4}, 'heads must be at least 1 and divide features, got features=6 and heads=4'),
   ],
 )
 def test_user_errors_of_init(fields, message):

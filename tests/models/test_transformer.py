@@ -253,7 +253,7 @@ def test_encoders_and_decoders_can_be_combined():
     ({'encoder': 'position="shaw(max_distance=0)"'}, "position 'shaw': option max_distance must be at least 1, got 0"),
     ({'decoder': 'sinks=2'}, r'transformer: sinks must be 0 without a window \(window=0\), got sinks=2'),
     ({'decoder': 'weights_layer=2'}, 'transformer: weights_layer must be from -2 to 1, got 2'),
-    ({'encoder': 'heads=5'}, 'transformer: features must be a multiple of heads, got features=8 and heads=5'),
+    ({'encoder': 'heads=5'}, 'transformer: heads must be at least 1 and divide features, got features=8 and heads=5'),
     ({'encoder': 'layers=0'}, "encoder 'transformer': option layers must be at least 1, got 0"),
     (
       {'encoder': 'position="learned(max_positions=3)"'},

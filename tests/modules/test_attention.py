@@ -278,8 +278,9 @@ def test_options_of_specs_determine_the_parameters():
 @pytest.mark.parametrize(
   ('fields', 'message'),
   [
-    ({'features': 7, 'heads': 2}, 'features must be a multiple of heads, got features=7 and heads=2'),
-    ({'heads': 0}, 'features must be a multiple of heads, got features=6 and heads=0'),
+    ({'features': 7, 'heads': 2}, 'heads must be at least 1 and divide features, got features=7 and heads=2'),
+    ({'heads': 0}, 'heads must be at least 1 and divide features, got features=6 and heads=0'),
+    ({'heads': -2}, 'heads must be at least 1 and divide features, got features=6 and heads=-2'),
     ({'score': 'aditive'}, r"unknown score 'aditive' \(did you mean 'additive'\?\); expected one of: additive, concat"),
     ({'alignment': 'softmx'}, r"unknown alignment 'softmx' \(did you mean 'softmax'\?\)"),
     ({'alignment': 'softmax(heat=2)'}, r"unknown option of alignment 'softmax': 'heat'"),

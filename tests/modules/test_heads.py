@@ -90,7 +90,7 @@ def test_equinox_equals_linen_and_trains():
 
 
 def test_heads_must_divide_the_features():
-  with pytest.raises(aj.UserError, match='features must be a multiple of heads, got features=4 and heads=3'):
+  with pytest.raises(aj.UserError, match='heads must be at least 1 and divide features, got features=4 and heads=3'):
     init_heads(jax.random.key(0), query=2, key=2, features=4, heads=3)
   with pytest.raises(aj.UserError, match='query, key and features must be at least 1, got 2, 2 and 0'):
     init_heads(jax.random.key(0), query=2, key=2, features=0)

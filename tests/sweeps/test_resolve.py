@@ -35,7 +35,7 @@ MISTAKES = [
   ({'system': 'recall'}, 'config.system is that of the config file'),
   ({'model.attention.score': 'dott'}, "unknown score 'dott' (did you mean 'dot'?)"),
   ({'model.attention.alignment': 'entmax(alfa=1)'}, "unknown option of alignment 'entmax': 'alfa'"),
-  ({'model.attention.heads': '3'}, 'features must be a multiple of heads'),
+  ({'model.attention.heads': '3'}, 'heads must be at least 1 and divide features'),
   ({'training.schedule.pek': '1'}, "unknown option of schedule 'cosine': 'pek' (did you mean 'peak'?)"),
   ({'data.folder.foo': '1'}, "config.data.folder is 'data' and has no fields, got 'data.folder.foo'"),
   ({'training.frozen': 'encoder', 'training.frozen.foo': '1'}, "config.training.frozen is 'encoder' and has no fields"),

@@ -85,6 +85,20 @@ def test_asynchronous_collectives_count_and_the_memory_of_a_core_does_not():
   assert traffic.memory == 0.5 * size + 1.5 * size + 2 * size
 
 
+PROGRAM_WITHOUT_GROUPS = """HloModule jit_f, is_scheduled=true, num_partitions=8
+
+ENTRY %main (a: f8e4m3fn[8,8]) -> f8e4m3fn[8,8] {
+  %a = f8e4m3fn[8,8]{1,0} parameter(0)
+  ROOT %sum = f8e4m3fn[8,8]{1,0} all-reduce(%a), channel_id=1, replica_groups={}, use_global_device_ids=true
+}
+"""
+
+
+def test_a_collective_without_groups_is_one_of_all_devices_and_numbers_of_8_bits_count():
+  size = 8 * 8
+  assert count_traffic(PROGRAM_WITHOUT_GROUPS) == (2 * size, {'all-reduce': 2 * 7 / 8 * size}, {'all-reduce': size})
+
+
 PREFETCHING_PROGRAM = """HloModule jit_f, is_scheduled=true
 
 ENTRY %main (a: f32[8,8], b: f32[8,8]) -> f32[2,8] {
