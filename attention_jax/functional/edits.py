@@ -19,7 +19,7 @@ from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.dense import hardmax, softmax
 from attention_jax.functional.masking import at_least_float32, zero_masked
-from attention_jax.functional.table import Row, check_table, lookup
+from attention_jax.functional.table import Row, check_table, lookup, parameter_names
 from attention_jax.specs import Option, Range, check_value, format_spec, parse
 
 Weights = Float[Array, ' S']
@@ -191,8 +191,8 @@ def with_edit(alignment: str | Row | Callable, edit: str | Row | Callable | Edit
   edit, layer, head = resolve_edit(edit)
   if layer is not None:
     raise UserError(f'edit: an alignment has no layers, got layer={layer}; use analysis.interventions.edited_model')
-  if edit.params:
-    raise UserError(f'edit: an edit must have no learned parameters, got {sorted(edit.params)}')
+  if learned := parameter_names(edit):
+    raise UserError(f'edit: an edit must have no learned parameters, got {sorted(learned)}; an option needs a default')
   if edit.init_state:
     raise UserError('edit: an edit must have no state, got a row with init_state')
   if alignment.latent:

@@ -157,6 +157,7 @@ def test_fast_implementations_do_not_ignore_an_edit():
       aj.Row(lambda w, m, *, b: w, params={'b': aj.Param(())}),
       r"must have no learned parameters, got \['b'\]",
     ),
+    ('softmax', lambda w, m, *, strength: w, r"got \['strength'\]; an option needs a default"),
     (
       'softmax',
       aj.Row(lambda w, m, *, state: (w, state), init_state=lambda size, dtype: ()),
