@@ -96,9 +96,9 @@ def dropout_factors(
 def with_dropout(alignment: str | Row | Callable, rate: float) -> Row:
   """Adds dropout to the weights of an alignment: Srivastava et al. 2014, as in the code of Vaswani et al. 2017.
 
-  In training each weight is 0 with probability `rate`, and is divided by 1 - rate otherwise. The context and the carry
-  of later steps use the weights after dropout. The new alignment consumes the rng of its step. At test time there is no
-  dropout.
+  In training each weight is 0 with probability `rate`, and is divided by 1 - rate otherwise. The context uses the weights
+  after dropout, as do `previous` and `coverage` of later steps; the private state of the alignment uses those before it.
+  The new alignment consumes the rng of its step. At test time there is no dropout.
 
   Args:
     alignment: a spec string, a table row or a function.
@@ -108,7 +108,8 @@ def with_dropout(alignment: str | Row | Callable, rate: float) -> Row:
     The new row; the row of `alignment` itself if `rate` is 0.
 
   Raises:
-    UserError: for a rate outside of [0, 1), and for a latent alignment, whose weights are probabilities.
+    UserError: for an unknown alignment or option, for a rate outside of [0, 1), and for a rate above 0 of a latent
+      alignment, whose weights are probabilities.
   """
   alignment = lookup(alignment, ALIGNMENTS, 'alignment')
   if not 0 <= rate < 1:

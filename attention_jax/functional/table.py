@@ -177,7 +177,7 @@ class Row(NamedTuple):
 
   @property
   def is_pointwise(self) -> bool:
-    """Whether the score of a position depends on the query and that position's key alone."""
+    """Whether `form` declares that the score of a position depends on the query and that position's key alone."""
     return isinstance(self.form, Product | TanhSum | Pointwise) and self.required_inputs <= {'query', 'key'}
 
 
@@ -255,7 +255,7 @@ def lookup(spec: str | Row | Callable, table: Mapping[str, Row], kind: str) -> R
   """Resolves a variant.
 
   Args:
-    spec: a spec string, a row, or a function of the same signature.
+    spec: a spec string, a row, or a function with the arguments of a row's `fn`.
     table: rows by name.
     kind: the kind of entry, for error messages.
 
