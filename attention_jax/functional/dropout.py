@@ -96,9 +96,9 @@ def dropout_factors(
 def with_dropout(alignment: str | Row | Callable, rate: float) -> Row:
   """Adds dropout to the weights of an alignment: Srivastava et al. 2014, as in the code of Vaswani et al. 2017.
 
-  In training each weight is 0 with probability `rate`, and is divided by 1 - rate otherwise. The context uses the weights
-  after dropout, as do `previous` and `coverage` of later steps; the private state of the alignment uses those before it.
-  The new alignment consumes the rng of its step. At test time there is no dropout.
+  In training each weight is 0 with probability `rate`, and is divided by 1 - rate otherwise. The context uses the
+  weights after dropout, as do `previous` and `coverage` of later steps; the private state of the alignment uses those
+  before dropout. The new alignment consumes the rng of its step. At test time there is no dropout.
 
   Args:
     alignment: a spec string, a table row or a function.

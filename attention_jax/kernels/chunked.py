@@ -103,6 +103,6 @@ def attend(
 
 
 def _tanh_sum_width(score: Row, params, query, memory: Memory) -> int:
-  """Returns F of the array [T, S, F] that a TanhSum computes; for `concat`, F differs from the width of the key."""
+  """Returns F of the array [T, S, F] that a TanhSum computes; for `concat`, F may differ from the width of the key."""
   _, key_term, *_ = jax.eval_shape(functools.partial(score_terms, score.form.fn), params, query, memory)
   return key_term.shape[-1]

@@ -43,7 +43,7 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
     return 'the kernel samples dropout by itself, which cannot be compared with the definition'
   if reason := flash.unsupported_reason(score, alignment):
     return reason
-  return '' if kernel_platform() == 'gpu' else f'needs an NVIDIA GPU, this machine has {kernel_platform()}'
+  return '' if kernel_platform() == 'gpu' else f'needs an NVIDIA GPU, got platform {kernel_platform()}'
 
 
 def unsupported_inputs(score: Row, params, query: jax.Array, memory: Memory) -> str:

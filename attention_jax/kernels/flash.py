@@ -53,7 +53,11 @@ def attend(
   deterministic=True,
   return_weights=True,
 ) -> Attended:
-  """Attends block by block. Same arguments as `functional.attend.attend`."""
+  """Attends block by block. Same arguments as `functional.attend.attend`.
+
+  Raises:
+    UserError: for symbolic sizes, and as `operands`.
+  """
   require_fixed_sizes('flash', query, memory)
   q, k, v, mask, bias = operands(score, alignment, params, query, memory, bias)
   factors = None if deterministic else dropout_factors(alignment, rng, q.shape[0], k.shape[0])
@@ -79,10 +83,10 @@ def operands(score: Row, alignment: Row, params, query, memory: Memory, bias) ->
   Returns:
     q [T, D], k [S, D], v [S, V], mask [T, S] or [1, S], and bias [T, S] or None, floats of the type in which sums are
     computed. The alignment's temperature is applied to q and the bias, biases of -inf are part of the mask, +inf is
-    replaced by the largest finite number, and masked entries are zero.
+    replaced by the largest finite number, and masked entries of the bias are zero.
 
   Raises:
-    UserError: for a temperature that is not positive. `kernels.api` reports shapes that do not match.
+    UserError: for a temperature that is a number but not positive. `kernels.api` reports shapes that do not match.
   """
   memory = zero_masked_memory(memory)
   q, k = score_terms(score.form.fn, params, query, memory)
