@@ -105,7 +105,14 @@ def compile_search(
 
 
 def mask_absent_copies(step: Callable) -> Callable:
-  """Masks copy ids absent from the source, in the logits of a step; EOS is always allowed."""
+  """Masks ids that cannot be emitted, such as copy ids absent from the source; EOS is always allowed.
+
+  Args:
+    step: the step of a model that copies, see generate.py; its logits are log-probabilities of functional.copying.
+
+  Returns:
+    The step with IMPOSSIBLE_SCORE as the logit of each masked id.
+  """
 
   def masked_step(carry, token, memory):
     carry, (logits, *outputs) = step(carry, token, memory)

@@ -44,7 +44,7 @@ class MetricSummary(NamedTuple):
     value: the mean.
     unit: as in MetricValue.
     signature: as in MetricValue.
-    deviation: the standard deviation (n - 1).
+    deviation: the sample standard deviation, of divisor n - 1 for n runs.
     values: the value of each run.
   """
 
@@ -316,7 +316,7 @@ def _count_token_edits(hypotheses: Sequence[str], references: References) -> Row
 
 
 def character_error_rate(hypotheses: Sequence[str], references: References) -> MetricValue:
-  """Edits / characters, against the nearest reference of each row, after `_normalize_spaces`."""
+  """Edits / characters, with one space between words; against the nearest reference of each row."""
   return _error_rate(_count_character_edits(hypotheses, references), 'character_error_rate|case:mixed|tok:char')
 
 
@@ -344,7 +344,8 @@ def _count_edits(hypotheses: Sequence[str], references: References, split: Calla
 
 def _error_rate(counts: RowCounts, signature: str) -> MetricValue:
   if not counts.total.any():
-    raise UserError(f'{signature.split("|")[0]} needs at least one reference that is not empty, got only empty ones')
+    name = signature.split('|')[0]
+    raise UserError(f'{name} needs a row whose nearest reference is not empty, got {len(counts.total)} with empty ones')
   return MetricValue(counts.rate, '%', f'{signature}|refs:nearest')
 
 
