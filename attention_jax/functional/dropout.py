@@ -19,8 +19,8 @@ from attention_jax.functional.table import Row, lookup
 def keep_mask(rng: jax.Array, rate: float, shape: tuple[int, ...]) -> Bool[Array, '...']:
   """Samples a dropout mask.
 
-  Two 32-bit words are drawn from rng, and the index of every entry is hashed with both. The mask is therefore the same
-  under vmap and on any number of devices.
+  Two 32-bit words are drawn from rng, and the index of every entry is hashed with both. The mask is a function of these
+  words and the shape alone, also under vmap and on any number of devices.
 
   Args:
     rng: a PRNG key, consumed.

@@ -58,7 +58,7 @@ def compile_search(
   mesh: Mesh | None = None,
   compiler_options: Mapping[str, Any] | None = None,
 ) -> Callable:
-  """Returns a search that is compiled for each shape of its inputs, when it is first called with it.
+  """Returns a search that is compiled once for each shape of its inputs, at the first call with that shape.
 
   Args:
     model: the model.

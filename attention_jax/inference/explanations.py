@@ -132,7 +132,7 @@ def explain(
 
   Args:
     reader: a row of READERS.
-    model: a model without dropout on its weights, whose alignment is deterministic.
+    model: the model, which is applied with test-time behaviour.
     params: its parameters.
     examples: N examples.
     options: options of the measures.

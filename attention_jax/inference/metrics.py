@@ -70,7 +70,7 @@ class Metric(NamedTuple):
     higher_is_better: whether a higher value is better.
     sentence_level: defaults of options when single sentences are compared.
     count: for a rate or a mean over rows, (hypotheses, references, *, options) -> RowCounts.
-    sacrebleu: for a metric of sacrebleu, (*, options) -> its object.
+    sacrebleu: for a metric of sacrebleu, (*, options) -> the object that computes it.
   """
 
   fn: Callable[..., MetricValue]
@@ -85,7 +85,7 @@ class RowCounts(NamedTuple):
 
   Attributes:
     counted: errors, matches, or F-measure of each row, [R].
-    total: tokens or characters of the reference of each row, or 1, [R].
+    total: tokens or characters of the nearest reference of each row, or 1, [R].
   """
 
   counted: np.ndarray

@@ -1,8 +1,8 @@
 """Implementation 'chunked': computes attention in blocks of queries, and recomputes each block for its gradient.
 
-Without returned weights, memory beyond that of the arguments is linear in T + S, not T S; the gradient of a recurrent
-pair also stores one carry for each block. A block has complete rows of scores, so that every score and every alignment
-is supported: recurrent ones pass their carry from block to block.
+Without returned weights, a bias and a mask per query, which are [T, S] each, memory is linear in T + S; the gradient
+of a recurrent pair also stores one carry for each block. A block has complete rows of scores, so that every score and
+every alignment is supported: recurrent ones pass their carry from block to block.
 
 Block sizes apply to one sequence. A block has at most MAX_BLOCK_SCORES scores [T, S] and, for a TanhSum that this
 implementation computes itself, at most MAX_BLOCK_ENTRIES entries of its array [T, S, F], but at least one query; with

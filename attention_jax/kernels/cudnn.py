@@ -79,8 +79,8 @@ def attend(
   """Attends with the cuDNN kernel. Same arguments as `functional.attend.attend`.
 
   Raises:
-    UserError: if queries, keys and values do not have one of TYPES in common, or have more than MAX_WIDTH features,
-      and for symbolic sizes.
+    UserError: if queries, keys and values do not have one of TYPES in common; if values, or the factors of the score's
+      product, have more than MAX_WIDTH features; and for symbolic sizes.
   """
   require_fixed_sizes('cudnn', query, memory)
   if reason := unsupported_inputs(score, params, query, memory):
