@@ -111,7 +111,7 @@ class Row(NamedTuple):
 
   Attributes:
     fn: the variant itself, a pure function.
-    at_test: replaces `fn` when deterministic (such as the hard counterpart of an expected alignment); None keeps `fn`.
+    at_test: replaces `fn` when deterministic, as `hard_monotonic` replaces `monotonic`; None keeps `fn`.
     params: learned parameters of `fn` and of `remember`, by the name of the argument.
     sizes: sizes that only this row's `params` mention, with their defaults; a spec string may set them.
     project: whether query and key are projected to `features` before `fn` gets them.

@@ -39,8 +39,8 @@ class Implementation(NamedTuple):
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
   'auto': Implementation(
-    'the fastest other implementation for the input sizes, measured on CPUs, estimated on accelerators; `chunked` '
-    'where `xla` needs too much memory',
+    'one of the others, by sizes and platform: on CPUs the fastest, as measured; on accelerators by estimates of time '
+    'and memory; `chunked` where `xla` needs too much memory',
     auto.attend,
     auto.attend_step,
     auto.unsupported_reason,

@@ -202,20 +202,20 @@ def _backward(q, k, v, inputs: BlockedInputs, context, max_score, inverse_sum, g
     return weights if inputs.factors is None else weights * blocks.slice_block(inputs.factors, i, j, span)
 
   def differentiate_query_block(carry, xs):
-    i, query, g_row, max_score, mean_dweight, schedule = xs
+    i, query, g_block, max_score, mean_dweight, schedule = xs
 
     def step(span, has_masked, j, carry):
       dq, dk, dv, dbias = carry
       scores = _scores(blocks, inputs, keys, query, span, has_masked, i, j)
       # Rounding can lift a recomputed score above the stored maximum, by much if scores are large.
       exps = jnp.exp(jnp.minimum(scores - max_score[None], 0.0))
-      dweights = apply_dropout(blocks.slice_keys(values, j, span) @ g_row.T, i, j, span)
+      dweights = apply_dropout(blocks.slice_keys(values, j, span) @ g_block.T, i, j, span)
       dscores = exps * (dweights - mean_dweight[None])
       if dbias is not None:
         dbias = jax.lax.dynamic_update_slice(dbias, dscores, (j * blocks.key_block, i * blocks.query_block))
       dq = dq + blocks.slice_keys(keys_t, j, span, axis=1) @ dscores
       dk = blocks.add_to_keys(dk, j, dscores @ query)
-      dv = blocks.add_to_keys(dv, j, apply_dropout(exps, i, j, span) @ g_row)
+      dv = blocks.add_to_keys(dv, j, apply_dropout(exps, i, j, span) @ g_block)
       return dq, dk, dv, dbias
 
     dq = vary(jnp.zeros((features, blocks.query_block), q.dtype))
