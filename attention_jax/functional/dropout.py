@@ -1,4 +1,4 @@
-"""Dropout masks, and dropout on attention weights, which turns any alignment into another alignment."""
+"""Dropout masks, and dropout on attention weights, which turns an alignment into another alignment."""
 
 import inspect
 import math
