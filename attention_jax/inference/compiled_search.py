@@ -88,7 +88,7 @@ def compile_search(
       return model.apply(variables, carry, token, memory, *shortlist, method='step')
 
     if model.copies:
-      step = mask_absent_copies(step)
+      step = mask_impossible_ids(step)
     if prefix is not None:
       step, carry, memory = force_prefix(step, carry, memory, prefix)
     find_hypotheses = strategy.make_search(rng_inputs)
@@ -104,7 +104,7 @@ def compile_search(
   return jit(run, compiler_options=compiler_options)
 
 
-def mask_absent_copies(step: Callable) -> Callable:
+def mask_impossible_ids(step: Callable) -> Callable:
   """Masks ids that cannot be emitted, such as copy ids absent from the source; EOS is always allowed.
 
   Args:
