@@ -277,7 +277,7 @@ def _count_f_measures(
 
 
 def exact_match(hypotheses: Sequence[str], references: References) -> MetricValue:
-  """Share of rows whose output equals one of their references, up to white space at the ends and its amount elsewhere."""
+  """Share of rows whose output equals one of their references, up to the amount of white space around words."""
   return MetricValue(_count_matches(hypotheses, references).rate, '%', 'exact_match|case:mixed')
 
 
