@@ -69,7 +69,7 @@ def sigmoid(scores: Scores, mask: Mask) -> Weights:
 
 @check_single_query
 def smoothed(scores: Scores, mask: Mask) -> Weights:
-  """wₛ = σ(eₛ) / Σ σ(e): bounded, so that several positions share the weight. Chorowski et al. 2015 (smoothing)."""
+  """wₛ = σ(eₛ) / Σ σ(e): σ is bounded, so several positions share the weight. Chorowski et al. 2015 (smoothing)."""
   # In logs, because sigmoids of low scores would underflow before they are normalised.
   logs = jax.nn.log_sigmoid(jnp.where(mask, at_least_float32(scores), 0.0))
   return softmax(logs, mask)

@@ -1,4 +1,4 @@
-"""Dropout masks, and dropout on attention weights, which turns any alignment into another alignment."""
+"""Dropout masks, and dropout on attention weights, which turns an alignment into another alignment."""
 
 import inspect
 import math
@@ -19,8 +19,8 @@ from attention_jax.functional.table import Row, lookup
 def keep_mask(rng: jax.Array, rate: float, shape: tuple[int, ...]) -> Bool[Array, '...']:
   """Samples a dropout mask.
 
-  Two 32-bit words are drawn from rng, and the index of every entry is hashed with both. The mask is therefore the same
-  under vmap and on any number of devices.
+  Two 32-bit words are drawn from rng, and the index of every entry is hashed with both. The mask is a function of these
+  words and the shape alone, also under vmap and on any number of devices.
 
   Args:
     rng: a PRNG key, consumed.
@@ -96,9 +96,9 @@ def dropout_factors(
 def with_dropout(alignment: str | Row | Callable, rate: float) -> Row:
   """Adds dropout to the weights of an alignment: Srivastava et al. 2014, as in the code of Vaswani et al. 2017.
 
-  In training each weight is 0 with probability `rate`, and is divided by 1 - rate otherwise. The context and the carry
-  of later steps use the weights after dropout. The new alignment consumes the rng of its step. At test time there is no
-  dropout.
+  In training each weight is 0 with probability `rate`, and is divided by 1 - rate otherwise. The context uses the
+  weights after dropout, as do `previous` and `coverage` of later steps; the private state of the alignment uses those
+  before dropout. The new alignment consumes the rng of its step. At test time there is no dropout.
 
   Args:
     alignment: a spec string, a table row or a function.
@@ -108,7 +108,8 @@ def with_dropout(alignment: str | Row | Callable, rate: float) -> Row:
     The new row; the row of `alignment` itself if `rate` is 0.
 
   Raises:
-    UserError: for a rate outside of [0, 1), and for a latent alignment, whose weights are probabilities.
+    UserError: for an unknown alignment or option, for a rate outside of [0, 1), and for a rate above 0 of a latent
+      alignment, whose weights are probabilities.
   """
   alignment = lookup(alignment, ALIGNMENTS, 'alignment')
   if not 0 <= rate < 1:

@@ -33,7 +33,7 @@ def uniform(weights: Weights, mask: Mask) -> Weights:
 
 
 def largest(weights: Weights, mask: Mask) -> Weights:
-  """All weight on the position of the largest weight, the first of equal ones. A query without weight gets none."""
+  """1 at the position of the largest weight, the first of equal ones, 0 elsewhere; zeros for a query without weight."""
   return hardmax(weights, mask & (weights.max() > 0))
 
 
@@ -66,7 +66,9 @@ def tempered(weights: Weights, mask: Mask, *, temperature: float = 1.0) -> Weigh
 
 
 def fixed(weights: Weights, mask: Mask, *, step: Int[Array, ''], at: int = 0, position: int = 0) -> Weights:
-  """All weight of query `at` on one position; other queries keep their weights, and a masked position gets none.
+  """Weight 1 of query `at` at one position, 0 at the others; other queries keep their weights.
+
+  As for every edit, `with_edit` then sets masked weights to 0.
 
   Raises:
     UserError: for a negative index.
@@ -146,7 +148,7 @@ def head_index() -> Int[Array, '']:
   """Returns the index of the head that is computed, inside of vmaps over HEAD_AXES.
 
   Raises:
-    UserError: outside of a module with heads.
+    UserError: outside of the module Attention.
   """
   try:
     return jax.lax.axis_index(HEAD_AXES)
@@ -184,8 +186,8 @@ def with_edit(alignment: str | Row | Callable, edit: str | Row | Callable | Edit
     The new row.
 
   Raises:
-    UserError: for an unknown edit, an edit that has a state or learned parameters, an edit of one layer, and a latent
-      alignment, whose weights are probabilities of a latent position.
+    UserError: for an unknown alignment, edit or option, an edit that has a state or learned parameters, an edit of one
+      layer, and a latent alignment, whose weights are probabilities of a latent position.
   """
   alignment = lookup(alignment, ALIGNMENTS, 'alignment')
   edit, layer, head = resolve_edit(edit)

@@ -124,7 +124,7 @@ def windowed(
 ) -> Weights:
   """softmax (with `smooth`, normalised sigmoids) over m - D ≤ s < m + D, m the median position of the previous weights.
 
-  Chorowski et al. 2015 (windowing). D is `width`. For the first query m is 0.
+  Chorowski et al. 2015 (windowing). D is `width`. For the first query, and after a query without weight, m is 0.
 
   Raises:
     UserError: if the width is less than 2 or no whole number.

@@ -110,7 +110,7 @@ def share_over_steps(tree: Any) -> Callable[[], Any]:
   """Returns a function that returns `tree`. The step of a scan calls it instead of closing over `tree`.
 
   The gradient of an array that all steps share is a sum over steps, which in 16 bits loses most of its small terms.
-  The gradients of the arrays that the function returns are added in float32.
+  The gradients of 16-bit arrays that the function returns are added in float32.
   """
   is_narrow = jax.tree.map(lambda x: getattr(x, 'dtype', None) in (jnp.bfloat16, jnp.float16), tree)
   wide = jax.tree.map(lambda x, narrow: x.astype(jnp.float32) if narrow else x, tree, is_narrow)

@@ -2,9 +2,9 @@
 `forward` and `forward_agent` its logarithm; `forward_agent` adds the log-odds of its next move.
 
 The weights of `forward` and `forward_agent` are normalised. Those of the others may sum to less than 1: mass that moves
-past the end of the memory is lost, and is not spread over the other positions. Their expected weights are linear
-recurrences, q[s] = a[s] q[s - 1] + b[s], solved by an associative scan, which never divides by a product of small
-numbers.
+past the end of the memory is lost, and is not spread over the other positions. The expected weights of `monotonic` and
+`mocha` are computed from a linear recurrence, q[s] = a[s] q[s - 1] + b[s], solved by an associative scan, which never
+divides by a product of small numbers.
 """
 
 from typing import NamedTuple
@@ -143,7 +143,7 @@ def chunk_lookback(*, width: int = CHUNK) -> int:
 def forward(scores: Scores, mask: Mask, *, state: Scores) -> WeightsAndState:
   """wₛ ∝ (w'ₛ + w'ₛ₋₁) yₛ, y = softmax(e): stays or moves on by one. Zhang, Ling & Dai 2018, algorithm 1.
 
-  The state is the logarithm of the previous weights w'; in logs, weights do not underflow however extreme the scores.
+  The state is the logarithm of the previous weights w', in which small weights do not underflow.
   """
   return _forward(scores, mask, state, jnp.zeros((), state.dtype), jnp.zeros((), state.dtype))
 
@@ -240,7 +240,7 @@ def _chunk_weights(stops, mask, scores, width: int) -> Weights:
 
 
 def _forward(scores: Scores, mask: Mask, state: Scores, log_stay: Array, log_move: Array) -> WeightsAndState:
-  """`forward`, with the log-probabilities of staying and of moving on."""
+  """`forward`, with the logarithms of the factors of w'ₛ (staying) and of w'ₛ₋₁ (moving on)."""
   scores = at_least_float32(scores)
   state = _move_to_unmasked(state, mask)
   last_unmasked = jax.lax.cummax(jnp.where(mask, jnp.arange(mask.size), -1))

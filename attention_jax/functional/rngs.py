@@ -15,7 +15,7 @@ def check_rng(caller: str, rng: Any, is_required: bool = False) -> None:
   try:
     jax.eval_shape(jax.random.split, rng)
   except (TypeError, ValueError) as error:
-    raise UserError(f'{caller}: rng must be a PRNG key, such as jax.random.key(0), got {rng!r}') from error
+    raise UserError(f'{caller}: rng must be a single PRNG key, such as jax.random.key(0), got {rng!r}') from error
 
 
 def split_rng(rng: jax.Array | None, steps: Dimension) -> jax.Array | None:

@@ -24,7 +24,8 @@ def _einsum(spec: str, *operands: Array) -> Array:
 def _check_widths(query: Array, key: Array) -> None:
   """Raises UserError unless query and key have the same width; a width of 1 would be broadcast."""
   if query.shape[-1] != key.shape[-1]:
-    raise UserError(f'query {query.shape} and key {key.shape} (of one sequence, projected) must be of the same width')
+    shapes = f'query {query.shape} and key {key.shape} (of one sequence, after any projection)'
+    raise UserError(f'{shapes} must be of the same width')
 
 
 def dot(query: Float[Array, ' D'], key: Float[Array, 'S D']) -> Scores:

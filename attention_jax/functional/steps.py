@@ -62,7 +62,7 @@ def remember(
     mask: [S], True = may be attended to; by default all positions.
     params: parameters as `init_params` returns them; keys are projected if they contain 'key'.
     alignment: the alignment of the steps: a spec string, a table row, or a function. Some, such as `mocha`, also
-      project the values. A memory that is prepared for another alignment has no such projection: each step computes it.
+      project the values. If the memory is prepared for an alignment without this projection, each step computes it.
 
   Returns:
     The memory for `attend_step`.
@@ -87,7 +87,7 @@ def init_carry(score: Variant, alignment: Variant, size: Dimension, dtype=jnp.fl
   Args:
     score, alignment: a spec string, a table row, or a function.
     size: S, the number of positions of the memory.
-    dtype: dtype of the weights and sums in the carry.
+    dtype: dtype of the weights, the sums and the private states in the carry.
 
   Raises:
     UserError: for an unknown variant or option.

@@ -111,7 +111,7 @@ class Row(NamedTuple):
 
   Attributes:
     fn: the variant itself, a pure function.
-    at_test: replaces `fn` when deterministic (such as the hard counterpart of an expected alignment); None keeps `fn`.
+    at_test: replaces `fn` when deterministic, as `hard_monotonic` replaces `monotonic`; None keeps `fn`.
     params: learned parameters of `fn` and of `remember`, by the name of the argument.
     sizes: sizes that only this row's `params` mention, with their defaults; a spec string may set them.
     project: whether query and key are projected to `features` before `fn` gets them.
@@ -177,7 +177,7 @@ class Row(NamedTuple):
 
   @property
   def is_pointwise(self) -> bool:
-    """Whether the score of a position depends on the query and that position's key alone."""
+    """Whether `form` declares that the score of a position depends on the query and that position's key alone."""
     return isinstance(self.form, Product | TanhSum | Pointwise) and self.required_inputs <= {'query', 'key'}
 
 
@@ -255,7 +255,7 @@ def lookup(spec: str | Row | Callable, table: Mapping[str, Row], kind: str) -> R
   """Resolves a variant.
 
   Args:
-    spec: a spec string, a row, or a function of the same signature.
+    spec: a spec string, a row, or a function with the arguments of a row's `fn`.
     table: rows by name.
     kind: the kind of entry, for error messages.
 

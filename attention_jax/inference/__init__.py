@@ -1,1 +1,1 @@
-"""Inference: prediction, exporting, scoring, word alignment, reranking, evaluation, metrics and analyses."""
+"""Inference: prediction, export, streaming, scoring, word alignment, reranking, metrics, analyses and explanations."""

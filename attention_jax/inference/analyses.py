@@ -203,7 +203,7 @@ def _head_importance(subject: Subject) -> Measurement:
 
   importance = _compiled(sensitivity, subject.pair)
   if not importance:
-    raise UserError('head_importance: this model has no attention with several heads')
+    raise UserError('head_importance: this model has no attention with several heads; expected one with heads > 1')
   names = [f'{path} {head}' for path, values in importance.items() for head in range(len(values))]
   return Measurement(np.concatenate([np.asarray(values) for values in importance.values()]), (names,))
 
@@ -212,7 +212,9 @@ ANALYSES: Mapping[str, Analysis] = {
   'entropy': Analysis(_entropy, 'entropy of the weights of each target token, in nats'),
   'coverage': Analysis(_coverage, 'total weight of each source token (Tu et al. 2016)'),
   'distance': Analysis(_distance, 'mean distance of the weights from the diagonal, in positions (Vig & Belinkov 2019)'),
-  'monotonicity': Analysis(_monotonicity, 'share of steps whose largest weight does not move backwards'),
+  'monotonicity': Analysis(
+    _monotonicity, 'share of steps whose largest weight does not move backwards; steps from or to EOS do not count'
+  ),
   'norms': Analysis(_norms, 'length of each weighted value vector (Kobayashi et al. 2020)'),
   'self_attention': Analysis(_self_attention, 'self-attention weights of a layer of the encoder, the mean over heads'),
   'updates': Analysis(_updates, 'number of updates of each source token by an encoder with adaptive computation time'),
@@ -248,7 +250,8 @@ def analyse(spec: str, subject: Subject) -> Measurement:
     subject: the model, source and target.
 
   Raises:
-    UserError: for an unknown analysis or option, and for a model to which it does not apply.
+    UserError: for an unknown analysis or option, for an option out of range, and for a model to which the analysis does
+      not apply.
   """
   _, row, options = parse_analysis(spec)
   return row.fn(subject, **options)

@@ -58,7 +58,7 @@ def compile_search(
   mesh: Mesh | None = None,
   compiler_options: Mapping[str, Any] | None = None,
 ) -> Callable:
-  """Returns a search that is compiled for each shape of its inputs, when it is first called with it.
+  """Returns a search that is compiled once for each shape of its inputs, at the first call with that shape.
 
   Args:
     model: the model.
@@ -88,7 +88,7 @@ def compile_search(
       return model.apply(variables, carry, token, memory, *shortlist, method='step')
 
     if model.copies:
-      step = mask_absent_copies(step)
+      step = mask_impossible_ids(step)
     if prefix is not None:
       step, carry, memory = force_prefix(step, carry, memory, prefix)
     find_hypotheses = strategy.make_search(rng_inputs)
@@ -104,8 +104,15 @@ def compile_search(
   return jit(run, compiler_options=compiler_options)
 
 
-def mask_absent_copies(step: Callable) -> Callable:
-  """Masks copy ids absent from the source, in the logits of a step; EOS is always allowed."""
+def mask_impossible_ids(step: Callable) -> Callable:
+  """Masks ids that cannot be emitted, such as copy ids absent from the source; EOS is always allowed.
+
+  Args:
+    step: the step of a model that copies, see generate.py; its logits are log-probabilities of functional.copying.
+
+  Returns:
+    The step with IMPOSSIBLE_SCORE as the logit of each masked id.
+  """
 
   def masked_step(carry, token, memory):
     carry, (logits, *outputs) = step(carry, token, memory)

@@ -41,8 +41,8 @@ class ForcedScores(NamedTuple):
   Attributes:
     loss: cross entropy per target token, EOS included, in nats.
     accuracy: share of target tokens, EOS included, to which the model gives the highest probability.
-    weights: [T, S] per row, over its target tokens and source tokens, EOS included; for a latent alignment, the
-      weights given the whole target; None for a row that fits no bucket.
+    weights: [T, S] per row, over its target tokens and source tokens, EOS included (for captions, over all positions
+      of the picture); for a latent alignment, the weights given the whole target; None for a row that fits no bucket.
   """
 
   loss: float
@@ -56,7 +56,7 @@ class TeacherForcedScorer:
   Args:
     model: the model.
     buckets: buckets of training.
-    batch_size: rows per batch, rounded up to a multiple of the devices.
+    batch_size: rows per batch, rounded up to a multiple of the number of devices.
     rounds: number of times that a split is expected to be scored, see compiling.compiler_options.
   """
 
@@ -193,9 +193,9 @@ def predict_links(
 
 
 def weight_metrics(weights: Sequence[np.ndarray]) -> dict[str, MetricValue]:
-  """Returns entropy and monotonicity of the target tokens' weights, without that of EOS.
+  """Returns entropy and monotonicity of the weights of target tokens, without the row of EOS.
 
-  A metric is left out if no row has a token, or for monotonicity a pair of adjacent linked tokens, to measure.
+  Entropy is left out if no target token has weight, and monotonicity if no two adjacent target tokens have links.
 
   Args:
     weights: [T, S] per row, EOS included.
@@ -212,9 +212,9 @@ def weight_metrics(weights: Sequence[np.ndarray]) -> dict[str, MetricValue]:
 
 
 def lagging_metric(predictions: Iterable[Prediction]) -> dict[str, MetricValue]:
-  """Returns the mean average lagging of the best hypotheses of a streaming model, without those that are empty.
+  """Returns the mean average lagging of the best hypotheses of a streaming model.
 
-  There is no metric if all are empty.
+  Empty hypotheses and those of empty sources are left out. There is no metric if none remains.
   """
   values = [
     average_lagging(hypotheses[0].weights, len(tokens), len(hypotheses[0].tokens))
@@ -268,7 +268,7 @@ class ComparedTexts(NamedTuple):
     sources: one per row.
     hypotheses: one per row.
     references: one or more per row.
-    rows: the row of the corpus that each row comes from, the first of those with the same source.
+    rows: the index in the corpus of each row, or of the first row with its source if references are grouped.
   """
 
   sources: list[str]
@@ -278,7 +278,7 @@ class ComparedTexts(NamedTuple):
 
 
 def select_texts(corpus: Corpus, hypotheses: Sequence[str], options: Mapping[str, Any]) -> ComparedTexts:
-  """Returns the rows that metrics of text compare: one per row of the corpus, or one per source.
+  """Returns the rows that metrics of text compare: one per row of the corpus, or per source if references are grouped.
 
   Args:
     corpus: the pairs.

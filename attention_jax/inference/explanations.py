@@ -132,7 +132,7 @@ def explain(
 
   Args:
     reader: a row of READERS.
-    model: a model without dropout on its weights, whose alignment is deterministic.
+    model: the model, which is applied with test-time behaviour.
     params: its parameters.
     examples: N examples.
     options: options of the measures.
@@ -162,21 +162,21 @@ def _explain_one(
   def change_with_mask(mask):
     return total_variation(read(example._replace(mask=example.mask & mask))[0], outputs)
 
-  def at_step(step, rng):
+  def of_output(t, rng):
     def change(row):
-      rows = jnp.full(weights.shape, jnp.nan).at[step].set(row)
-      return read(example, rows=rows)[0][step]
+      rows = jnp.full(weights.shape, jnp.nan).at[t].set(row)
+      return read(example, rows=rows)[0][t]
 
     permutation_rng, adversarial_rng = jax.random.split(rng)
-    median = permutation_effect(change, weights[step], example.mask, permutation_rng, options.permutations)
+    median = permutation_effect(change, weights[t], example.mask, permutation_rng, options.permutations)
     limits = {'epsilon': options.epsilon, 'steps': options.steps}
-    return median, adversarial_weights(change, weights[step], example.mask, adversarial_rng, **limits).divergence
+    return median, adversarial_weights(change, weights[t], example.mask, adversarial_rng, **limits).divergence
 
   outputs, weights = read(example)
   gradients = jnp.abs(gradient_times_input(target_probabilities, reader.embed(model, params, example.source)))
   left_out = jax.vmap(change_with_mask)(~jnp.eye(example.mask.size, dtype=bool)).T
-  steps = jnp.arange(len(weights))
-  return Explanations(weights, gradients, left_out, *jax.vmap(at_step)(steps, jax.random.split(rng, len(weights))))
+  indices = jnp.arange(len(weights))
+  return Explanations(weights, gradients, left_out, *jax.vmap(of_output)(indices, jax.random.split(rng, len(weights))))
 
 
 def read_weights(reader: ExampleReader, model: Any, params: Any, examples: Example, batch: int = 100) -> np.ndarray:
@@ -194,7 +194,7 @@ def read_weights(reader: ExampleReader, model: Any, params: Any, examples: Examp
 
 
 def summarize_examples(examples: Example, explanations: Explanations) -> dict[str, np.ndarray]:
-  """Returns one number for each measure and example, [N]: the mean over its outputs, NaN if all are undefined.
+  """Returns a number per example, [N], by measure: the mean over the outputs of the example, NaN if all are undefined.
 
   A pair of measures is compared by Kendall's tau, which is undefined where either is constant.
   """
@@ -204,11 +204,11 @@ def summarize_examples(examples: Example, explanations: Explanations) -> dict[st
     'gradients and leave-one-out': (explanations.gradients, explanations.leave_one_out),
   }
   values: dict[str, list[float]] = {name: [] for name in (*pairs, 'permutation', 'adversarial')}
-  for i, (mask, steps) in enumerate(zip(examples.mask, examples.target_mask, strict=True)):
+  for i, (mask, is_real) in enumerate(zip(examples.mask, examples.target_mask, strict=True)):
     for name, (first, second) in pairs.items():
-      values[name].append(_mean(kendall(first[i][steps], second[i][steps], mask)))
+      values[name].append(_mean(kendall(first[i][is_real], second[i][is_real], mask)))
     for name in ('permutation', 'adversarial'):
-      values[name].append(_mean(getattr(explanations, name)[i][steps]))
+      values[name].append(_mean(getattr(explanations, name)[i][is_real]))
   return {name: np.array(numbers) for name, numbers in values.items()}
 
 

@@ -44,7 +44,7 @@ class MetricSummary(NamedTuple):
     value: the mean.
     unit: as in MetricValue.
     signature: as in MetricValue.
-    deviation: the standard deviation (n - 1).
+    deviation: the sample standard deviation, of divisor n - 1 for n runs.
     values: the value of each run.
   """
 
@@ -70,7 +70,7 @@ class Metric(NamedTuple):
     higher_is_better: whether a higher value is better.
     sentence_level: defaults of options when single sentences are compared.
     count: for a rate or a mean over rows, (hypotheses, references, *, options) -> RowCounts.
-    sacrebleu: for a metric of sacrebleu, (*, options) -> its object.
+    sacrebleu: for a metric of sacrebleu, (*, options) -> the object that computes it.
   """
 
   fn: Callable[..., MetricValue]
@@ -85,7 +85,7 @@ class RowCounts(NamedTuple):
 
   Attributes:
     counted: errors, matches, or F-measure of each row, [R].
-    total: tokens or characters of the reference of each row, or 1, [R].
+    total: tokens or characters of the nearest reference of each row, or 1, [R].
   """
 
   counted: np.ndarray
@@ -277,7 +277,7 @@ def _count_f_measures(
 
 
 def exact_match(hypotheses: Sequence[str], references: References) -> MetricValue:
-  """Share of rows whose output equals one of their references, up to spaces at the ends and repeated spaces."""
+  """Share of rows whose output equals one of their references, up to the amount of white space around words."""
   return MetricValue(_count_matches(hypotheses, references).rate, '%', 'exact_match|case:mixed')
 
 
@@ -316,7 +316,7 @@ def _count_token_edits(hypotheses: Sequence[str], references: References) -> Row
 
 
 def character_error_rate(hypotheses: Sequence[str], references: References) -> MetricValue:
-  """Edits / characters, against the nearest reference of each row, after `_normalize_spaces`."""
+  """Edits / characters, with one space between words; against the nearest reference of each row."""
   return _error_rate(_count_character_edits(hypotheses, references), 'character_error_rate|case:mixed|tok:char')
 
 
@@ -344,7 +344,8 @@ def _count_edits(hypotheses: Sequence[str], references: References, split: Calla
 
 def _error_rate(counts: RowCounts, signature: str) -> MetricValue:
   if not counts.total.any():
-    raise UserError(f'{signature.split("|")[0]} needs at least one reference that is not empty, got only empty ones')
+    name = signature.split('|')[0]
+    raise UserError(f'{name} needs a row whose nearest reference is not empty, got {len(counts.total)} with empty ones')
   return MetricValue(counts.rate, '%', f'{signature}|refs:nearest')
 
 

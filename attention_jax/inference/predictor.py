@@ -1,4 +1,4 @@
-"""Prediction: searches for hypotheses of source text in batches; the search is compiled once for each bucket."""
+"""Prediction: searches for hypotheses of source text in batches; the search is compiled once for each batch shape."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,8 +26,8 @@ from attention_jax.training.partition import fetch, make_mesh, replicate, shard_
 from attention_jax.training.peers import map_batches
 from attention_jax.training.state import count_parameters
 
-# Maximum number of tokens of a source, unless a bucket is longer: memory is proportional to the length, or to its
-# square. A multiple of 32, because sources longer than all buckets are padded to one.
+# Maximum number of tokens of a source, EOS included, unless a bucket is longer: memory is proportional to the length,
+# or to its square. A multiple of 32, because sources longer than all buckets are padded to one.
 MAX_SOURCE_LENGTH = 10_240
 
 

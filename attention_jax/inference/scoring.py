@@ -58,7 +58,7 @@ def score_pairs(
     target_vocab: target vocabulary of the run.
     buckets: buckets of training; pairs that fit none share one more, whose lengths are multiples of 32, or those of the
       longest source and target if the model does not accept as many.
-    batch_size: pairs per batch, rounded up to a multiple of the devices.
+    batch_size: pairs per batch, rounded up to a multiple of the number of devices.
     with_layer_weights: whether to return the weights of every layer and head.
 
   Returns:

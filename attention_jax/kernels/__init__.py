@@ -1,1 +1,1 @@
-"""Faster implementations of the mathematics of `functional`, in time and memory. `api.attend` is the entry point."""
+"""Implementations of the mathematics of `functional` in less time or memory. `api.attend` is the entry point."""

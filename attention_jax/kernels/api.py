@@ -26,7 +26,8 @@ class Implementation(NamedTuple):
     description: its method and its purpose, in one line.
     attend: attends with all queries of one sequence; has the signature of `functional.attend.attend`.
     attend_step: attends with one query; has the signature of `functional.attend.attend_step`. None if the
-      implementation has no method for single queries; the definition then computes them.
+      implementation has no method for single queries: the module Attention then uses the definition, or raises for a
+      decoder that attends inside its recurrence, see `Attention.check_step_support`.
     unsupported_reason: (score row, alignment row) -> the reason why it cannot compute this pair, '' if it can.
   """
 
@@ -38,8 +39,8 @@ class Implementation(NamedTuple):
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
   'auto': Implementation(
-    'the fastest other implementation for the input sizes, measured on CPUs, estimated on accelerators; `chunked` '
-    'where `xla` needs too much memory',
+    'one of the others, by sizes and platform: on CPUs the fastest, as measured; on accelerators by estimates of time '
+    'and memory; `chunked` where `xla` needs too much memory',
     auto.attend,
     auto.attend_step,
     auto.unsupported_reason,
@@ -57,7 +58,8 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
     lambda score, alignment: '',
   ),
   'factored': Implementation(
-    'additive scores from exponentials of queries and of keys, in blocks: no array [T, S, F], no tanh of its entries',
+    'additive scores from exponentials of queries and of keys, in blocks: no array [T, S, F], and a tanh '
+    'of its entries only for keys of a very wide range',
     factored.attend,
     None,
     factored.unsupported_reason,
@@ -81,7 +83,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
     pallas_additive.unsupported_reason,
   ),
   'window': Implementation(
-    'local alignments that read only their window: the cost of a query does not grow with S',
+    'local alignments that read only their window: the cost of scores and contexts does not grow with S',
     window.attend,
     window.attend_step,
     window.unsupported_reason,
@@ -131,11 +133,13 @@ def attend(
     value: [..., S, V].
     mask: bool, True = may be attended to; broadcastable to [..., T, S]. A query whose positions are all masked gets
       zero weights, a zero context and zero gradients.
-    score, alignment: a spec string such as 'low_rank(rank=16)', a table row, or a function of the same signature.
+    score, alignment: a spec string such as 'low_rank(rank=16)', a table row, or a function with the arguments of a
+      row's `fn`.
     params: parameters as returned by `init_params`. The entries 'query' [Dq, F] and 'key' [Dk, F], if present, project
-      query and key; without them query and key must be projected already.
+      query and key. Without them, a score that projects expects projected query and key.
     bias: float, broadcastable to [..., T, S], added to the scores before masking; -inf masks.
-    rng: a PRNG key, consumed; required by variants that sample, unless their test-time behaviour does not.
+    rng: a PRNG key, consumed. Variants that sample require it, unless `deterministic` replaces them by a test-time
+      counterpart.
     deterministic: whether to use the test-time behaviour of variants that have one.
     implementation: a key of IMPLEMENTATIONS; every one computes this function, up to rounding, or raises.
     return_weights: whether to return the weights; does not affect the context.
@@ -264,10 +268,11 @@ def _align(name: str, array, shape: tuple[int, ...], dtype) -> Array:
     raise UserError(f'attend: {name} must be {"bool" if dtype is jnp.bool_ else "float"}, got {array.dtype}')
   aligned = (1,) * (len(shape) - array.ndim) + array.shape
   if len(aligned) != len(shape) or any(n not in (1, size) for n, size in zip(aligned, shape, strict=True)):
-    raise UserError(
-      f'attend: {name} {array.shape} does not broadcast to [..., T, S] = {shape}; '
-      f'pass a {"padding mask" if name == "mask" else name} [B, S] as {name}[:, None]'
-    )
+    hint = ''
+    if len(shape) > 2:
+      new_axes = ', '.join(['None'] * (len(shape) - 2))  # for T and all batch axes but the first
+      hint = f'; pass a {"padding mask" if name == "mask" else name} [B, S] as {name}[:, {new_axes}]'
+    raise UserError(f'attend: {name} {array.shape} does not broadcast to [..., T, S] = {shape}{hint}')
   return array.reshape(aligned)
 
 

@@ -1,4 +1,4 @@
-"""Implementation 'auto': selects an implementation by sizes and platform. No other implementation does.
+"""Implementation 'auto': selects one of the other implementations by the pair, sizes, dtypes and platform.
 
 MIN_SCORES holds the numbers of scores T S from which a candidate is used. On CPUs a candidate is faster than the
 definition from there on, forward and backward, as `python -m experiments.benchmark --suites=crossing` measures. On
@@ -131,7 +131,7 @@ def attend(
 ) -> Attended:
   """Attends with the chosen implementation. Same arguments as `functional.attend.attend`."""
   if has_symbolic_sizes(query, memory):
-    name = 'xla'  # the others are faster from certain sizes on
+    name = 'xla'  # which of the others would be faster depends on the sizes
   else:
     name = choose_implementation(score, alignment, query.shape[0] * memory.key.shape[0], (params, query, memory))
   return MODULES[name].attend(

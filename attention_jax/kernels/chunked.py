@@ -1,8 +1,8 @@
 """Implementation 'chunked': computes attention in blocks of queries, and recomputes each block for its gradient.
 
-Without returned weights, memory beyond that of the arguments is linear in T + S, not T S; the gradient of a recurrent
-pair also stores one carry for each block. A block has complete rows of scores, so that every score and every alignment
-is supported: recurrent ones pass their carry from block to block.
+Without returned weights, a bias and a mask per query, which are [T, S] each, memory is linear in T + S; the gradient
+of a recurrent pair also stores one carry for each block. A block has complete rows of scores, so that every score and
+every alignment is supported: recurrent ones pass their carry from block to block.
 
 Block sizes apply to one sequence. A block has at most MAX_BLOCK_SCORES scores [T, S] and, for a TanhSum that this
 implementation computes itself, at most MAX_BLOCK_ENTRIES entries of its array [T, S, F], but at least one query; with
@@ -103,6 +103,6 @@ def attend(
 
 
 def _tanh_sum_width(score: Row, params, query, memory: Memory) -> int:
-  """Returns F of the array [T, S, F] that a TanhSum computes; for `concat`, F differs from the width of the key."""
+  """Returns F of the array [T, S, F] that a TanhSum computes; for `concat`, F may differ from the width of the key."""
   _, key_term, *_ = jax.eval_shape(functools.partial(score_terms, score.form.fn), params, query, memory)
   return key_term.shape[-1]

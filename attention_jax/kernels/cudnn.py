@@ -43,7 +43,7 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
     return 'the kernel samples dropout by itself, which cannot be compared with the definition'
   if reason := flash.unsupported_reason(score, alignment):
     return reason
-  return '' if kernel_platform() == 'gpu' else f'needs an NVIDIA GPU, this machine has {kernel_platform()}'
+  return '' if kernel_platform() == 'gpu' else f'needs an NVIDIA GPU, got platform {kernel_platform()}'
 
 
 def unsupported_inputs(score: Row, params, query: jax.Array, memory: Memory) -> str:
@@ -79,8 +79,8 @@ def attend(
   """Attends with the cuDNN kernel. Same arguments as `functional.attend.attend`.
 
   Raises:
-    UserError: if queries, keys and values do not have one of TYPES in common, or have more than MAX_WIDTH features,
-      and for symbolic sizes.
+    UserError: if queries, keys and values do not have one of TYPES in common; if values, or the factors of the score's
+      product, have more than MAX_WIDTH features; and for symbolic sizes.
   """
   require_fixed_sizes('cudnn', query, memory)
   if reason := unsupported_inputs(score, params, query, memory):

@@ -1,9 +1,9 @@
 """Implementation 'factored': additive scores from exponentials of queries and of keys, in blocks of queries.
 
 The array [T, S, F] is never materialised, neither in the forward nor in the backward pass. No transcendental function
-is evaluated for its entries, except for keys of a very wide range (see tanh_sum.py). Blocks, and the memory that they
-need, are those of 'chunked'. A single step of a decoder is computed by the definition's `attend_step`: its array is
-[S, F], which XLA fuses away, and computing the exponentials would cost more than it saves.
+is evaluated for its entries, except for keys of a very wide range (see tanh_sum.py). Blocks are those of 'chunked', but
+without its limit MAX_BLOCK_ENTRIES. A single step of a decoder is computed by the definition's `attend_step`: its array
+is [S, F], which XLA fuses away, and computing the exponentials would cost more than it saves.
 """
 
 import functools
@@ -23,7 +23,7 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
 
 
 def attend_block(score: Row, alignment: Row, params, carry, xs, memory: Memory, deterministic: bool):
-  """Attends a block of queries: all its scores by one contraction, then its weights. Returns carry, Attended.
+  """Attends with a block of queries: all its scores by one contraction, then its weights. Returns carry, Attended.
 
   Arguments: see `functional.attend.attend_queries`; `score` has the form TanhSum.
   """

@@ -11,8 +11,8 @@ product has its operands in the order that CPUs multiply fastest. The sequences 
 other: the working set is that of one sequence and head, and each of its products is large enough for all cores.
 
 If weights are requested, the array [T, S] is computed separately. Dropout multiplies weights by factors [T, S],
-sampled beforehand and equal to those of the definition: with dropout, memory grows with T S. Second derivatives are not
-supported.
+sampled beforehand and equal to those of the definition: with dropout, memory grows with T S, as it does with a bias or
+a mask per query. Second derivatives are not supported.
 """
 
 import jax
@@ -53,7 +53,11 @@ def attend(
   deterministic=True,
   return_weights=True,
 ) -> Attended:
-  """Attends block by block. Same arguments as `functional.attend.attend`."""
+  """Attends block by block. Same arguments as `functional.attend.attend`.
+
+  Raises:
+    UserError: for symbolic sizes, and as `operands`.
+  """
   require_fixed_sizes('flash', query, memory)
   q, k, v, mask, bias = operands(score, alignment, params, query, memory, bias)
   factors = None if deterministic else dropout_factors(alignment, rng, q.shape[0], k.shape[0])
@@ -79,10 +83,10 @@ def operands(score: Row, alignment: Row, params, query, memory: Memory, bias) ->
   Returns:
     q [T, D], k [S, D], v [S, V], mask [T, S] or [1, S], and bias [T, S] or None, floats of the type in which sums are
     computed. The alignment's temperature is applied to q and the bias, biases of -inf are part of the mask, +inf is
-    replaced by the largest finite number, and masked entries are zero.
+    replaced by the largest finite number, and masked entries of the bias are zero.
 
   Raises:
-    UserError: for a temperature that is not positive. `kernels.api` reports shapes that do not match.
+    UserError: for a temperature that is a number but not positive. `kernels.api` reports shapes that do not match.
   """
   memory = zero_masked_memory(memory)
   q, k = score_terms(score.form.fn, params, query, memory)
@@ -198,20 +202,20 @@ def _backward(q, k, v, inputs: BlockedInputs, context, max_score, inverse_sum, g
     return weights if inputs.factors is None else weights * blocks.slice_block(inputs.factors, i, j, span)
 
   def differentiate_query_block(carry, xs):
-    i, query, g_row, max_score, mean_dweight, schedule = xs
+    i, query, g_block, max_score, mean_dweight, schedule = xs
 
     def step(span, has_masked, j, carry):
       dq, dk, dv, dbias = carry
       scores = _scores(blocks, inputs, keys, query, span, has_masked, i, j)
       # Rounding can lift a recomputed score above the stored maximum, by much if scores are large.
       exps = jnp.exp(jnp.minimum(scores - max_score[None], 0.0))
-      dweights = apply_dropout(blocks.slice_keys(values, j, span) @ g_row.T, i, j, span)
+      dweights = apply_dropout(blocks.slice_keys(values, j, span) @ g_block.T, i, j, span)
       dscores = exps * (dweights - mean_dweight[None])
       if dbias is not None:
         dbias = jax.lax.dynamic_update_slice(dbias, dscores, (j * blocks.key_block, i * blocks.query_block))
       dq = dq + blocks.slice_keys(keys_t, j, span, axis=1) @ dscores
       dk = blocks.add_to_keys(dk, j, dscores @ query)
-      dv = blocks.add_to_keys(dv, j, apply_dropout(exps, i, j, span) @ g_row)
+      dv = blocks.add_to_keys(dv, j, apply_dropout(exps, i, j, span) @ g_block)
       return dq, dk, dv, dbias
 
     dq = vary(jnp.zeros((features, blocks.query_block), q.dtype))

@@ -212,6 +212,6 @@ def _transpose_partly_masked(mask: jax.Array, order: jax.Array, count: jax.Array
 
 
 def _split_evenly(n: int) -> tuple[int, int]:
-  """(number of blocks, size of a block) for n rows, at most BLOCK rows to a block."""
+  """(number of blocks, size of a block) for n queries or keys, at most BLOCK to a block."""
   blocks = max(1, -(-n // BLOCK))
   return blocks, -(-n // blocks)

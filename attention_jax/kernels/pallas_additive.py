@@ -8,10 +8,11 @@ the end.
 
 The backward pass recomputes the weights from the largest score of each query and the sum of its exponentials. It runs
 one block of queries after the other, and stores the weights of a block and the gradients of its scores, at most about
-MAX_BLOCK_SCORES each: memory is linear in T + S, not T S. The sums over keys and over queries are two runs of one
-kernel, without atomic additions, so that gradients are equal bit for bit in every run. An entry [t, s, f] costs three
-tanh in this pass; two kernels that each recompute the score as well would need four. A score's offset shifts all
-positions equally, which a softmax ignores: it is not passed to the kernels.
+MAX_BLOCK_SCORES each: without a bias, a mask per query, dropout and returned weights, which are [T, S] each, memory is
+linear in T + S. The sums over keys and over queries are two calls of one kernel, without atomic additions, so that
+gradients are reproducible bit for bit. An entry [t, s, f] costs three tanh in this pass; two kernels that each
+recompute the score as well would need four. A score's offset shifts all positions equally, which a softmax ignores: it
+is not passed to the kernels.
 
 Dropout multiplies weights by factors [T, S], sampled beforehand and equal to those of the definition.
 
@@ -71,12 +72,12 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
   if strip_options(strip_dropout(alignment)) is not softmax or differs_at_test(alignment):
     return 'the alignment is not softmax'
   if kernel_platform() not in TARGETS:
-    return f'needs a GPU or a TPU, this machine has {kernel_platform()}'
+    return f'needs a GPU or a TPU, got platform {kernel_platform()}'
   return ''
 
 
 def unsupported_inputs(score: Row, params, query: jax.Array, memory: Memory) -> str:
-  """Returns the reason why arrays of these dtypes are not supported, or ''. Same arguments as in `cudnn`."""
+  """Returns the reason why arrays of these dtypes are not supported, or ''. Arguments: as for `attend`."""
   types = [x.dtype.name for x in (query, memory.key, memory.value)]
   if 'float64' in types:
     return f'query, key and value must not be float64 (the kernels compute in float32), got {", ".join(types)}'
@@ -272,7 +273,7 @@ def _combine_spans(value_sums, max_scores, exp_sums) -> tuple[jax.Array, jax.Arr
 
 
 def _attended_bwd(plan: Plan, residuals, g):
-  """Differentiates one block of queries after the other, with all keys: memory is linear in T + S."""
+  """Differentiates one block of queries after the other, with all keys: its temporary arrays are linear in T + S."""
   q, k, v, masked_bias, factors, value, max_score, inverse_sum = residuals
   steps = q.shape[0]
   blocks, rows = _split_queries(plan.tile, steps, k.shape[0])

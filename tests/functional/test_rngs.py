@@ -15,12 +15,12 @@ def test_prng_keys_and_none_are_accepted(rng):
 
 @pytest.mark.parametrize('rng', [3, 'key', 1.5])
 def test_values_other_than_prng_keys_raise(rng):
-  with pytest.raises(UserError, match=r'^attend: rng must be a PRNG key, such as jax.random.key\(0\), got '):
+  with pytest.raises(UserError, match=r'^attend: rng must be a single PRNG key, such as jax.random.key\(0\), got '):
     check_rng('attend', rng)
 
 
 def test_initial_parameters_need_a_key():
-  with pytest.raises(UserError, match=r'^init_params: rng must be a PRNG key, such as jax.random.key\(0\), got None'):
+  with pytest.raises(UserError, match=r'^init_params: rng must be a single PRNG key, such as .*, got None'):
     init_params(None, score='additive', query=3, key=3, features=4)
 
 

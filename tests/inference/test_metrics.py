@@ -130,7 +130,7 @@ def test_error_rates_equal_those_of_jiwer(rows):
     ('bleu', ['a'], [['a'], ['b']], '1 hypotheses and 2 rows'),
     ('bleu', ['a', 'b'], [['a'], []], 'row 1 needs a list of at least one reference'),
     ('bleu', ['a'], ['a'], 'row 0 needs a list'),
-    ('token_error_rate', ['a'], [['']], 'token_error_rate needs at least one reference that is not empty'),
+    ('token_error_rate', ['a'], [['']], 'token_error_rate needs a row whose nearest reference is not empty'),
   ],
 )
 def test_wrong_arguments_raise_an_error_of_one_line(spec, hypotheses, references, message):

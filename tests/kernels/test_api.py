@@ -84,7 +84,7 @@ def sampling_alignment(scores, mask, *, rng):
       'S=7 .*max_positions=3',
     ),
     ({'alignment': sampling_alignment}, 'this alignment samples; rng must be a PRNG key, got None'),
-    ({'rng': 3}, r'attend: rng must be a PRNG key, such as jax\.random\.key\(0\), got 3'),
+    ({'rng': 3}, r'attend: rng must be a single PRNG key, such as jax\.random\.key\(0\), got 3'),
     ({'alignment': 'sofmax'}, "unknown alignment 'sofmax'"),
     ({'score': 'dott'}, r"unknown score 'dott' \(did you mean 'dot'\?\)"),
     ({'alignment': 'softmax(temperature=0.0)'}, 'temperature must be greater than 0, got 0.0'),

@@ -165,7 +165,7 @@ def test_kernel_accepts_the_shapes_it_receives(monkeypatch, kv_heads):
 
 
 def test_unsupported_platform_and_alignment_raise():
-  with pytest.raises(aj.UserError, match="'cudnn' cannot compute this: needs an NVIDIA GPU, this machine has cpu"):
+  with pytest.raises(aj.UserError, match="'cudnn' cannot compute this: needs an NVIDIA GPU, got platform cpu"):
     attend('cudnn', make_inputs())
   with pytest.raises(aj.UserError, match="'cudnn' cannot compute this: the alignment is not softmax"):
     attend('cudnn', make_inputs(), alignment='sparsemax')

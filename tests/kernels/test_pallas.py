@@ -184,7 +184,7 @@ def test_unsupported_reasons(interpreted):
 
 
 def test_machine_without_accelerator_is_unsupported():
-  expected = 'needs a GPU or a TPU, this machine has cpu' if jax.default_backend() == 'cpu' else ''
+  expected = 'needs a GPU or a TPU, got platform cpu' if jax.default_backend() == 'cpu' else ''
   assert unsupported_reason('additive') == expected
 
 
