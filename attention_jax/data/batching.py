@@ -19,7 +19,7 @@ class Batch(NamedTuple):
   """B rows of one bucket (S, T).
 
   Attributes:
-    source: int32 [B, S], each row ending with EOS, then PAD; for captions, the pictures [B, height, width, C].
+    source: int32 [B, S], each row ending with EOS, then PAD; for captions, pictures or features [B, height, width, C].
     source_mask: bool [B, S], True = real; for captions [B, 1].
     target: int32 [B, T], each row ending with EOS, without BOS.
     target_mask: bool [B, T].
