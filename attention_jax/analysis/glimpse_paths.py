@@ -20,7 +20,7 @@ class GlimpsePath(NamedTuple):
 
   Attributes:
     picture: [height, width, C] uint8.
-    locations: [T, 2], row and column from -1 to 1.
+    locations: [T, 2], row and column of the centres, from -1 at the top left to 1 at the bottom right.
     title: title of the first panel in a picture, or the name of the example on a page.
     transforms: [T, 2, 3], transforms of functional.spatial that read a region; () for patches of a retina.
   """
