@@ -8,7 +8,7 @@ from pathlib import Path
 from attention_jax.errors import UserError, choose
 
 PACKAGE = Path(__file__).parent
-# Extras other than `train`, by the package that they install.
+# Extras other than `train` that programs need, by a package that the extra installs.
 EXTRAS = {'torch': 'bench', 'ctranslate2': 'bench', 'mkdocs': 'docs', 'material': 'docs'}
 
 

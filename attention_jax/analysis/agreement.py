@@ -61,7 +61,7 @@ def jensen_shannon(p: jax.Array, q: jax.Array) -> jax.Array:
 
 
 def _relative_entropy(p: jax.Array, q: jax.Array) -> jax.Array:
-  # Smaller p count as 0: q is at least p / 2, which devices round to 0 if it is below `tiny`.
+  # A p of at most 2 * tiny counts as 0: q may be as small as p / 2, which devices round to 0 if it is below `tiny`.
   is_positive = p > 2 * jnp.finfo(p.dtype).tiny
   # Not the logarithm of a ratio, whose gradient contains 1 / q²: it overflows where q is below 1e-19.
   log_ratio = jnp.log(jnp.where(is_positive, p, 1.0)) - jnp.log(jnp.where(is_positive, q, 1.0))

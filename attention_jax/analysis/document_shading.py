@@ -29,7 +29,7 @@ td { width: 3rem; height: 1.3rem; border: 1px solid var(--line) }
 LEGEND = (
   'Blue: the weight of a word relative to the largest weight of its sentence, paler in sentences of small weight. '
   'Bars: the weight of a sentence. For a pair of texts, each row shows the weights of its word over the other text: '
-  'the mean over the heads.'
+  'the mean over the heads; the strongest blue is then a weight of 1.'
 )
 
 

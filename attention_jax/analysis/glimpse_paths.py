@@ -20,8 +20,8 @@ class GlimpsePath(NamedTuple):
 
   Attributes:
     picture: [height, width, C] uint8.
-    locations: [T, 2], row and column from -1 to 1.
-    title: title of the first panel.
+    locations: [T, 2], row and column of the centres, from -1 at the top left to 1 at the bottom right.
+    title: title of the first panel in a picture, or the name of the example on a page.
     transforms: [T, 2, 3], transforms of functional.spatial that read a region; () for patches of a retina.
   """
 
@@ -90,9 +90,9 @@ def _write_picture(items: Sequence[GlimpsePath], path: str | Path, size: int, sc
   for (path_axes, *glimpse_axes), item in zip(panels, items, strict=True):
     centres = _centres(item)
     _draw_path(path_axes, item, centres, size)
-    frames = range(0 if len(item.transforms) else scales - 1)
+    framed_scales = range(0 if len(item.transforms) else scales - 1)  # the widest patch fills the panel
     for number, (axes, patch) in enumerate(zip(glimpse_axes, _patches(item, size, scales), strict=False), 1):
-      _draw_patch(axes, patch, size, frames)
+      _draw_patch(axes, patch, size, framed_scales)
       axes.set_title(str(number), fontsize=9)
   figure.savefig(path, dpi=110)
 
@@ -133,10 +133,10 @@ def _patches(item: GlimpsePath, size: int, scales: int) -> list[np.ndarray]:
   return [_glimpse(item.picture, centre, size, scales) for centre in _centres(item)]
 
 
-def _draw_patch(axes, patch: np.ndarray, size: int, scales: Sequence[int]) -> None:
-  """Draws what is read, and a frame around the patches of these scales."""
+def _draw_patch(axes, patch: np.ndarray, size: int, framed_scales: Sequence[int]) -> None:
+  """Draws what is read, and a frame around the patch of each of these scales, whose side is size * 2**scale."""
   _draw_picture(axes, patch)
-  for scale in scales:
+  for scale in framed_scales:
     width = size * 2**scale
     margin = len(patch) // 2 - width // 2  # patches of odd sides are not centred
     _draw_frame(axes, margin, margin, width, 0.6**scale)

@@ -27,7 +27,7 @@ class CaptionOverlay(NamedTuple):
     picture: [height, width, 3] uint8.
     words: words of the caption.
     maps: weights [words, rows, columns].
-    title: title of the panel without weights.
+    title: title of the panel without weights, or the name of the example on a page; not part of the animation.
     boxes: gold box (left, top, right, bottom) in pixels, or None, for each word.
     cell_centres: centres of the rows and columns of the maps, from 0 to 1; None if cells divide the image evenly.
     references: reference captions; the first MAX_REFERENCES are shown.

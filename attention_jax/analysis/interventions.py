@@ -57,7 +57,8 @@ def edited_model(model: EncoderDecoder, edit: Any) -> EncoderDecoder:
       functional.edits.Edit, which names the layer and the head of a function.
 
   Raises:
-    UserError: for a decoder without attention, a layer or head that it does not have, and as `with_edit`.
+    UserError: for a decoder without attention, a layer or head that it does not have, and as `with_edit` for the edit
+      without its layer.
   """
   if not model.traits.attends:
     raise UserError('edit: this decoder does not attend; expected a model with attention weights')
@@ -129,7 +130,7 @@ def encode_source(pair: AnalysedPair) -> Encoded:
 
 
 def source_updates(pair: AnalysedPair) -> jax.Array:
-  """Returns the numbers of updates of an encoder with adaptive computation time, [L, S].
+  """Returns the numbers of updates of an encoder with adaptive computation time, [L, S] for L layers.
 
   Raises:
     UserError: for an encoder without adaptive computation time.
@@ -141,7 +142,7 @@ def source_updates(pair: AnalysedPair) -> jax.Array:
 
 
 def encoder_weights(pair: AnalysedPair) -> jax.Array:
-  """Returns the weights of the encoder's self-attention or intra-attention, [L, N, S, S].
+  """Returns the weights of the encoder's self-attention or intra-attention, [L, N, S, S] for L layers.
 
   Raises:
     UserError: for an encoder that does not attend to its own positions.

@@ -39,7 +39,8 @@ class SteppedExample(NamedTuple):
     steps: name of each step.
     facts: lines below the heading.
     frames: pictures [height, width, C] uint8: none, one, or one for all steps together followed by one for each step.
-    boxes: rectangles that are outlined in the picture, in the same order: none, or T + 1 lists of them.
+    boxes: rectangles that are outlined in the picture: none, or a list of them for all steps together, followed by one
+      for each step.
     path: [T, 2], points x and y of the picture from 0 to 1, which are numbered; none by default.
     details: pictures beside the frame, one for each step; none by default.
     tables: values at each step.

@@ -27,7 +27,7 @@ def count_pointing_hits(
       miss.
 
   Raises:
-    UserError: for weights over another grid, or fewer weights than boxes.
+    UserError: for weights over another grid, or fewer rows of weights than entries of `boxes`.
   """
   row_centres, column_centres = cell_centres
   rows = len(row_centres)

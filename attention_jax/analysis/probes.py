@@ -13,7 +13,8 @@ from sklearn.preprocessing import StandardScaler
 from attention_jax.errors import UserError
 
 ITERATIONS = 1000
-REGULARISATION = (0.01, 0.1, 1.0, 10.0)  # candidates for C, the inverse strength; cross-validation chooses
+# Of `guided_predictions`: candidates for C, the inverse strength, one of which is chosen by cross-validation.
+REGULARISATION = (0.01, 0.1, 1.0, 10.0)
 FOLDS = 3
 
 

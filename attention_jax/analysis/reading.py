@@ -29,7 +29,7 @@ class ReadingRequest(NamedTuple):
   """Which readings to compute.
 
   Attributes:
-    split, rows: rows of a split, as numbers from 0; without numbers, the first four.
+    split, rows: rows of a split, numbers from 0 as text; without numbers, the first four.
     inputs: new inputs to read instead, unless empty.
     layers: whether to add the weights of every layer and head.
     analyses: specs of inference.analyses.ANALYSES.

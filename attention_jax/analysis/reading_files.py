@@ -27,7 +27,7 @@ def write_heatmaps(readings: Sequence[Reading], path: str | Path, *, relative: b
     relative: whether the darkest colour is the largest weight of a heatmap, instead of 1; always so for measurements.
 
   Raises:
-    UserError: if the file cannot be written, or if there is no reading.
+    UserError: for a path that does not end with .png or cannot be written, and if there is no reading.
   """
   has_several_runs = len({reading.run for reading in readings}) > 1
   heatmaps = []

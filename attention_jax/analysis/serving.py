@@ -86,7 +86,7 @@ def _render(read: Read, text: str, edit: str, relative: bool) -> str:
   readings: Sequence[Reading] = []
   error = ''
   if (length := max(len(text), len(edit))) > MAX_LENGTH:
-    error = f'a source and an edit must have at most {MAX_LENGTH} characters, got {length}'
+    error = f'a source and an edit must have at most {MAX_LENGTH} characters each, got {length}'
   elif text.strip():
     try:
       readings = read([text], edit.strip())

@@ -19,7 +19,7 @@ class Batch(NamedTuple):
   """B rows of one bucket (S, T).
 
   Attributes:
-    source: int32 [B, S], each row ending with EOS, then PAD; for captions, the pictures [B, height, width, C].
+    source: int32 [B, S], each row ending with EOS, then PAD; for captions, pictures or features [B, height, width, C].
     source_mask: bool [B, S], True = real; for captions [B, 1].
     target: int32 [B, T], each row ending with EOS, without BOS.
     target_mask: bool [B, T].
@@ -130,14 +130,14 @@ class BatchOrder:
     Args:
       bucket_index: position in `buckets` of the bucket of each row, [rows]; -1 for a row that fits none.
       buckets: the lengths of each bucket.
-      size: rows of a batch, or maximum of tokens (rows, at least 8, times the longest side of the bucket).
+      size: rows of a batch; for the unit 'tokens', the maximum of rows times the longest side of the bucket. The number
+        of rows is then a multiple of 8, and at least 8 even if that exceeds the maximum.
       unit: a key of BATCH_UNITS, the unit of `size`.
       seed: seed of the order.
       share: the rows of every batch that this process reads.
 
     Raises:
-      UserError: for an invalid size, unit or seed, if no row fits a bucket, or if the rows of a batch cannot be divided
-        among the shares.
+      UserError: for an invalid size, unit or seed, if no row fits a bucket, or if the shares cannot divide a batch.
     """
     for name, value, minimum in (('batch_size', size, 1), ('seed', seed, 0)):
       if value < minimum:
@@ -187,7 +187,7 @@ class BatchOrder:
 
 
 def _make_shuffle(parts: Sequence[_BucketRows], seed: int) -> Callable[[int], tuple[list[np.ndarray], np.ndarray]]:
-  """Returns a function of the epoch: the shuffled rows of each part, and the shuffled (part, chunk) of each batch."""
+  """Returns a function of the epoch: rows of each part, and (part, chunk of its rows) of each batch, all shuffled."""
 
   @functools.lru_cache(maxsize=2)  # prefetching threads may straddle two epochs
   def shuffle(epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
@@ -338,8 +338,8 @@ def eval_batch_rows(
 ) -> Iterator[tuple[np.ndarray, tuple[int, ...]]]:
   """Yields the rows (-1 = a filler row) and the bucket of batches for evaluation: by bucket, then by length.
 
-  A bucket with fewer rows than MIN_EVALUATION_BATCHES batches is joined to a larger one, so that fewer shapes are
-  compiled.
+  A bucket with fewer rows than MIN_EVALUATION_BATCHES batches is joined to a larger one, if any, so that fewer shapes
+  are compiled.
 
   Args:
     bucket_index: position in `buckets` of the bucket of each row, [rows]; -1 for a row that fits none, which is in no

@@ -1,4 +1,4 @@
-"""Small images with labels, such as handwritten digits, placed at random on a larger canvas with optional clutter."""
+"""Small images with labels, such as handwritten digits: alone, or at random places of a canvas, maybe with clutter."""
 
 import itertools
 import os

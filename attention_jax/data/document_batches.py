@@ -154,7 +154,10 @@ def check_document_buckets(buckets: Iterable[Sequence[int]]) -> DocumentBuckets:
   except (TypeError, ValueError):
     pairs = []
   if not pairs or not all(isinstance(size, int) and size > 0 for pair in pairs for size in pair):
-    raise UserError(f'buckets must be pairs (sentences, words) such as ((10, 30), (30, 30)), got {buckets}')
+    raise UserError(
+      'buckets must be pairs (sentences, words) of whole numbers of at least 1, such as ((10, 30), (30, 30)), '
+      f'got {buckets}'
+    )
   return tuple(pairs)
 
 
@@ -258,6 +261,8 @@ def gather_documents(encoded: EncodedDocuments, rows: np.ndarray, bucket: tuple[
 
 def describe_documents(split: str, encoded: EncodedDocuments, labels: Sequence[str]) -> str:
   """Returns a line with the number of documents of each label, and the shares of unknown and of truncated words.
+
+  The share of unknown words is that among the words that are kept; the other one is left out if it rounds to 0.0 %.
 
   Args:
     split: name of the split.

@@ -1,4 +1,4 @@
-"""Readers of documents, or pairs of texts, with labels. Every row keeps the number of the line that it came from."""
+"""Readers of documents, or pairs of texts, with labels. Every document keeps the number of its line or row."""
 
 import functools
 import itertools
@@ -105,7 +105,7 @@ def tfds(
 
   Raises:
     UserError: for a data set that is not prepared or lacks one of the features; naming the row, for a text that is
-      empty or not UTF-8, for a feature that is not a text, and for a missing label.
+      empty or not UTF-8, for a feature that is not a text, and for a missing label of a feature with class names.
   """
   builder = open_tfds_set(folder, name)
   for field in (text, label):
@@ -135,7 +135,7 @@ def _decode_text(value: Any, feature: str, where: str) -> str:
 
 
 def _tfds_label(value: Any, names: Sequence[str] | None, feature: str, where: str) -> str:
-  """The label of a row of tfds, or the name of its class. Raises UserError for a missing label."""
+  """The label of a row of tfds, or the name of its class. Raises UserError for a missing class or invalid UTF-8."""
   if isinstance(value, bytes):
     return _decode_text(value, feature, where)
   if names and value < 0:

@@ -21,7 +21,7 @@ class EncodedSplit(Protocol):
   Attributes:
     rows: number of rows.
     lengths: source and target lengths [rows], EOS included.
-    num_tokens: number of source and target tokens.
+    num_tokens: number of source tokens and of target tokens, EOS included.
     num_uncopyable_tokens: number of target ids that do not occur in their source, for a shared vocabulary.
     links: None in a split without links between tokens.
     identity: a tree of arrays that differs where the content does, from which digests are computed.
@@ -84,7 +84,7 @@ class EncodedCorpus(NamedTuple):
 
   @property
   def num_tokens(self) -> tuple[int, int]:
-    """Number of source and target tokens."""
+    """Number of source tokens and of target tokens, EOS included."""
     return len(self.source), len(self.target)
 
   @property

@@ -89,10 +89,11 @@ SEEN_LOCALES = (
 )
 # Locales of the split 'unseen'. Related to seen ones: Galician (Spanish, Portuguese), Slovak (Czech), Nynorsk (Bokmål),
 # Macedonian (Bulgarian, Serbian), Malay (Indonesian), Turkmen (Turkish, Azerbaijani), Assamese (Bengali, with its
-# digits), Pashto (Persian, with its digits). Unrelated to seen ones, but in the same script: Basque, Welsh.
+# digits), Pashto (Persian, with its digits). Without a close relative among seen ones, but in a seen script: Basque,
+# Welsh.
 UNSEEN_LOCALES = ('gl', 'sk', 'nn', 'mk', 'ms', 'tk', 'as', 'ps', 'eu', 'cy')
 
-# Patterns that are common in any language, in the notation of CLDR.
+# Patterns that are used with the names of any locale, in the notation of CLDR.
 FREE_PATTERNS = (
   'd MMMM y',
   'd MMM y',
@@ -131,6 +132,7 @@ FREE_PATTERNS = (
   'yMMdd',
 )
 COMPACT = 'yMMdd'  # the only pattern of digits without separators: eight digits, year first
+# Sets of fields for which CLDR has a pattern in many locales.
 SKELETONS = ('yMEd', 'yMMMd', 'yMMMEd', 'yMMMMd', 'yMMMMEd')
 
 ZEROS = {'latn': '0', 'arab': '٠', 'arabext': '۰', 'beng': '০', 'deva': '०', 'mymr': '၀'}  # by numbering system of CLDR
@@ -207,10 +209,10 @@ def language(code: str) -> Language:
 
 
 def is_unambiguous_name(label: str, name: str) -> bool:
-  """Whether a name has one meaning in all of SEEN_LOCALES and UNSEEN_LOCALES.
+  """Whether a name is that of no other month in any of SEEN_LOCALES and UNSEEN_LOCALES.
 
-  A month is ambiguous if its name is that of another month in another one of these locales, and a weekday if its name
-  is that of a month (mar: Tuesday in Spanish, March in English). No example contains an ambiguous name.
+  A month is ambiguous if its name is that of another month in one of these locales, and a weekday if its name is that
+  of a month (mar: Tuesday in Spanish, March in English). No example contains an ambiguous name.
 
   Args:
     label: 'M' for a month, 'E' for a weekday.

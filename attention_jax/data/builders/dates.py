@@ -1,8 +1,8 @@
 """Generated dates in many languages -> ISO 8601, with gold links.
 
-Sources use the patterns and names of CLDR (`date_formats`), in the Gregorian calendar, years 1900 to 2099, with noise
-in case, spacing and abbreviations; the target is always `YYYY-MM-DD`. Every source has exactly one reading, without
-information on its locale:
+Sources use names of CLDR, and patterns of CLDR or FREE_PATTERNS (`date_formats`), in the Gregorian calendar, years 1900
+to 2099, with noise in case, spacing and abbreviations; the target is always `YYYY-MM-DD`. Every source has exactly one
+reading, without information on its locale:
 
 - a month in digits: day-month-year, or year-month-day with a year of four digits; never month-day-year;
 - eight digits in a row: year, month, day;
@@ -202,7 +202,7 @@ def _pick(draw: Draw, options: Sequence[Item]) -> Item:
 def _draw_example(draw: Draw, language: date_formats.Language) -> tuple[datetime.date, Labelled] | None:
   """Draws a date and formats it; None if the text is too long, not NFC, padded with spaces, or has two readings."""
   pattern = _pick(draw, language.free if draw() < FREE_SHARE else language.patterns)
-  date = _draw_date(draw, short_year=any(piece.form == 'yy' for piece in pattern))
+  date = _draw_date(draw, is_short_year=any(piece.form == 'yy' for piece in pattern))
   zero = language.zero if draw() < NATIVE_SHARE else '0'
   case = _pick(draw, CASES) if language.cased else str
   labelled = []
@@ -223,8 +223,8 @@ def _draw_example(draw: Draw, language: date_formats.Language) -> tuple[datetime
   return date, labelled
 
 
-def _draw_date(draw: Draw, short_year: bool) -> datetime.date:
-  first, last = (1950, 2049) if short_year else (1900, 2099)
+def _draw_date(draw: Draw, is_short_year: bool) -> datetime.date:
+  first, last = (1950, 2049) if is_short_year else (1900, 2099)
   year = first + int(draw() * (last + 1 - first))
   month = 1 + int(draw() * 12)
   return datetime.date(year, month, 1 + int(draw() * calendar.monthrange(year, month)[1]))

@@ -6,9 +6,9 @@
 
 A hypothesis is made from its premise by one to three edits. Removing information gives entailment (a modifier, place or
 time left out, a wider noun, 'some' for a number). Replacing it gives a contradiction (another word, place or time, or
-'no'), also if one edit removes a place or time and another one adds a different one. Adding to it (a new modifier,
-place or time) is neutral, unless something is replaced too. Apart from the wider nouns, the nouns of the split 'unseen'
-occur in no other split.
+'no'), also if one edit removes a modifier, place or time and another one adds a different one. Adding to it (a new
+modifier, place or time) is neutral, unless something is replaced too. Apart from the wider nouns, the nouns of the
+split 'unseen' occur in no other split.
 """
 
 import random

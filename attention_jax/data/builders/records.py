@@ -9,8 +9,9 @@ may share a name with another one of the same records. An answer of the form 'li
 the two questions above, `Bo Ek` and `Ana Lima ; Ida Holm`.
 
 Gold links join each name and town of an answer with the source word that it is copied from. The question is one of a
-few occupations that every vocabulary contains, since a model cannot distinguish unknown words. The question and the
-occupations come before the names, so that a unidirectional network can select a person before it reads the name.
+few occupations that every vocabulary contains, since a model cannot distinguish unknown words. The question comes
+first, and the occupation of a person before the name, so that a unidirectional network can select a person before it
+reads the name.
 """
 
 import functools
