@@ -32,7 +32,8 @@ class Pictures(NamedTuple):
     captions: the captions; a picture may have several.
     picture_index: the number of the picture of each caption.
     boxes: the gold box of each word of each caption, None for words that have none; None without gold boxes.
-    files: the path of the image of each picture, from which its features may have been computed; None without images.
+    files: the path of the image of each picture. Precomputed features are those of this file, which need not exist.
+      None for generated pictures.
     num_uncaptioned: number of images in the folder that have no caption; 0 for splits other than 'train' and for
       features.
   """
@@ -108,7 +109,8 @@ def captions(
     lowercase: whether captions are converted to lower case.
 
   Raises:
-    UserError: naming the table and, where there is one, the line, for a mistake in the table, an image or the features.
+    UserError: for a mistake in the table, an image or the features. The message names the table and, where there is
+      one, the line; for a file of features or a folder of images that cannot be read, it names that.
   """
   path = join_path(folder, captions)
   image_folder = join_path(folder, images)
@@ -253,7 +255,10 @@ def _read_pictures(
 
 
 def _select_features(stored: Mapping[str, np.ndarray], name: str, where: str) -> np.ndarray:
-  """The features of an image, float32 [height, width, C]. Raises UserError for any other array."""
+  """The features of an image as float32 [height, width, C].
+
+  Raises UserError unless there is such an array, with that shape or the [cells, C] of a square, of finite numbers.
+  """
   if name not in stored:
     raise UserError(f'{where}the features have no array {name!r}')
   features = stored[name]

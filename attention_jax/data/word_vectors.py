@@ -39,9 +39,9 @@ def read_word_vectors(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, in
     vocabulary: a vocabulary of V tokens.
 
   Returns:
-    The vectors [V, F] float32, and the number of tokens that the file contains. Tokens that it does not contain have
-    random vectors from a fixed seed: normally distributed, with mean 0 and the standard deviation of the numbers of the
-    tokens that it contains.
+    The vectors [V, F] float32, and the number of tokens that the file contains. Special tokens, and tokens that it does
+    not contain, have random vectors from a fixed seed: normally distributed, with mean 0 and the standard deviation of
+    the numbers of the tokens that it contains.
 
   Raises:
     UserError: for a file that cannot be read or contains none of the tokens, for a first line without spaces, and for
