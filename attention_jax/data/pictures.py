@@ -200,7 +200,7 @@ def _read_table(path: str) -> list[_CaptionRow]:
       raise UserError(f'{where}: unknown split {row["split"]!r}; expected one of: {", ".join(SPLITS)}')
     rows.append(_CaptionRow(reader.line_num, row['image'], row['caption'], row.get('split', '')))
   if not rows:
-    raise UserError(f'{path}: no captions')
+    raise UserError(f'{path}: no captions; expected at least one row below the header')
   return rows
 
 
@@ -260,7 +260,7 @@ def _select_features(stored: Mapping[str, np.ndarray], name: str, where: str) ->
   Raises UserError unless there is such an array, with that shape or the [cells, C] of a square, of finite numbers.
   """
   if name not in stored:
-    raise UserError(f'{where}the features have no array {name!r}')
+    raise UserError(f'{where}the features have no array {name!r}; expected one for each image of the table')
   features = stored[name]
   if features.ndim == 2 and features.size:
     side = math.isqrt(len(features))
@@ -335,7 +335,7 @@ class CaptionBatches:
   def __init__(
     self, encoded: EncodedCaptions, lengths: Sequence[int], size: int, seed: int = 0, share: Share = WHOLE_BATCH
   ):
-    """Assigns captions to batches; for size, seed and share see batching.BatchOrder."""
+    """Assigns captions to batches; for encoded and lengths see `eval_caption_batches`, else batching.BatchOrder."""
     buckets = [(length,) for length in lengths]
     bucket_index = assign_lengths(encoded, lengths)
     self._order = BatchOrder(bucket_index, buckets, size, seed=seed, share=share)

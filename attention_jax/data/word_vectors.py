@@ -88,9 +88,9 @@ def write_word_vectors(
 ) -> int:
   """Learns word vectors from the training split and writes them: skip-gram with five negative samples, by gensim.
 
-  Mikolov et al. 2013, "Distributed representations of words and phrases and their compositionality", equation 4;
-  frequent words are left out at random as in its section 2.3, with t = 1e-4. One thread computes, so that the same
-  arguments give the same vectors.
+  Mikolov et al. 2013, "Distributed representations of words and phrases and their compositionality", equation 4.
+  Frequent words are left out at random (section 2.3): gensim keeps a word of frequency f with probability
+  √(t/f) + t/f, t = 1e-4. One thread computes, so that the same arguments give the same vectors.
 
   Args:
     path: the file to write; one that ends with .gz is compressed.

@@ -266,8 +266,8 @@ def attend_step(
     The carry for the next step, and the context and weights.
 
   Raises:
-    UserError: for missing params, if shapes do not match, and for params that contain 'key': the memory could then be
-      one whose key is not projected yet, which often has the same shape.
+    UserError: for an unknown variant or option, missing params, shapes that do not match, and params that contain
+      'key': the memory could then be one whose key is not projected yet, which often has the same shape.
   """
   score = lookup(score, SCORES, 'score')
   alignment = lookup(alignment, ALIGNMENTS, 'alignment')
