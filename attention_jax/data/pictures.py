@@ -32,8 +32,8 @@ class Pictures(NamedTuple):
     captions: the captions; a picture may have several.
     picture_index: the number of the picture of each caption.
     boxes: the gold box of each word of each caption, None for words that have none; None without gold boxes.
-    files: the path of the image of each picture. Precomputed features are those of this file, which need not exist.
-      None for generated pictures.
+    files: the path of the image of each picture, which need not exist if `pictures` are precomputed features; None for
+      generated pictures.
     num_uncaptioned: number of images in the folder that have no caption; 0 for splits other than 'train' and for
       features.
   """

@@ -24,7 +24,7 @@ class Sampling:
 
   Attributes:
     samples: number of hypotheses per source.
-    seed: seed of the samples. Those of a source depend on the seed and on a number of this source, such as its index.
+    seed: seed of the samples. Those of a source are a function of the seed and of its number, such as its index.
     temperature: below 1 favours likely tokens, above 1 flattens the distribution.
     top_k: keeps the k likeliest tokens; 0 keeps all (Fan, Lewis & Dauphin 2018).
     top_p: keeps the smallest set of the likeliest tokens whose probability reaches p (Holtzman et al. 2020).
