@@ -13,7 +13,10 @@ IMAGE_EXTENSIONS = ('.bmp', '.gif', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.
 
 
 def list_images(folder: str | os.PathLike) -> list[str]:
-  """Returns the names of the images in a folder, on a disk or behind a URL, sorted; '~' stands for the home folder.
+  """Returns the names in a folder that have one of IMAGE_EXTENSIONS, sorted.
+
+  Args:
+    folder: the folder, on a disk or behind a URL; '~' stands for the home folder.
 
   Raises:
     UserError: for a folder that cannot be read.
@@ -26,7 +29,7 @@ def list_images(folder: str | os.PathLike) -> list[str]:
 
 
 def read_image(path: str, size: int, error_prefix: str = '', max_upscale: float = 4.0) -> np.ndarray:
-  """Returns the central square of an image, scaled; transparent pixels become white.
+  """Returns the central square of an image, scaled, on white where the image is transparent.
 
   Args:
     path: the file, on a disk or behind a URL.

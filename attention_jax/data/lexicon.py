@@ -13,8 +13,8 @@ from attention_jax.errors import UserError
 from attention_jax.tokens import SPECIAL_TOKENS, UNK
 
 ITERATIONS = 5  # of expectation maximisation
-# Limit for the rows that are read of a split. A link is a source and a target token of one row, and takes about 75
-# bytes at the peak of memory.
+# Approximate limit for the links of the rows that are read of a split. A link is a source and a target token of one
+# row, and takes about 75 bytes at the peak of memory.
 MAX_LINKS = 30_000_000
 SHORTLIST_MULTIPLE = 512  # tokens; each size of a shortlist is one compilation
 
@@ -99,9 +99,9 @@ def ibm_model_1(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Estimates t(f | e), the probability that source token e is translated by f (Brown et al. 1993, section 4.1).
 
-  Each link is a target token of the corpus and one token of its source. One iteration computes the probability of each
-  link, t(f | e) / Σ_e' t(f | e') over the links of the same target token, and from their sums the next t. The first t
-  is uniform.
+  Each link joins a target position of the corpus and one token of its source. One iteration computes the probability of
+  each link, t(f | e) / Σ_e' t(f | e') over the links of the same target position, and from their sums the next t. The
+  first t is uniform.
 
   Args:
     source: ids of the source tokens of the links, [N].

@@ -63,7 +63,7 @@ def open_pairs(config: Mapping[str, Any]) -> tuple[PairStream, dict[str, Corpus]
   corpora = read(folder, **options)
   train = corpora.pop('train')
   if train.prepared is not None:
-    raise UserError(f'{folder} is prepared already; expected a task other than {name!r}')
+    raise UserError(f'{folder or "."} is prepared already; expected a task other than {name!r}')
   return _in_memory(train), corpora
 
 

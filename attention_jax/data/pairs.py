@@ -17,7 +17,10 @@ def unchanged(sentence: str) -> str:
 
 
 def pytorch(sentence: str) -> str:
-  """Lower-case letters a to z, accents removed, and .!? after a space: PyTorch's seq2seq_translation_tutorial."""
+  """Lower-case letters a to z, accents removed, and .!? after a space: PyTorch's seq2seq_translation_tutorial.
+
+  Each run of other characters becomes one space.
+  """
   decomposed = unicodedata.normalize('NFD', sentence.lower().strip())
   without_accents = ''.join(c for c in decomposed if unicodedata.category(c) != 'Mn')
   separated = re.sub(r'([.!?])', r' \1', without_accents)

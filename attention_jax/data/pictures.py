@@ -32,7 +32,8 @@ class Pictures(NamedTuple):
     captions: the captions; a picture may have several.
     picture_index: the number of the picture of each caption.
     boxes: the gold box of each word of each caption, None for words that have none; None without gold boxes.
-    files: the path of the image of each picture, from which its features may have been computed; None without images.
+    files: the path of the image of each picture, which need not exist if `pictures` are precomputed features; None for
+      generated pictures.
     num_uncaptioned: number of images in the folder that have no caption; 0 for splits other than 'train' and for
       features.
   """
@@ -108,7 +109,8 @@ def captions(
     lowercase: whether captions are converted to lower case.
 
   Raises:
-    UserError: naming the table and, where there is one, the line, for a mistake in the table, an image or the features.
+    UserError: for a mistake in the table, an image or the features. The message names the table and, where there is
+      one, the line; for a file of features or a folder of images that cannot be read, it names that.
   """
   path = join_path(folder, captions)
   image_folder = join_path(folder, images)
@@ -198,7 +200,7 @@ def _read_table(path: str) -> list[_CaptionRow]:
       raise UserError(f'{where}: unknown split {row["split"]!r}; expected one of: {", ".join(SPLITS)}')
     rows.append(_CaptionRow(reader.line_num, row['image'], row['caption'], row.get('split', '')))
   if not rows:
-    raise UserError(f'{path}: no captions')
+    raise UserError(f'{path}: no captions; expected at least one row below the header')
   return rows
 
 
@@ -253,9 +255,12 @@ def _read_pictures(
 
 
 def _select_features(stored: Mapping[str, np.ndarray], name: str, where: str) -> np.ndarray:
-  """The features of an image, float32 [height, width, C]. Raises UserError for any other array."""
+  """The features of an image as float32 [height, width, C].
+
+  Raises UserError unless there is such an array, with that shape or the [cells, C] of a square, of finite numbers.
+  """
   if name not in stored:
-    raise UserError(f'{where}the features have no array {name!r}')
+    raise UserError(f'{where}the features have no array {name!r}; expected one for each image of the table')
   features = stored[name]
   if features.ndim == 2 and features.size:
     side = math.isqrt(len(features))
@@ -330,7 +335,7 @@ class CaptionBatches:
   def __init__(
     self, encoded: EncodedCaptions, lengths: Sequence[int], size: int, seed: int = 0, share: Share = WHOLE_BATCH
   ):
-    """Assigns captions to batches; for size, seed and share see batching.BatchOrder."""
+    """Assigns captions to batches; for encoded and lengths see `eval_caption_batches`, else batching.BatchOrder."""
     buckets = [(length,) for length in lengths]
     bucket_index = assign_lengths(encoded, lengths)
     self._order = BatchOrder(bucket_index, buckets, size, seed=seed, share=share)

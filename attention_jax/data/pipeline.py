@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-MAX_STEPS_WITHOUT_EPOCHS = 1000  # nearly every shape of data without epochs occurs in as many steps
+MAX_STEPS_WITHOUT_EPOCHS = 1000  # nearly every shape of data without epochs occurs within this many steps
 
 
 def first_of_each_shape(batches: Any, start: int, stop: int) -> Iterator[Any]:

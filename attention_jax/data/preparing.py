@@ -67,7 +67,7 @@ def prepare(config: Mapping[str, Any], folder: str | Path, log: Log = print) -> 
 
   Args:
     config: the group `data` of the config of a translation system.
-    folder: the folder to write, new or that of an interrupted preparation of the same data set.
+    folder: the folder to write: new, empty, or that of the same data set. A finished data set is left as it is.
     log: called with each line of progress.
 
   Returns:
@@ -111,7 +111,7 @@ def _is_finished(folder: Path, request: Mapping[str, Any]) -> bool:
 
 
 def _check_unfinished(folder: Path, request: Mapping[str, Any]) -> None:
-  """Raises UserError for a folder that is not that of an interrupted preparation of the same data set."""
+  """Raises UserError unless a folder is new, empty, or that of an interrupted preparation of the same data set."""
   try:
     names = [path.name for path in folder.iterdir() if path.name != LOCK and not is_unfinished(path)]
     if REQUEST in names:
@@ -131,7 +131,7 @@ def _check_same(folder: Path, stored: Mapping[str, Any], request: Mapping[str, A
   if different:
     name = different[0]
     raise UserError(
-      f'{folder} is prepared from other data: {name} is {stored.get(name)!r} there, {request[name]!r} now; '
+      f'{folder} holds another data set: {name} is {stored.get(name)!r} there, {request[name]!r} now; '
       'choose another folder'
     )
 

@@ -10,8 +10,8 @@ import random
 from collections.abc import Callable, Mapping
 
 Segment = Callable[[str, random.Random], list[str]]
-# Characters of the longest word whose table is stored. Without spaces a whole line is one word, which seldom repeats:
-# 2^16 tables of such lines, of 12 KB for 40 characters, would take 750 MB.
+# Characters of the longest word of which `unigram_sampling` stores the table of pieces. Without spaces a whole line is
+# one word, which seldom repeats: 2^16 tables of such lines, of 12 KB for 40 characters, would take 750 MB.
 MAX_STORED_LENGTH = 20
 
 
@@ -19,7 +19,7 @@ def bpe_dropout(scores: Mapping[str, float], dropout: float) -> Segment:
   """BPE-dropout (Provilkov, Emelianenko & Voita, 2020).
 
   Adjacent pieces are merged, the pair with the highest score first. Each merge is skipped with a fixed probability. A
-  skipped merge becomes available again as soon as one of its neighbours has been merged.
+  skipped pair is not tried again; a merge of one of its pieces with another neighbour puts a new pair in its place.
 
   Args:
     scores: the score of each piece.

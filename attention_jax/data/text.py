@@ -103,7 +103,14 @@ def parallel_paths(prefix: str, source: str, target: str) -> tuple[str, str]:
 
 
 def existing_path(prefix: str, suffix: str | None) -> str | None:
-  """Returns `a/train.links` for `a/train` and `links`, with `.gz` if only that file exists; None if neither does."""
+  """Returns the path of an optional file: `a/train.links` for `a/train` and `links`.
+
+  It ends in `.gz` if only the compressed file exists. The result is None if neither exists, and without a suffix.
+
+  Args:
+    prefix: the part of the path before the dot and the suffix, on a disk or behind a URL.
+    suffix: suffix of the file, or None.
+  """
   if suffix is None:
     return None
   path = _plain_or_gz(f'{prefix}.{suffix}')

@@ -43,7 +43,10 @@ class Vocabulary(Protocol):
     """Returns one id per token; neither BOS nor EOS is added."""
 
   def iter_segments(self, characters: Iterable[str]) -> Iterator[str]:
-    """Yields segments of an arriving line, each as soon as its ids are certain; together they have the line's ids."""
+    """Yields segments of an arriving line, each as soon as its ids are certain.
+
+    The ids of the segments, concatenated, are those of the line.
+    """
 
   def decode(self, ids: Iterable[int], copied_tokens: Sequence[str] = ()) -> str:
     """Returns the text up to the first EOS, without PAD and BOS.

@@ -39,9 +39,9 @@ def read_word_vectors(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, in
     vocabulary: a vocabulary of V tokens.
 
   Returns:
-    The vectors [V, F] float32, and the number of tokens that the file contains. Tokens that it does not contain have
-    random vectors from a fixed seed: normally distributed, with mean 0 and the standard deviation of the numbers of the
-    tokens that it contains.
+    The vectors [V, F] float32, and the number of tokens that the file contains. Special tokens, and tokens that it does
+    not contain, have random vectors from a fixed seed: normally distributed, with mean 0 and the standard deviation of
+    the numbers of the tokens that it contains.
 
   Raises:
     UserError: for a file that cannot be read or contains none of the tokens, for a first line without spaces, and for
@@ -88,9 +88,9 @@ def write_word_vectors(
 ) -> int:
   """Learns word vectors from the training split and writes them: skip-gram with five negative samples, by gensim.
 
-  Mikolov et al. 2013, "Distributed representations of words and phrases and their compositionality", equation 4;
-  frequent words are left out at random as in its section 2.3, with t = 1e-4. One thread computes, so that the same
-  arguments give the same vectors.
+  Mikolov et al. 2013, "Distributed representations of words and phrases and their compositionality", equation 4.
+  Frequent words are left out at random (section 2.3): gensim keeps a word of frequency f with probability
+  √(t/f) + t/f, t = 1e-4. One thread computes, so that the same arguments give the same vectors.
 
   Args:
     path: the file to write; one that ends with .gz is compressed.

@@ -38,7 +38,7 @@ def shrinking_while_loop(
     state: the values that change from step to step, leaves [B, ...] unless `select_state` is set.
     history: one record per step, leaves [T, B, ...], which `body` writes.
     inputs: the values that do not change, leaves [B, ...].
-    level: number of the first step, from 0; `body` receives the number of its step, and writes history[level].
+    level: number of the first step, from 0; `body` receives the number of its step.
     select_state: (state, rows) -> the state of these sources.
 
   Returns:

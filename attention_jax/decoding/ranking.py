@@ -15,8 +15,8 @@ MIN_COVERAGE = 1e-6  # lower bound of a position's coverage, which keeps the log
 class Ranking:
   """Score of finished hypotheses: s(Y, X) = log P(Y|X) / lp(Y) + cp(X; Y). Wu et al. 2016, equation 14.
 
-  With end-of-sentence normalisation log P(Y|X) counts the log-probability of EOS `eos_factor` times. Live beams are
-  ranked by log P alone.
+  With end-of-sentence normalisation log P(Y|X) counts the log-probability of EOS `eos_factor` times. None of these
+  terms affects which beams stay live.
 
   Attributes:
     alpha: exponent of the length penalty lp; 0 disables it.
@@ -66,7 +66,7 @@ def eos_factor(source_length: jax.Array, length: jax.Array | int, gamma: float) 
   manual calls the factor itself the penalty of EOS. A γ below |Y| / |X| rewards the end instead.
 
   Args:
-    source_length: |X|, number of source tokens, EOS included.
+    source_length: |X|, number of real source positions; those of a text include EOS.
     length: |Y|, number of tokens of the hypothesis, EOS included, at least 1.
     gamma: γ, see Ranking.
   """

@@ -24,7 +24,7 @@ class Sampling:
 
   Attributes:
     samples: number of hypotheses per source.
-    seed: seed of the samples. The samples of a source are a function of the seed and of the number of the source.
+    seed: seed of the samples. Those of a source are a function of the seed and of its number, such as its index.
     temperature: below 1 favours likely tokens, above 1 flattens the distribution.
     top_k: keeps the k likeliest tokens; 0 keeps all (Fan, Lewis & Dauphin 2018).
     top_p: keeps the smallest set of the likeliest tokens whose probability reaches p (Holtzman et al. 2020).
@@ -53,7 +53,7 @@ class Sampling:
     """Returns `sample` with the rngs of the sources and these options.
 
     Args:
-      rng_inputs: seeds [B] and numbers [B] of the sources.
+      rng_inputs: the seed of each source, and its number, see `seed`; [B] each.
     """
     rngs = jax.vmap(lambda seed, number: jax.random.fold_in(jax.random.key(seed), number))(*rng_inputs)
     return functools.partial(sample, rngs=rngs, sampling=self)

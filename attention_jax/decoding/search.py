@@ -81,9 +81,10 @@ def beam(
 ) -> Hypotheses:
   """Beam search with the length normalisation and the coverage penalty of Wu et al. 2016.
 
-  A hypothesis ends where EOS is among the K best continuations of its source; an EOS outside them is dropped like any
-  other token. A source is finished as soon as none of its live beams can still beat the worst of its K finished
-  hypotheses. The last of `max_length` steps allows EOS alone, so that every hypothesis ends with EOS.
+  A hypothesis ends where EOS is among the K best continuations of its source (with several groups: the K / G best of
+  its group); an EOS outside them is dropped like any other token. A source is finished as soon as none of its live
+  beams can still beat the worst of its K finished hypotheses. The last of `max_length` steps allows EOS alone, so that
+  every hypothesis ends with EOS.
 
   With several groups this is the diverse beam search of Vijayakumar et al. 2018: at every step the groups of K / G
   beams are continued one after the other, and a token costs `diversity` for each time that an earlier group has chosen
@@ -238,7 +239,7 @@ def _over_beams(step: Callable) -> Callable:
 
 
 def _by_group(x: jax.Array, groups: int) -> jax.Array:
-  """[B, K, ...] -> [B, G, K / G, ...]."""
+  """Splits the beams into groups: [B, K, ...] -> [B, G, K / G, ...]."""
   return x.reshape(x.shape[0], groups, -1, *x.shape[2:])
 
 

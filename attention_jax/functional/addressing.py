@@ -29,8 +29,8 @@ def addressing(
 ) -> Weights:
   """w ∝ (s ∗ (g softmax(β e) + (1 - g) w'))^γ: content or previous weights, shifted and sharpened. Graves et al. 2014.
 
-  Equations 5 and 7 to 9; with the score `cosine(beta=1.0)` (equation 6) this is the whole of section 3.3. w' are the
-  weights of the previous query. As long as nothing has been attended to (w' = 0), g is 1.
+  Equations 5 and 7 to 9; with the score `cosine(beta=1.0)` (equation 6) this is the whole of section 3.3. e are the
+  scores, and w' the weights of the previous query. As long as nothing has been attended to (w' = 0), g is 1.
 
   The other symbols are functions of the query q, with biases that are omitted here: β = ζ(strengthᵀ q), g = σ(gateᵀ q),
   γ = 1 + ζ(powerᵀ q), and s = softmax(shift q) over shifts by -⌊K/2⌋ ... ⌊K/2⌋ positions, without the last one if K is

@@ -29,7 +29,7 @@ class Memory(NamedTuple):
     key: [S, D], already projected if the score projects.
     value: [S, V].
     mask: [S], True = may be attended to.
-    remembered: result of the alignment's `Row.remember`, or None: it is then computed in every step.
+    remembered: result of the alignment's `Row.remember`, if any; for None, `attend_step` and `attend` compute it anew.
   """
 
   key: Float[Array, 'S D']
@@ -216,7 +216,7 @@ def score_keys(score: Row, query: Array, key: Array, params: Params, step_inputs
   Arguments: see `call_variant`; `query` [D] and `key` [S, D] are projected, and `params` are those of the score.
 
   Raises:
-    UserError: if the shapes do not match.
+    UserError: for missing params, and if the shapes do not match.
   """
   run = functools.partial(call_variant, score.fn, (query, key), params, step_inputs, state)
   return _call_checked('score', run, key.shape[0], {'projected query': query, 'projected key': key, **params})
@@ -266,8 +266,8 @@ def attend_step(
     The carry for the next step, and the context and weights.
 
   Raises:
-    UserError: for missing params, if shapes do not match, and for params that contain 'key': the memory could then be
-      one whose key is not projected yet, which often has the same shape.
+    UserError: for an unknown variant or option, missing params, shapes that do not match, and params that contain
+      'key': the memory could then be one whose key is not projected yet, which often has the same shape.
   """
   score = lookup(score, SCORES, 'score')
   alignment = lookup(alignment, ALIGNMENTS, 'alignment')
@@ -337,7 +337,7 @@ def attend(
 
   Args:
     score, alignment: table rows.
-    params: as in `attend_step`.
+    params: parameters as `init_params` returns them; 'key' is not used.
     query: all queries, not yet projected if `params` contain 'query'.
     memory: its key is already projected; its mask may be [S] or, per query, [T, S].
     bias: as in `attend_step`, one row per query.
@@ -376,7 +376,7 @@ def attend_queries(
 
   Args:
     score, alignment: table rows.
-    params: as in `attend_step`.
+    params: as in `attend`.
     carry: the carry before the first query.
     xs: (query [T, D], mask [T, S], bias [T, S] or None, rngs [T] or None).
     memory: its mask is replaced by that of each query.

@@ -75,7 +75,7 @@ def test_damaged_records_are_an_error(folder, monkeypatch, content):  # noqa: F8
     prepare(make_config(folder, TEXT), output, quiet)
   request = (output / preparing.REQUEST).read_text()
   (output / preparing.REQUEST).write_text(content)
-  with pytest.raises(UserError, match=f'cannot use {output}|is prepared from other data'):
+  with pytest.raises(UserError, match=f'cannot use {output}|holds another data set'):
     prepare(make_config(folder, TEXT), output, quiet)
   (output / preparing.REQUEST).write_text(request)
   record = output / 'train-00001.json'
