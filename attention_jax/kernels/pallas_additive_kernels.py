@@ -16,6 +16,8 @@ from attention_jax.functional.masking import min_finite
 class Tile(NamedTuple):
   """Sizes of the blocks of a program, all powers of 2, as a GPU requires. Products on a GPU need at least 16 rows.
 
+  For the gradient of the keys, `pair_sums_kernel` takes keys in place of queries, and queries in place of keys.
+
   Attributes:
     queries: queries of a program.
     keys: keys of one step of a program.
@@ -146,5 +148,5 @@ def _slice_of(i, size: int):
 
 
 def round_up(size: int, multiple: int) -> int:
-  """Returns the smallest multiple that is at least `size`."""
+  """Returns the smallest multiple of `multiple` that is at least `size`."""
   return -(-size // multiple) * multiple

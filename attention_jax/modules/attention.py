@@ -41,7 +41,7 @@ class Attention(nn.Module):
     dropout: dropout rate of the weights during training.
     project_values: whether a single head projects query, key, value and context, as several heads do.
     positions: a module of modules.positions, for self-attention.
-    bias: whether projections have biases, as those of torch have; contexts of an empty memory are then not zero.
+    bias: whether projections have biases, as in torch; projected contexts of an all-masked memory are then not zero.
     output_scale: the initial variance of the output projection is output_scale / F.
     dtype: dtype of the computation; weights are float32 in any case.
 
@@ -177,7 +177,7 @@ class Attention(nn.Module):
   def projects_queries_first(self) -> bool:
     """Whether one product projects the queries of all heads.
 
-    Otherwise heads project it themselves, if at all: without positions, an alignment gets the unprojected query.
+    Otherwise each head projects its query itself, if at all: an alignment that takes the query gets it unprojected.
     """
     return self.projects and (self.positions is not None or 'query' not in self.alignment_row.required_inputs)
 
@@ -311,7 +311,7 @@ class Attention(nn.Module):
     positions: jax.Array | None = None,
     return_weights: bool = True,
   ) -> Attended:
-    """Attends with all queries; they are scanned in order if the score or the alignment is recurrent.
+    """Attends with all queries, scanned in order if the attention is recurrent and the implementation not 'window'.
 
     Args:
       query: queries, [B, T, D].
