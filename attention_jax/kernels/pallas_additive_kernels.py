@@ -45,9 +45,9 @@ def context_kernel(has_dropout: bool, tile: Tile, q, k, v, masked_bias, value, *
     has_dropout: whether `refs` begin with the factors of dropout [rows, span].
     tile: sizes of the blocks.
     q, k, v, masked_bias, value: inputs, see `pallas_additive.attended`.
-    *refs: outputs, after any factors: the sum of values weighted by exponentials [rows, V], the largest score
-      [rows, 1], the sum of exponentials relative to it [rows, 1] and, if weights are requested, the scores
-      [rows, span].
+    *refs: outputs, after any factors: the sum of values weighted by exponentials times factors [rows, V], the largest
+      score [rows, 1], the sum of exponentials relative to it [rows, 1] and, if weights are requested, the scores
+      [rows, span], -inf where masked.
   """
   factors = refs[0] if has_dropout else None
   value_sums, max_scores, exp_sums, *scores_refs = refs[1:] if has_dropout else refs

@@ -196,7 +196,7 @@ def _gradient_sums(terms: Terms, q, k, g) -> tuple[jax.Array, jax.Array, jax.Arr
 
 
 def _factored_or_plain(sums: Callable, q, k, in_range, *args):
-  """sums(terms, q, k, *args), with exponentials if all keys are in range, else with tanh itself."""
+  """sums(terms, q, k, *args), with exponentials if the keys of all sequences are in range, else with tanh itself."""
   limits = LIMITS[q.dtype]
   # Computed outside of the branches: XLA would fuse exponentials into the loops and recompute them in each pass.
   # Clipping q changes no tanh: beyond it tanh is ±1 for every key in range.

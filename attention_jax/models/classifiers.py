@@ -283,6 +283,9 @@ class ClassifierEnsemble:
       variables: {'params': one parameter tree per classifier}.
       source: ids [B, N, W].
       source_mask: True at real words.
+
+    Returns:
+      ClassifierOutput whose logits are log-probabilities; `ponder` is ().
     """
     pairs = zip(self.models, variables['params'], strict=True)
     outputs = [model.apply({'params': params}, source, source_mask) for model, params in pairs]

@@ -172,7 +172,7 @@ class Turing(nn.Module):
   """Neural Turing Machine: a controller with an external memory. Graves, Wayne & Danihelka 2014, section 3.
 
   In each step the controller computes its output h from the input and the vectors read in the step before. The write
-  heads update the memory (equations 3 and 4, e = σ(E h), a = A h); then the read heads read the updated memory
+  heads update the memory (equations 3 and 4, e = σ(E h + b), a = A h + c); then the read heads read the updated memory
   (equation 2). The paper has score `cosine(beta=1.0)` and alignment `addressing`. Scores and alignments are allowed
   unless they need random numbers, an auxiliary loss or, as latent alignments do, a sum of the outputs over positions.
 

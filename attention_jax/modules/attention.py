@@ -43,7 +43,7 @@ class Attention(nn.Module):
     positions: a module of modules.positions, for self-attention.
     bias: whether projections have biases, as in torch; projected contexts of an all-masked memory are then not zero.
     output_scale: the initial variance of the output projection is output_scale / F.
-    dtype: dtype of the computation; weights are float32 in any case.
+    dtype: dtype of the computation; weights are at least float32 in any case.
 
   Example:
     All queries at once, with `remember` and `parallel`:
@@ -217,8 +217,8 @@ class Attention(nn.Module):
       value: values that contexts are made of, [B, S, V]; by default `encoded`.
 
     Returns:
-      Memory with the key [B, G, S, F / N], or [B, 1, S, D] if it is not projected, value [B, G, S, V], mask [B, 1, S]
-      or [B, 1, T, S], and, for some alignments, `remembered` [B, G, N / G, S, F / N].
+      Memory with key [B, G, S, F / N], or [B, 1, S, D] if not projected; value [B, G, S, F / N], or [B, 1, S, V] if not
+      projected; mask [B, 1, S] or [B, 1, T, S]; and, for some alignments, `remembered` [B, G, N / G, S, F / N].
     """
     if self.positions is not None and positions is None:
       raise UserError('attention: positions of the memory are required with a module of positions, got None')
@@ -281,7 +281,7 @@ class Attention(nn.Module):
       position: position of the query, []; required if there is a module of positions.
 
     Returns:
-      The next carry, and Attended with context [B, V] and weights: [B, S] for one head, [B, N, S] for several.
+      The next carry, and Attended with context [B, `context_width`] and weights: [B, S] for one head, else [B, N, S].
     """
     attend_step = self.resolved_implementation.attend_step or functional.attend_step
 
@@ -321,7 +321,7 @@ class Attention(nn.Module):
       return_weights: whether to return the weights; positions with `needs_weights` return them in any case.
 
     Returns:
-      Attended with context [B, T, V], and weights: [B, T, S] for one head, [B, N, T, S] for several, or None.
+      Attended with context [B, T, `context_width`], and weights: [B, T, S] for one head, else [B, N, T, S]; or None.
     """
     return_weights = return_weights or (self.positions is not None and self.positions.needs_weights)
 
