@@ -16,6 +16,8 @@ from attention_jax.functional.masking import min_finite
 class Tile(NamedTuple):
   """Sizes of the blocks of a program, all powers of 2, as a GPU requires. Products on a GPU need at least 16 rows.
 
+  For the gradient of the keys, `pair_sums_kernel` takes keys in place of queries, and queries in place of keys.
+
   Attributes:
     queries: queries of a program.
     keys: keys of one step of a program.
@@ -43,9 +45,9 @@ def context_kernel(has_dropout: bool, tile: Tile, q, k, v, masked_bias, value, *
     has_dropout: whether `refs` begin with the factors of dropout [rows, span].
     tile: sizes of the blocks.
     q, k, v, masked_bias, value: inputs, see `pallas_additive.attended`.
-    *refs: outputs, after any factors: the sum of values weighted by exponentials [rows, V], the largest score
-      [rows, 1], the sum of exponentials relative to it [rows, 1] and, if weights are requested, the scores
-      [rows, span].
+    *refs: outputs, after any factors: the sum of values weighted by exponentials times factors [rows, V], the largest
+      score [rows, 1], the sum of exponentials relative to it [rows, 1] and, if weights are requested, the scores
+      [rows, span], -inf where masked.
   """
   factors = refs[0] if has_dropout else None
   value_sums, max_scores, exp_sums, *scores_refs = refs[1:] if has_dropout else refs
@@ -146,5 +148,5 @@ def _slice_of(i, size: int):
 
 
 def round_up(size: int, multiple: int) -> int:
-  """Returns the smallest multiple that is at least `size`."""
+  """Returns the smallest multiple of `multiple` that is at least `size`."""
   return -(-size // multiple) * multiple

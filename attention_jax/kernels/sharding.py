@@ -10,17 +10,17 @@ ROW_AXES = ('data', 'fsdp')  # the axes of a mesh that split the rows of a batch
 
 
 def shard_over_rows(fn: Callable) -> Callable:
-  """Wraps `fn` so that under a mesh every device runs it for its own part of the mapped axes.
+  """Wraps `fn`, the computation of one row, so that a jax.vmap of it runs on every device for the device's own rows.
 
   XLA cannot partition a Pallas program, nor a loop over rows: without this wrapper it gathers all rows on every device,
-  or fails. Under a mesh (jax.set_mesh) the wrapped function runs in a jax.shard_map. A jax.vmap of the wrapped
-  function partitions the rows if the vmap has an spmd_axis_name, see `batch_mesh_axis`.
+  or fails. Under a mesh of several devices (jax.set_mesh) the wrapped function runs in a jax.shard_map. The vmap must
+  have an spmd_axis_name, see `batch_mesh_axis`; without one, every device computes all rows.
 
   Args:
-    fn: a function of arrays or trees of arrays.
+    fn: a function of arrays or trees of arrays, all of them positional arguments.
 
   Returns:
-    A function of the same signature.
+    A function of the same arguments.
   """
 
   def run(*args):

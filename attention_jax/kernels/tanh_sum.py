@@ -1,12 +1,13 @@
-"""Σ_f v_f tanh(q_tf + k_sf) for all t and s, without the array [T, S, F] and without a transcendental in its loops.
+"""Σ_f v_f tanh(q_tf + k_sf) for all t and s, without the array [T, S, F].
 
-With a = e^{2q} and b = e^{2k}, computed once per query and once per key, tanh(q + k) = 1 - 2u and its slope is
-4 u (1 - u), where u = 1 / (1 + a b). Fractions are added in groups before they are divided: v₁/y₁ + v₂/y₂ =
-(v₁ y₂ + v₂ y₁) / (y₁ y₂), so that one division serves several features.
+The loops evaluate no transcendental function, unless the keys have a very wide range. With a = e^{2q} and b = e^{2k},
+computed once per query and once per key, tanh(q + k) = 1 - 2u and its slope is 4 u (1 - u), where u = 1 / (1 + a b).
+Fractions are added in groups before they are divided: v₁/y₁ + v₂/y₂ =
+(v₁ y₂ + v₂ y₁) / (y₁ y₂), so that one division serves several terms of a sum.
 
 Safe for any input. Weights v and cotangents are divided by the largest of them. Keys are centred, feature by feature,
 on the middle of their range (the centre is subtracted from the keys and added to the query), and a b is capped where
-tanh is 1 to the last bit. That is exact while no feature of the keys spans more than 60 (in float32; twice
+tanh is 1 to the last bit. This requires that no feature of the keys spans more than 60 (in float32; twice
 `Limits.key`); for wider ranges the same loops use tanh itself. In float32 the error of a tanh is at most about
 (2 + |q'| + |k'|) 2⁻²³, where q' and k' are the centred q and k, and |q'| is clipped to 40.5.
 
@@ -23,7 +24,7 @@ from jax.custom_batching import custom_vmap
 from attention_jax.functional.masking import accumulation_dtype, vary_like
 from attention_jax.kernels.derivatives import first_order
 
-UNROLL = 16  # terms added in one pass over the result: with so many, memory traffic is negligible
+UNROLL = 16  # most terms added in one pass over the result: with so many, memory traffic is negligible
 GROUP_VALUE = 4  # fractions per division in sums of values; all group sizes are powers of 2
 GROUP_SLOPE = 2  # the same in sums of slopes
 
@@ -33,7 +34,7 @@ class Limits(NamedTuple):
 
   Attributes:
     key: the largest |k'| for which the loops use exponentials.
-    saturation: x from which tanh(x) is 1 to the last bit.
+    saturation: an x from which on tanh(x) is 1 to the last bit.
   """
 
   key: float
@@ -62,7 +63,7 @@ def scores(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
   high = jnp.max(jnp.where(unmasked, constant_k, -jnp.inf), axis=0)
   low = jnp.min(jnp.where(unmasked, constant_k, jnp.inf), axis=0)
   has_unmasked = jnp.any(mask)
-  # False also for keys that are not finite: tanh itself then propagates the NaN.
+  # False also if an unmasked key is not finite: tanh itself is then right for infinities and propagates NaN.
   in_range = jnp.all(jnp.where(has_unmasked, high - low, 0.0) <= 2 * LIMITS[jnp.dtype(dtype)].key)
   centre = jnp.where(has_unmasked & in_range, (low + high) / 2, 0.0)
   centred = jnp.where(unmasked, k - centre[None], 0.0)
@@ -195,10 +196,10 @@ def _gradient_sums(terms: Terms, q, k, g) -> tuple[jax.Array, jax.Array, jax.Arr
 
 
 def _factored_or_plain(sums: Callable, q, k, in_range, *args):
-  """sums(terms, q, k, *args), with exponentials if all keys are in range, else with tanh itself."""
+  """sums(terms, q, k, *args), with exponentials if the keys of all sequences are in range, else with tanh itself."""
   limits = LIMITS[q.dtype]
   # Computed outside of the branches: XLA would fuse exponentials into the loops and recompute them in each pass.
-  # Clipping q is exact: beyond it tanh is ±1 for every key in range.
+  # Clipping q changes no tanh: beyond it tanh is ±1 for every key in range.
   limit = limits.key + limits.saturation
   exp_q = jnp.exp(2 * jnp.clip(q, -limit, limit))
   exp_k = jnp.exp(2 * jnp.clip(k, -limits.key, limits.key))

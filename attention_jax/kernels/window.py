@@ -1,8 +1,9 @@
 """Implementation 'window': local alignments that read only the positions inside their window.
 
-For each query, 2 D + 1 positions of the memory are sliced out, scored, weighted and summed, where D (`Window.reach`) is
-the greatest distance from the centre of the window: the cost of the scores and the context does not grow with the
-memory. Weights [S], where requested and always in `attend_step`, are zeros with the weights of the window inserted.
+For each query, at most 2 D + 1 positions of the memory are sliced out, scored, weighted and summed, where D
+(`Window.reach`) is the greatest distance from the centre of the window: the cost of the scores and the context does not
+grow with the memory. Weights [S], where requested and always in `attend_step`, are zeros with the weights of the window
+inserted.
 """
 
 import jax
@@ -27,9 +28,9 @@ from attention_jax.kernels.symbolic import require_fixed_sizes
 def unsupported_reason(score: Row, alignment: Row) -> str:
   """Returns the reason why this pair is not supported, or ''."""
   if not isinstance(alignment.form, LocalWindow) or alignment.at_test:
-    return 'the alignment is not local_m or local_p without dropout'
+    return 'the alignment is not local_m or local_p, or has dropout or an edit'
   if not score.is_pointwise:
-    return 'the score of a position depends on more than the query and the key of that position'
+    return 'the score of a position may depend on more than the query and the key of that position'
   return ''
 
 

@@ -31,10 +31,10 @@ class AuxiliaryLoss(NamedTuple):
 
   Attributes:
     fn: the loss itself, f(outputs, batch, running, *, options) -> [] float32: `outputs` is a ModelOutput of all steps
-      or a ClassifierOutput; `batch` is a data Batch, or a LabelledBatch of documents; `running` maps the names of the
-      row's running means to their values, []. The keyword-only arguments are options.
+      or a ClassifierOutput; `batch` is a data Batch, or a LabelledBatch of documents; `running` maps names, including
+      those of the field `running`, to running means, []. The keyword-only arguments are options.
     needs_links: whether it needs Batch.links.
-    needs_text: whether the source must be text in its natural order.
+    needs_text: whether the source must be a text, not a picture.
     uses_weights: whether its gradient flows through the attention weights.
     running: names of the RUNNING_METRICS whose running means it uses.
     weight: its factor in the total; an option of every row.
@@ -154,7 +154,7 @@ def reinforce(
 def ponder(outputs, batch, running: RunningMeans) -> jax.Array:
   """Σ_t (N_t + R_t) over real source positions and all layers with adaptive computation time. Graves 2016, section 2.
 
-  The weight is τ of the paper.
+  N_t is the number of updates of step t, and R_t the remainder, see modules.adaptive. The weight is τ of the paper.
 
   Arguments: see AuxiliaryLoss.
 
@@ -198,11 +198,11 @@ def mean_updates(outputs) -> jax.Array:
 
 
 def redundancy(outputs, batch, running: RunningMeans) -> jax.Array:
-  """Σ over documents of ‖A Aᵀ − I‖². A has a row for each hop: its weights over all words. Lin et al. 2017, equation 8.
+  """Σ over documents of ‖A Aᵀ − I‖². Each row of A has the weights of one head or hop over all words. Lin et al. 2017.
 
-  Arguments: see AuxiliaryLoss.
+  Equation 8 of the paper. Arguments: see AuxiliaryLoss.
   """
-  weights = jnp.moveaxis(outputs.words, 1, 2)  # [B, H, N, W]
+  weights = jnp.moveaxis(outputs.words, 1, 2)  # [B, H, N, W], letters as in ClassifierOutput
   weights = weights.reshape(*weights.shape[:2], -1)
   difference = jnp.einsum('bhs,bgs->bhg', weights, weights) - jnp.eye(weights.shape[1])[None]
   return jnp.sum(jnp.where((batch.index >= 0)[:, None, None], difference**2, 0.0))

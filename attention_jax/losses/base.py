@@ -52,8 +52,9 @@ class ObjectiveOutput(NamedTuple):
   """Result of an objective.
 
   Attributes:
-    sums: sums as a loss returns them, with 'cross_entropy', the mean over the passes, where it differs from 'loss'.
-    passes: the ModelOutput of each pass; auxiliary losses are added for each of them.
+    sums: sums as a loss returns them, with 'cross_entropy', the mean over the passes, if it differs from 'loss'.
+    passes: a ModelOutput for each pass that predicts the data's targets; auxiliary losses are added for each of them.
+      Passes that only provide samples or their log-probabilities are not included.
   """
 
   sums: Sums

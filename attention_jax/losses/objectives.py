@@ -32,7 +32,7 @@ class Objective(NamedTuple):
 
   Attributes:
     build: options -> the objective.
-    running: names of the sums of which the objective reads running means per token.
+    running: names of the sums of which the objective may read running means per token.
     uses_references: whether it compares the tokens of sampled hypotheses with those of the data's targets.
   """
 
@@ -100,7 +100,7 @@ def _is_random(inputs: ObjectiveInputs) -> bool:
 
 
 def linear(*, start: Probability = 1.0, slope: NonNegative = 1e-4, minimum: Probability = 0.5) -> Callable:
-  """ε_n = max(minimum, start − slope n)
+  """The schedule ε_n = max(minimum, start − slope n), see SAMPLING_SCHEDULES.
 
   Args:
     start: value of the line at n = 0.
@@ -114,12 +114,12 @@ def linear(*, start: Probability = 1.0, slope: NonNegative = 1e-4, minimum: Prob
 
 
 def exponential(*, base: Annotated[float, Range(0, 1, include_low=False, include_high=False)] = 0.9999) -> Callable:
-  """ε_n = base^n"""
+  """The schedule ε_n = base^n, see SAMPLING_SCHEDULES. Returns n -> ε_n."""
   return lambda n: jnp.exp(n * math.log(base))
 
 
 def inverse_sigmoid(*, k: Annotated[float, Range(1)] = 1000.0) -> Callable:
-  """ε_n = k / (k + exp(n / k))"""
+  """The schedule ε_n = k / (k + exp(n / k)), see SAMPLING_SCHEDULES. Returns n -> ε_n."""
   return lambda n: k / (k + jnp.exp(n / k))
 
 
@@ -144,7 +144,7 @@ def scheduled_sampling(*, schedule: str = 'linear', temperature: NonNegative = 1
     temperature: temperature of the sampling; 0 selects the most probable token.
 
   Raises:
-    UserError: for an unknown schedule or option, and for a value outside its range.
+    UserError: for a schedule that cannot be parsed, an unknown schedule or option, and a value outside its range.
   """
   reference_probability = build_from_spec(schedule, SAMPLING_SCHEDULES, 'schedule of scheduled_sampling')
 
@@ -186,10 +186,10 @@ def make_objective(spec: str) -> tuple[ObjectiveFn, tuple[str, ...]]:
   """Builds an objective from a spec string.
 
   Returns:
-    The objective, and the names of the sums of which it reads running means.
+    The objective, and the names of the sums of which it may read running means.
 
   Raises:
-    UserError: for an unknown name or option, and for a value outside its range.
+    UserError: as `build_from_spec`, and for options that the objective rejects, such as too few samples.
   """
   builders = {name: row.build for name, row in OBJECTIVES.items()}
   return build_from_spec(spec, builders, 'objective'), OBJECTIVES[parse(spec)[0]].running

@@ -3,13 +3,15 @@
 import jax
 import jax.numpy as jnp
 
-ORDER = 4  # the longest n-grams
+ORDER = 4  # number of tokens of the longest n-grams
 
 
 def sentence_bleu(hypothesis: jax.Array, mask: jax.Array, reference: jax.Array, reference_mask: jax.Array) -> jax.Array:
   """BP · exp(¼ Σ_n log p_n), from 0 to 1. Papineni et al. 2002.
 
-  For n > 1, p_n = (matches + 1) / (n-grams + 1), as in Lin & Och 2004: 'add-k' with k = 1 in sacrebleu.
+  BP is the brevity penalty min(1, exp(1 - r / h)) for h tokens of the hypothesis and r of the reference. p_n is the
+  fraction of n-grams of the hypothesis that match the reference. For n > 1, p_n = (matches + 1) / (n-grams + 1), as in
+  Lin & Och 2004: 'add-k' with k = 1 in sacrebleu.
 
   Args:
     hypothesis: [T] ids.

@@ -32,7 +32,7 @@ def cross_entropy(
     smoothing_mask: [B, T, V] bool, True for the ids v that the smoothing sums over (and V counts); by default all.
 
   Returns:
-    The sums 'loss', 'tokens' and 'accuracy' (tokens whose argmax is the target).
+    The sums 'loss', 'tokens' and 'accuracy' (the number of tokens whose largest logit is that of the target).
   """
   logits = jnp.where(mask[..., None], logits.astype(jnp.float32), 0.0)
   chosen = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
@@ -52,7 +52,7 @@ def cross_entropy(
 def replace_unreachable_targets(model, batch):
   """Returns the batch with UNK in place of target ids from `model.output_size` on, which the model cannot emit.
 
-  They are the out-of-vocabulary words of the source, if the model does not copy.
+  These ids are out-of-vocabulary words of the source. A model that copies can emit them: nothing is replaced.
   """
   return batch._replace(target=oov_to_unk(batch.target, model.output_size(batch.source.shape[-1])))
 
@@ -87,7 +87,7 @@ def sequence_loss(model, smoothing: float = 0.0, auxiliary: str = '', objective:
     objective: a spec of objectives.OBJECTIVES. Without rngs the objective is the likelihood.
 
   Raises:
-    UserError: for an unknown name or option, and for a value outside its range.
+    UserError: for specs that cannot be parsed, an unknown name or option, and an invalid value of an option.
   """
   auxiliary_rows = auxiliary_losses(auxiliary, model.traits.required_loss)
   running_metrics = tuple(sorted({name for row in auxiliary_rows.values() for name in row.running}))

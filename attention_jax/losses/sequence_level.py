@@ -30,7 +30,7 @@ def minimum_risk(
   """Σ_y Q(y | x) (1 − BLEU(y)), Q ∝ p(y | x)^sharpness over the distinct samples. Shen et al. 2016, minimum risk.
 
   Each sentence counts once, whatever its length. Sampling and the risk use no dropout; the likelihood term does. The
-  logits of all samples are in memory at once (training.accumulate splits the batch).
+  logits of all samples are in memory at once; config.training.accumulate splits the batch to reduce them.
 
   Args:
     samples: samples per source; duplicates count once.
@@ -38,7 +38,7 @@ def minimum_risk(
       of the likelihood. After the change from the likelihood to the risk, the updates of Adam are tiny until its second
       moments have decayed (measured with configs/dates.py). A greater sharpness, or a `likelihood` term, avoids this.
     gold: whether the data's target joins the samples, as in the paper.
-    likelihood: factor of −log p of the data's target, added to the risk.
+    likelihood: factor of −log p of the data's target (with label smoothing), added to the risk.
     after: number of updates at the start that train with the likelihood alone. They draw no samples, but reserve memory
       for the gradient of the samples: they take 1.7 times as long as updates of the objective `likelihood`, and later
       updates 10 times as long (8 samples, configs/dates.py, CPU).
@@ -60,7 +60,7 @@ class Baseline(NamedTuple):
   """Baseline of the rewards.
 
   Attributes:
-    fn: (inputs, rewards [K, B]) -> [K, B] or [1, B].
+    fn: (inputs, rewards [K, B] of K samples of each source) -> [K, B] or [1, B].
     min_samples: the smallest K.
   """
 

@@ -11,7 +11,7 @@ Every cell has the same methods:
 - compute_outputs(traces [B, T, ...], embeddings, memory, deterministic) -> DecoderOutput: the computation after the
   recurrence, for all steps at once;
 - observe(carry, log_likelihood) -> carry: for latent alignments, the update of the carry with the output of a step;
-- move_to_end(carry, memory) -> carry: for alignments with a lookback, the same carry at the end of another memory.
+- move_to_end(carry, memory) -> carry: for alignments with a lookback, restarts attention at the end of another memory.
 
 One step of a decoder is `project_inputs`, `recur` and `compute_outputs` with T = 1. For all steps, `recur` is scanned
 between the same two methods.
@@ -47,8 +47,8 @@ class Cell(nn.Module):
     attention: attention over the memory.
     rnn: a row of RECURRENCES.
     features, layers, residual, dropout, dtype: fields of the recurrent stack.
-    bridge: whether the initial states depend on the encoder's final states, see `initial`. Otherwise they are zeros,
-      and a cell that attends may start before the source is complete.
+    bridge: whether the initial states depend on the encoded source, see `initial`. Otherwise they are zeros, and a cell
+      that attends may start before the source is complete.
     initial: how the initial states depend on the encoder, a row of initial_states.INITIAL_STATES.
   """
 
@@ -133,7 +133,7 @@ class Cell(nn.Module):
     return carry._replace(attention=self.attention.observe(carry.attention, log_likelihood))
 
   def move_to_end(self, carry: CellCarry, memory: Memory) -> CellCarry:
-    """Returns the carry with its alignment at the last position of another memory, and all else unchanged."""
+    """Returns the carry with its attention restarted at the last position of another memory; the rest is unchanged."""
     return carry._replace(attention=self.attention.carry_at_last_position(memory))
 
   def make_output(self, features: jax.Array, traces: StepTrace) -> DecoderOutput:
@@ -170,7 +170,7 @@ class Plain(Cell):
   Other attributes are those of Cell; `attention` is not used.
 
   Attributes:
-    feed_context: whether the vector is an input of every step, in addition to determining the initial states.
+    feed_context: whether the vector is an input of every step; if False, `bridge` must be True.
   """
 
   rnn: str = 'lstm'

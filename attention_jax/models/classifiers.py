@@ -27,9 +27,11 @@ class ClassifierOutput(NamedTuple):
 
   Attributes:
     logits: [B, L].
-    words: weights [B, N, H, W] of H heads over the W words of each of N sentences.
+    words: weights [B, N, H, W] of H heads over the W words of each of N sentences. H is the number of heads of the
+      attention times the hops of the pooling, or 1. For pairs of texts, see Decomposable.
     sentences: weights [B, H, N] of H heads over the sentences; 1 everywhere if the classifier does not pool sentences.
-    ponder: Ponder [B, positions] of every layer with adaptive computation time.
+    ponder: Ponder [B, positions] of every layer and direction with adaptive computation time; the positions are those
+      of all words of a document, or those of its sentences.
   """
 
   logits: jax.Array
@@ -46,12 +48,13 @@ class Classifier(nn.Module):
 
   Attributes:
     embedding: module from ids to vectors.
-    encoder: spec of ENCODERS, for words and, if there are two levels, for sentences.
+    encoder: spec of ENCODERS, for words and, in a hierarchical classifier, for sentences.
     pooling: spec of POOLINGS.
     attention: configuration of the attention of the pooling, and of the attention between the texts of a pair.
     labels: number of labels, L.
     hidden: width of a ReLU layer before the output layer; 0 for none.
-    dropout: rate on embeddings, encoder outputs and inputs of the last layers.
+    dropout: rate on embeddings, in the encoder (see encoder_decoder.ModelConfig), and on inputs of ReLU layers and of
+      the output layer.
     dtype: dtype of the computation.
   """
 
@@ -169,12 +172,12 @@ class Hierarchical(Classifier):
 class Decomposable(Classifier):
   """Decomposable attention between two texts: attend to the other text, compare, and pool.
 
-  Parikh et al. 2016, equations 1 to 5, with score 'dot', softmax and pooling 'sum'. F, G and H are two ReLU layers
-  each. Every word of text a is a query F(a) into a memory with keys F(b) and values b, and vice versa. The first
-  sentence of a document is text a, the second one text b.
+  Parikh et al. 2016, equations 1 to 5, with score 'dot', softmax and pooling 'sum'. The functions F, G and H of the
+  paper are two ReLU layers each (`attend`, `compare` and `decide`). Every word of text a is a query F(a) into a memory
+  with keys F(b) and values b, and vice versa. The first sentence of a document is text a, the second one text b.
 
   Attributes as in Classifier, and:
-    width: width of F, G and H.
+    width: width of the layers of F, G and H.
   """
 
   takes_pairs = True
@@ -191,7 +194,7 @@ class Decomposable(Classifier):
 
     Returns:
       ClassifierOutput. For each text, `words` [B, 2, H W, W] has the weights with which the words of the other text
-      attend to its words: row h W + w is head h of word w. Words that are padding attend to nothing.
+      attend to its words with H heads: row h W + w is head h of word w. Words that are padding attend to nothing.
 
     Raises:
       UserError: if a document does not have two texts.
@@ -280,6 +283,9 @@ class ClassifierEnsemble:
       variables: {'params': one parameter tree per classifier}.
       source: ids [B, N, W].
       source_mask: True at real words.
+
+    Returns:
+      ClassifierOutput whose logits are log-probabilities; `ponder` is ().
     """
     pairs = zip(self.models, variables['params'], strict=True)
     outputs = [model.apply({'params': params}, source, source_mask) for model, params in pairs]
@@ -323,7 +329,8 @@ class ClassifierConfig:
     pooling: spec of POOLINGS.
     embedding: width of the word embeddings.
     hidden: width of a ReLU layer before the output layer; 0 for none.
-    dropout: rate on embeddings, encoder outputs and inputs of the last layers.
+    dropout: rate on embeddings, in the encoder as in a model of translation, and on inputs of ReLU layers and of the
+      output layer.
     dtype: dtype of the computation, 'float32' or 'bfloat16'; parameters are float32.
   """
 

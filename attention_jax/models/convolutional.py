@@ -55,7 +55,7 @@ class Convolutional(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   def prepare(self) -> None:
-    """Creates the shared submodules; called in `setup`."""
+    """Creates the submodules that encoders and decoders both have; called in `setup`."""
     self.positions = LearnedPositions(max_positions=self.max_positions)
     self.widen = Normed(self.features, 1 - self.dropout, self.dtype)
 

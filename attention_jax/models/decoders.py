@@ -52,7 +52,7 @@ class Decoder(nn.Module):
   """A scan over a cell.
 
   Attributes:
-    cell: a cell of CELLS.
+    cell: a Cell of DECODERS.
     dropout: dropout rate of the features for the output layer.
   """
 

@@ -30,7 +30,7 @@ class DeepGlimpseNetwork(nn.Module):
     dtype: dtype of the computation.
   """
 
-  implementation = 'hard, by glimpses'
+  implementation = 'hard, by glimpses'  # kind of attention, for the log of a run
   labels: int
   objects: int = 1
   glimpses: Repeats = 6
@@ -72,7 +72,7 @@ class DeepGlimpseNetwork(nn.Module):
     steps = []
     logits = []
     for number in range(1, self.objects * self.glimpses + 1):
-      # The loss of the baseline does not train the layers that choose locations.
+      # The loss of the baseline trains the layer of the baseline alone.
       expected_reward = self.baseline(jax.lax.stop_gradient(mover_state[0]))[:, 0].astype(jnp.float32)
       steps.append((location, log_density, expected_reward))
       reader_state = self.reader(reader_state, self.reader.project(self._glimpse(pictures, location)))

@@ -50,9 +50,9 @@ class Encoded(NamedTuple):
     final: summary of the source, [B, D'].
     value: vectors that contexts are weighted sums of, [B, S, D]; () if they are the memory.
     states: FinalStates of a recurrent encoder; () for other encoders.
-    weights: for each layer with intra-attention, from the lowest to the highest, the weights of each position over
-      those that the layer has read before it, [B, S, S].
-    ponder: for each layer with adaptive computation time, in the same order, a Ponder with arrays [B, S].
+    weights: for each layer with intra-attention, from the lowest to the highest, and for each of its directions, the
+      weights of each position over those that the layer has read before it, [B, S, S].
+    ponder: for each layer with adaptive computation time and direction, in the same order, a Ponder of arrays [B, S].
   """
 
   memory: jax.Array

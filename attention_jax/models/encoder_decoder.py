@@ -32,14 +32,15 @@ class ModelOutput(NamedTuple):
     logits: logits of the next token, [B, T, V], float32. They are log-probabilities if the alignment is latent or the
       output layer copies; an output layer that copies returns [B, T, V + S], with the out-of-vocabulary words of the
       source.
-    weights: attention weights, [B, T, S], averaged over heads; zeros if the decoder does not attend.
+    weights: attention weights, [B, T, S], averaged over heads; zeros if the decoder does not attend. Of a decoder with
+      attention in every layer, those of the layer `weights_layer`.
     state: private state of the alignment after each step, [B, T, N, ...]; () if it has none, and for a decoder with
       attention in every layer.
     likelihood: log p(y_t | position s), [B, T, S], if the alignment is latent; else, and for one step, ().
     linear: factors of the logits (modules.outputs.LinearLogits); () if the logits are those of a mixture, and for one
       step.
     layers: weights of every layer and head, [B, T, L, N, S], of a decoder with attention in every layer, else ().
-    ponder: Ponder [B, S] of every layer of the encoder with adaptive computation time; () for one step.
+    ponder: Ponder [B, S] of every layer and direction of the encoder with adaptive computation time; () for one step.
   """
 
   logits: jax.Array
@@ -118,7 +119,7 @@ class EncoderDecoder(nn.Module):
     return self.output.copies
 
   def output_size(self, source_length: int) -> int:
-    """Size of the output: the vocabulary and the copyable positions."""
+    """Number of logits of a step: the vocabulary and, if the model copies, the positions of the source."""
     return self.embedding.size + source_length * self.copies
 
   def __call__(
@@ -168,7 +169,10 @@ class EncoderDecoder(nn.Module):
     return carry, SourceMemory(memory, self._remember_output(encoded, source))
 
   def select(self, ids: jax.Array) -> Shortlist:
-    """Returns the Shortlist of the tokens `ids` [V'], which restricts the steps of one batch to them."""
+    """Returns the Shortlist of the tokens `ids` [V'], which restricts the steps of one batch to them.
+
+    The output layer must be one that does not copy.
+    """
     return Shortlist(ids, self.output.columns(ids))
 
   def step(
@@ -397,7 +401,8 @@ def make(spec: str, table: Mapping[str, type[nn.Module]], kind: str, **parts: An
     **parts: values of fields, for every class that has them. Of these fields, only `dropout` may be set in `spec` too.
 
   Raises:
-    UserError: for an unknown name, and for options that the class does not have or that are out of range.
+    UserError: for a spec that cannot be parsed, an unknown name, and options that the class does not have or that are
+      out of range.
   """
   fixed = {'parent', 'name', 'dtype', *parts} - {'dropout'}
   _, cls, options = bind(spec, table, kind, lambda cls: schema_of(cls, fixed))

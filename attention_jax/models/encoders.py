@@ -19,6 +19,7 @@ from attention_jax.modules.transformer import EncoderLayer, self_attention_mask
 from attention_jax.modules.transformer_stack import Stack
 from attention_jax.specs import Fraction, Size
 
+# By name: for each direction of a layer, whether it reads the source backward.
 DIRECTIONS: Mapping[str, tuple[bool, ...]] = {'forward': (False,), 'backward': (True,), 'both': (False, True)}
 
 
@@ -48,7 +49,7 @@ class RecurrentEncoder(nn.Module):
     layers: number of layers.
     residual: whether layers add their input to their output, from layer `residual_from` on and for equal widths.
     dropout: dropout rate of the memory and between layers.
-    residual_from: index of the first layer with a residual connection.
+    residual_from: index, from 0, of the first layer with a residual connection; fixed by the class.
   """
 
   embedding: nn.Module
@@ -170,7 +171,7 @@ class RNN(RecurrentEncoder):
 
 
 class BiRNN(RNN):
-  """Recurrent layers that read in both directions."""
+  """Recurrent layers that read in both directions, unless `direction` is set."""
 
   direction: str = 'both'
 
@@ -198,7 +199,7 @@ class LSTMN(RNN):
   Attributes:
     score: spec of SCORES, for the query [x; h̃] and the key h. `dot`, `scaled_dot` and `cosine` raise, because the
       widths of query and key differ.
-    alignment: spec of ALIGNMENTS that trains by backpropagation alone.
+    alignment: spec of ALIGNMENTS that trains by backpropagation alone and has no state.
   """
 
   rnn: str = 'lstm'

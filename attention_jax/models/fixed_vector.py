@@ -27,7 +27,7 @@ class Cho(Plain):
   h_t = z * h_{t-1} + (1 - z) * h'; the features for the output layer are maxout(O_h h_t + O_y y + O_c c), where h_N is
   the last output of the highest forward layer of the encoder and y the embedding of the last token.
 
-  Of the other attributes, those of Plain, only `features` and `dtype` are used; the embeddings alone have dropout.
+  Of the other attributes, those of Plain, only `features` and `dtype` are used; the recurrence has no dropout.
 
   Attributes:
     rnn: 'gru', as the cell has these gates.

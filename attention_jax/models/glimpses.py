@@ -20,7 +20,7 @@ class GlimpseNetworkOutput(NamedTuple):
     locations: [B, T, 2], centres of the glimpses: row and column, from -1 at the top left to 1 at the bottom right.
     log_policy: [B, T], log-density of each location conditional on the glimpses before it. It is 0 for the first
       location, which the policy does not choose, and for all locations of deterministic calls.
-    baselines: [B, T], predicted reward before each glimpse.
+    baselines: [B, T], sum of the later rewards, predicted before each glimpse; 0 for a network without rewards.
     transforms: [B, T, 2, 3], affine transforms of the regions that were read, in the coordinates of functional.spatial;
       () for glimpses by a retina.
   """
@@ -101,7 +101,7 @@ class GlimpseNetwork(nn.Module):
     dtype: dtype of the computation.
   """
 
-  implementation = 'hard, by glimpses'
+  implementation = 'hard, by glimpses'  # kind of attention, for the log of a run
   labels: int
   glimpses: Repeats = 6
   size: Size = 8

@@ -18,7 +18,7 @@ class SpatialTransformerNetwork(nn.Module):
   """A spatial transformer before a small convolutional classifier, trained by backpropagation. Jaderberg et al. 2015.
 
   The region that is read is resampled to `size` x `size` pixels; two 3 x 3 convolutions with ReLU, the second of them
-  with stride 2, and a ReLU layer classify it. Nothing is sampled at random.
+  with stride 2, a ReLU layer and a linear layer classify it. Nothing is sampled at random.
 
   Attributes:
     labels: number of labels, L.
@@ -26,11 +26,11 @@ class SpatialTransformerNetwork(nn.Module):
     hidden: width of the ReLU layer of the localisation network.
     features: width of the ReLU layer of the classifier.
     transform: a row of functional.spatial.TRANSFORMS: 'affine', or 'attention' for an upright window.
-    filters: features of each convolution.
+    filters: features of each convolution, also of those of the localisation network.
     dtype: dtype of the computation.
   """
 
-  implementation = 'soft, by a spatial transformer'
+  implementation = 'soft, by a spatial transformer'  # kind of attention, for the log of a run
   labels: int
   size: Size = 8
   hidden: Size = 128

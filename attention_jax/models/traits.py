@@ -12,7 +12,8 @@ class Traits(NamedTuple):
     attends: whether it attends to the source.
     latent: the LatentAlignment of an alignment that training marginalises over, else None.
     required_loss: name of the auxiliary loss that training the scores requires, or ''.
-    attends_in_recurrence: whether attention, if any, is computed inside the recurrence, one query at a time.
+    attends_in_recurrence: whether attention, if any, needs one query after the other in training too: because it is
+      computed inside the recurrence of a cell, or because it is recurrent itself.
     starts_without_source: whether decoding may start before the source is complete, because attention is the only way
       in which the decoder depends on the source.
   """

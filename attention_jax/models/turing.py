@@ -172,9 +172,9 @@ class Turing(nn.Module):
   """Neural Turing Machine: a controller with an external memory. Graves, Wayne & Danihelka 2014, section 3.
 
   In each step the controller computes its output h from the input and the vectors read in the step before. The write
-  heads update the memory (equations 3 and 4, e = σ(E h), a = A h); then the read heads read the updated memory
+  heads update the memory (equations 3 and 4, e = σ(E h + b), a = A h + c); then the read heads read the updated memory
   (equation 2). The paper has score `cosine(beta=1.0)` and alignment `addressing`. Scores and alignments are allowed
-  unless they need random numbers, an auxiliary loss or a sum over positions.
+  unless they need random numbers, an auxiliary loss or, as latent alignments do, a sum of the outputs over positions.
 
   Attributes:
     score: spec of SCORES.
@@ -303,7 +303,7 @@ class Recaller(nn.Module):
   """Scans a cell over a sequence of vectors and projects its features to output bits.
 
   Attributes:
-    cell: row of RECALL_CELLS.
+    cell: module of RECALL_CELLS.
     outputs: number of output bits, O.
     dtype: dtype of the computation.
   """
@@ -379,7 +379,7 @@ def choose_controller(name: str) -> Controller:
 
 
 def is_self_contained(row: Row) -> bool:
-  """Returns whether a row needs neither random numbers nor an auxiliary loss nor a sum over positions."""
+  """Returns whether a row needs neither random numbers nor an auxiliary loss nor a sum of outputs over positions."""
   return row.trains_by_backprop and 'rng' not in row.required_inputs
 
 
@@ -388,6 +388,6 @@ def _check_self_contained(field: str, spec: str, row: Row, table: Mapping[str, R
   if not is_self_contained(row):
     expected = ', '.join(name for name, row in table.items() if is_self_contained(row))
     raise UserError(
-      f'turing: {field}={spec!r} needs random numbers, an auxiliary loss or a sum over positions; '
+      f'turing: {field}={spec!r} needs random numbers, an auxiliary loss or a sum of outputs over positions; '
       f'expected one of: {expected}'
     )

@@ -1,1 +1,1 @@
-"""flax.linen modules, which own the parameters of the pure functions in `functional`."""
+"""Modules of flax.linen that own the parameters of the functions in `functional`; attention also in NNX and Equinox."""

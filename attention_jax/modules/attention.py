@@ -42,9 +42,9 @@ class Attention(nn.Module):
     dropout: dropout rate of the weights during training.
     project_values: whether a single head projects query, key, value and context, as several heads do.
     positions: a module of modules.positions, for self-attention.
-    bias: whether projections have biases, as those of torch have; contexts of an empty memory are then not zero.
+    bias: whether projections have biases, as in torch; projected contexts of an all-masked memory are then not zero.
     output_scale: the initial variance of the output projection is output_scale / F.
-    dtype: dtype of the computation; weights are float32 in any case.
+    dtype: dtype of the computation; weights are at least float32 in any case.
 
   Example:
     All queries at once, with `remember` and `parallel`:
@@ -175,7 +175,7 @@ class Attention(nn.Module):
   def projects_queries_first(self) -> bool:
     """Whether one product projects the queries of all heads.
 
-    Otherwise heads project it themselves, if at all: without positions, an alignment gets the unprojected query.
+    Otherwise each head projects its query itself, if at all: an alignment that takes the query gets it unprojected.
     """
     return self.projects and (self.positions is not None or 'query' not in self.alignment_row.required_inputs)
 
@@ -215,8 +215,8 @@ class Attention(nn.Module):
       value: values that contexts are made of, [B, S, V]; by default `encoded`.
 
     Returns:
-      Memory with the key [B, G, S, F / N], or [B, 1, S, D] if it is not projected, value [B, G, S, V], mask [B, 1, S]
-      or [B, 1, T, S], and, for some alignments, `remembered` [B, G, N / G, S, F / N].
+      Memory with key [B, G, S, F / N], or [B, 1, S, D] if not projected; value [B, G, S, F / N], or [B, 1, S, V] if not
+      projected; mask [B, 1, S] or [B, 1, T, S]; and, for some alignments, `remembered` [B, G, N / G, S, F / N].
     """
     if self.positions is not None and positions is None:
       raise UserError('attention: positions of the memory are required with a module of positions, got None')
@@ -279,7 +279,7 @@ class Attention(nn.Module):
       position: position of the query, []; required if there is a module of positions.
 
     Returns:
-      The next carry, and Attended with context [B, V] and weights: [B, S] for one head, [B, N, S] for several.
+      The next carry, and Attended with context [B, `context_width`] and weights: [B, S] for one head, else [B, N, S].
     """
     attend_step = self.resolved_implementation.attend_step or functional.attend_step
 
@@ -309,7 +309,7 @@ class Attention(nn.Module):
     positions: jax.Array | None = None,
     return_weights: bool = True,
   ) -> Attended:
-    """Attends with all queries; they are scanned in order if the score or the alignment is recurrent.
+    """Attends with all queries, scanned in order if the attention is recurrent and the implementation not 'window'.
 
     Args:
       query: queries, [B, T, D].
@@ -319,7 +319,7 @@ class Attention(nn.Module):
       return_weights: whether to return the weights; positions with `needs_weights` return them in any case.
 
     Returns:
-      Attended with context [B, T, V], and weights: [B, T, S] for one head, [B, N, T, S] for several, or None.
+      Attended with context [B, T, `context_width`], and weights: [B, T, S] for one head, else [B, N, T, S]; or None.
     """
     return_weights = return_weights or (self.positions is not None and self.positions.needs_weights)
 

@@ -101,7 +101,7 @@ def windows(x: jax.Array, before: int, after: int) -> jax.Array:
 
 
 def average_residual(x: jax.Array, y: jax.Array) -> jax.Array:
-  """(x + y) √0.5, which preserves the variance of uncorrelated x and y. Gehring et al. 2017, section 3.4."""
+  """(x + y) √0.5, which has the variance of x and y if they are uncorrelated. Gehring et al. 2017, section 3.4."""
   return (x + y) * 0.5**0.5
 
 

@@ -116,7 +116,7 @@ def test_outputs_are_finite_for_other_scores_and_alignments(score, alignment):
     ),
     (
       {'alignment': 'hard'},
-      "alignment='hard' needs random numbers, an auxiliary loss or a sum over positions; expected one of: .*addressing",
+      "alignment='hard' needs random numbers, an auxiliary loss or a sum of outputs .*; expected one of: .*addressing",
     ),
     ({'alignment': 'latent'}, "alignment='latent' needs random numbers"),
     ({'score': 'cosin'}, "unknown score 'cosin'"),
