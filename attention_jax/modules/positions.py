@@ -34,7 +34,7 @@ class Positions(nn.Module):
       and key.
     in_attention: whether attention applies the positions; otherwise they are added to embeddings.
     needs_weights: whether `shift` needs the weights.
-    shared_across_layers: whether all layers share the parameters.
+    shared_across_layers: whether all layers share the parameters of positions in attention.
   """
 
   heads: Size = 1
