@@ -38,7 +38,7 @@ def parse_gold(
     unit: unit of the indices, for error messages, such as 'word' or 'char'.
 
   Raises:
-    UserError: for anything that is not a pair of numbers, and for a link out of range.
+    UserError: for anything that is not a pair of numbers of at most 9 digits, and for a link out of range.
   """
   sure = []
   possible = []
@@ -46,8 +46,8 @@ def parse_gold(
     match = _LINK.fullmatch(item)
     if not match:
       raise UserError(
-        f'{where}: a link must be source-target or, if it is possible, source?target, counted from 0, '
-        f"such as '0-0 1-2 1?3', got '{item}'"
+        f'{where}: a link must be source-target or, if it is possible, source?target, counted from 0 '
+        f"with at most 9 digits, such as '0-0 1-2 1?3', got '{item}'"
       )
     link = (int(match[1]), int(match[3]))
     if lengths is not None and (link[0] >= lengths[0] or link[1] >= lengths[1]):

@@ -1,8 +1,8 @@
 """Spec strings: `'name(option=literal)'` selects a row of a table and sets its options.
 
 One parser and one checker serve every table of the package. The schema of a row lists its options, and is read from the
-keyword-only arguments of a function or from the fields of a dataclass. The annotation of a number may
-contain its allowed range: `features: Annotated[int, Range(1)]`. Aliases such as `Size` are common ranges.
+keyword-only arguments of a function, the fields of a dataclass, or a mapping of defaults. The annotation of a number
+may contain its allowed range: `features: Annotated[int, Range(1)]`. Aliases such as `Size` are common ranges.
 """
 
 import ast
@@ -167,10 +167,14 @@ def check_value(subject: str, value: Any, option: Option) -> None:
 
 
 def check_fields(config: Any, group: str) -> None:
-  """Checks the fields of a dataclass instance that stands for a group of the config, such as `'config.training'`.
+  """Checks the numbers, switches and strings of a dataclass instance; fields of other types are not checked.
+
+  Args:
+    config: the instance.
+    group: what its fields belong to, for error messages: 'config.training'.
 
   Raises:
-    UserError: for a number, switch or string of another type than annotated, or a number outside of its range.
+    UserError: for a value of another type than annotated, and for a number outside of its range, see `check_value`.
   """
   for name, option in schema_of(type(config)).items():
     if option.annotation in _TYPE_NAMES and option.annotation is not tuple:
@@ -285,7 +289,7 @@ Fraction = Annotated[float, Range(0, 1, include_high=False)]
 
 
 def split_outside_brackets(text: str, separator: str) -> list[str]:
-  """Splits text wherever a separator is outside of brackets and quotes; a backslash escapes a quote within quotes."""
+  """Splits text at a character outside of brackets and quotes; within quotes, a backslash escapes a quote."""
   parts = ['']
   depth = 0
   quote = ''

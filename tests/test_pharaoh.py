@@ -41,7 +41,9 @@ def test_links_keep_the_order_of_the_line():
   'line', ['0-', '0-0 1:2', '0??1', '?1', 'a-b', '-1-2', '²-1', '٠-0', '0-0,1-1', '0-1234567890']
 )
 def test_malformed_link_raises_with_its_line(line):
-  with pytest.raises(UserError, match=r'^a\.tsv:7: a link must be source-target or, if .* counted from 0, .* got '):
+  with pytest.raises(
+    UserError, match=r'^a\.tsv:7: a link must be source-target or, if .* counted from 0 with at most 9 digits, .* got '
+  ):
     parse_pharaoh(line, where='a.tsv:7')
 
 

@@ -24,7 +24,8 @@ class IntraAttentionCarry(NamedTuple):
   Attributes:
     summary: h̃ of the last step, [B, F].
     state: state after the last step, arrays [B, F].
-    tape: all past states, a Memory with keys of h and values [h; c]; positions without a state are masked.
+    tape: all past states, a Memory with keys of h and values of the whole state ([h; c] of an LSTM); positions without
+      a state are masked.
     attention: carry of the attention.
   """
 
@@ -43,7 +44,7 @@ class IntraAttentionLayer(nn.Module):
     (h_t, c_t) = LSTM(x_t, (h̃_t, c̃_t)).
 
   The first step has no past: its h̃ and c̃ are zeros. Training stores the tape once per block of steps, which takes of
-  the order of S² F / BLOCK numbers.
+  the order of S² F / BLOCK numbers for each sequence.
 
   Attributes:
     kind: a key of RECURRENCES; all arrays of its state are stored on the tape.
@@ -115,7 +116,8 @@ class IntraAttentionLayer(nn.Module):
     options = {
       'variable_broadcast': 'params',
       'split_rngs': {'params': False, 'attention': True},
-      'check_constancy_invariants': self.is_initializing(),  # which traces the step again, as parameters require
+      # True traces the step twice, which creating parameters requires.
+      'check_constancy_invariants': self.is_initializing(),
     }
 
     def step(layer: IntraAttentionLayer, carry: IntraAttentionCarry, xs: Any):

@@ -95,7 +95,8 @@ def _sum_outer_products_on_cpu(left: jax.Array, right: jax.Array, dtype: jnp.dty
 
   XLA for CPU merges a transposition of an operand into the product, and then computes it in float32, at a fifth to a
   half of the rate. A separate transposition moves one number at a time. The product with the identity is exact
-  and faster, although it costs as many multiplications as the sum if left and right are equally wide.
+  for finite numbers and faster, although it costs as many multiplications as the sum if left and right are equally
+  wide.
   """
   if left.shape[1] > right.shape[1]:
     return _sum_outer_products_on_cpu(right, left, dtype).T

@@ -85,7 +85,7 @@ class OutputLayer(nn.Module):
   Attributes:
     size: number of tokens in the vocabulary, V.
     embedding: embedding of the target.
-    dtype: dtype of the features and products; logits are float32.
+    dtype: dtype of the computation; logits are float32.
   """
 
   size: int
@@ -136,7 +136,10 @@ class TiedOutput(OutputLayer):
 
 
 class PointerOutput(OutputLayer):
-  """Emits only words of the source; their probabilities are the attention weights. Vinyals, Fortunato & Jaitly 2015."""
+  """Emits only words of the source; their probabilities are the attention weights. Vinyals, Fortunato & Jaitly 2015.
+
+  If all weights are 0, it emits EOS; see `copying.point`.
+  """
 
   copies = True
   generates = False
@@ -157,7 +160,7 @@ class CopyingGenerator(OutputLayer):
   Attributes:
     size: number of tokens in the vocabulary, V.
     embedding: embedding of the target.
-    dtype: dtype of the features and products.
+    dtype: dtype of the computation; logits are float32.
     tied: whether the scores of the vocabulary are products with the target embeddings.
   """
 

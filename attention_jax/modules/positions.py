@@ -8,7 +8,8 @@ Every module of POSITIONS has the same methods; the default of each has no effec
 - bias(query [B, N, T, F], positions [T], size) -> [N, T, S] or [B, N, T, S], added to the scores; S is `size`;
 - shift(weights [B, N, T, S], positions [T]) -> [B, N, T, F], added to the contexts of the heads.
 
-`positions` are the positions of the tokens or queries, counted from 0. N is the number of heads, F their features.
+`positions` are the positions of the tokens or queries, counted from 0. N is the number of heads, in `rotate` those of
+queries or of keys; F is the number of features of a head.
 """
 
 from collections.abc import Mapping
@@ -34,7 +35,7 @@ class Positions(nn.Module):
       and key.
     in_attention: whether attention applies the positions; otherwise they are added to embeddings.
     needs_weights: whether `shift` needs the weights.
-    shared_across_layers: whether all layers share the parameters.
+    shared_across_layers: whether all layers share the parameters of positions in attention.
   """
 
   heads: Size = 1

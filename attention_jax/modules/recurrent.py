@@ -227,7 +227,11 @@ class RecurrentStack(nn.Module):
     return self._recurrence.gates * self.features
 
   def start(self, summary: jax.Array) -> tuple[State, ...]:
-    """Returns the initial states of all layers from a summary x [B, D] of the source: h = tanh(W x), c = V x."""
+    """Returns the initial states of all layers; zeros without a bridge.
+
+    Args:
+      summary: summary x of the source, [B, D]; with a bridge, h = tanh(W x + b), and c = V x + d of an LSTM.
+    """
     if not self.bridge:
       return (zero_state(self.kind, summary.shape[0], self.features, self.dtype),) * self.layers
     states = []

@@ -127,7 +127,7 @@ def transformer(arrays: Arrays, heads: int) -> Iterable[Entry]:
 
 
 def _recurrent(name: str, source: str, suffix: str, columns: Order = ALL, gates: int = GRU_GATES) -> list[Entry]:
-  """One layer and direction of nn.GRU, or of nn.LSTM with 4 gates; `columns` are those of the inputs."""
+  """One layer and direction of nn.GRU, or of nn.LSTM with 4 gates; `columns` selects inputs: columns of weight_ih."""
   weight_ih, weight_hh, bias_ih, bias_hh = (
     f'{source}.{kind}_{side}_{suffix}' for kind in ('weight', 'bias') for side in ('ih', 'hh')
   )
@@ -152,8 +152,8 @@ def _recurrent(name: str, source: str, suffix: str, columns: Order = ALL, gates:
 def bahdanau(arrays: Arrays, heads: int) -> list[Entry]:
   """The attention decoder of torch's tutorial: params of aj.attend, a RecurrentCell, an embedding and a linear layer.
 
-  Both projections have biases there. Their sum is one bias inside of the tanh, attention.score.bias. SCORES has
-  no such row, so that the caller defines one. The bias of the scores changes no weight and is dropped.
+  The projections of query and key have biases there. Their sum is one bias inside of the tanh, attention.score.bias.
+  SCORES has no such row, so that the caller defines one. The bias of the scores changes no weight and is dropped.
   """
   return [
     Entry('attention.query', ('attention.Wa.weight',), np.transpose),
@@ -246,7 +246,7 @@ def _joeynmt_scores(arrays: Arrays, name: str) -> list[Entry]:
 
 
 def _joeynmt_bridge(name: str, encoder_layers: int, encoder_gates: int) -> list[Entry]:
-  """The bridge. There it reads the outputs of the last encoder layer alone; here it reads all states of the encoder."""
+  """The bridge. There it reads the last outputs of the top encoder layer alone; here the last states of all layers."""
 
   def kernel(w):
     directions = np.split(w.T, 2)

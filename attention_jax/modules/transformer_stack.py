@@ -38,7 +38,7 @@ class Stack(nn.Module):
     epsilon: added to the variance in normalisation.
     bias: whether the projections of self-attention have biases.
     activation: a row of ACTIVATIONS.
-    dropout: dropout rate of embeddings, before positions are added, and of the results of sublayers.
+    dropout: dropout rate of the results of sublayers; that of embeddings is a field of their module.
     attention_dropout: dropout rate of the weights of self-attention.
     layer_dropout: probability that a layer is skipped for a whole batch during training (LayerDrop, Fan, Grave & Joulin
       2020). A skipped layer is computed nevertheless.
@@ -123,11 +123,14 @@ class Stack(nn.Module):
 
   @property
   def residual(self) -> Callable[[], Residual]:
-    """Makes the residual connection of one sublayer."""
+    """Function that makes the residual connection of one sublayer."""
     return functools.partial(Residual, self.norm, self.norm_first, self.dropout, self.dtype, self.epsilon)
 
   def embed_inputs(self, embeddings: jax.Array, positions: jax.Array) -> jax.Array:
-    """Projects embeddings [B, T, E] to D, scales by √D (Vaswani et al. 2017, section 3.4), and adds positions [T]."""
+    """Projects embeddings [B, T, E] to D, scales by √D (Vaswani et al. 2017, section 3.4), and adds positions [T].
+
+    Embeddings of D features are not projected; positions in attention are not added.
+    """
     return self.positions.embed(self._widen(embeddings).astype(self.dtype) * self.features**0.5, positions)
 
   @nn.compact

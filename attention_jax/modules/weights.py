@@ -87,20 +87,21 @@ def load_weights(path: str | Path, like: Any) -> Any:
     The parameters.
 
   Raises:
-    UserError: if the file cannot be read or does not fit; the message names the first weights that do not.
+    UserError: if safetensors is not installed, and if the file cannot be read or does not fit; the message names the
+      first weights that do not.
   """
   params = unflatten_names(read_arrays(path), like, str(path))
   return jax.tree.map(lambda leaf, array: jnp.asarray(array, leaf.dtype), like, params)
 
 
 def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
-  """Returns all arrays of a safetensors file by name. Raises UserError if it cannot be read."""
+  """Returns all arrays of a safetensors file by name. Raises UserError if it cannot be read, or without safetensors."""
   with _open(path) as file:
     return file.get_tensors()
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
-  """Returns the metadata of a safetensors file. Raises UserError if it cannot be read."""
+  """Returns the metadata of a safetensors file. Raises UserError if it cannot be read, or without safetensors."""
   with _open(path) as file:
     return file.metadata() or {}
 

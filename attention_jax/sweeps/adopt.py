@@ -1,4 +1,4 @@
-"""Adds runs that were trained before a sweep to the sweep."""
+"""Events that add finished runs, which were trained outside of a sweep, to its ledger."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

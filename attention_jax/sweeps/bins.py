@@ -185,7 +185,7 @@ def divide_rows(values: np.ndarray, count: int) -> list[Bin]:
 
   Args:
     values: one per row, integers.
-    count: number of quantiles.
+    count: number of bins; fewer if values repeat.
   """
   quantiles = np.quantile(values, np.linspace(0, 1, count + 1)[1:])
   ends = np.unique(np.floor(quantiles + 1e-6))  # of integers; 24 may have been rounded to 23.999999999999996

@@ -67,7 +67,10 @@ def finished_settings(folder: Path) -> list[SettingRuns]:
 
 
 def conditions(folder: Path, hardware: str) -> dict[str, Any]:
-  """Returns the conditions under which a sweep was run, see records.Table."""
+  """Returns the conditions under which a sweep was run, see records.Table.
+
+  Their `seconds` are those of all processes together, divided by the largest number of processes at a time.
+  """
   state = read_state(folder)
   last = max(event['time'] for event in read_events(folder)[0] if event['event'] == FINISHED)
   return {
@@ -135,7 +138,7 @@ def setting_rows(
 
 
 def _difference_entry(difference: Interval, p: float) -> dict[str, float]:
-  """The entry of a difference; without an interval for one pair of runs, and for pairs with equal differences."""
+  """The entry of a difference, without an interval or p that `statistics.compare` cannot compute and returns as NaN."""
   return {name: value for name, value in (*difference._asdict().items(), ('p', p)) if not math.isnan(value)}
 
 
@@ -197,11 +200,11 @@ def bin_rows(
 
 
 class Gradients(NamedTuple):
-  """Gradients of one model.
+  """Norms of the gradients of one model, see analysis.gradient_paths.
 
   Attributes:
-    linked: distance -> root mean square of the norms between positions with a gold link.
-    all: the same between all positions.
+    linked: distance -> root mean square over the pairs of positions with a gold link.
+    all: the same over all pairs of positions.
   """
 
   linked: dict[int, float]
@@ -220,7 +223,7 @@ def gradient_rows(
     count: the number of sentences.
 
   Returns:
-    Rows of the factor per step, and rows by distance.
+    Rows of the change of the norm per step of distance, see `factor_per_step`, and rows of the norm by distance.
   """
   summaries = []
   curves = []

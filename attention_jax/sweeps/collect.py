@@ -32,7 +32,7 @@ class FinishedRun(NamedTuple):
     folder: its folder.
     config: its config.
     results: split -> metric -> {'value', 'unit', 'signature'}.
-    step: the step of the evaluated parameters.
+    step: the step of the evaluated parameters; 0 if the run did not store it.
     parameters: number of parameters; 0 if the run did not store it.
     commit: the version of the code; '' if the run did not store it.
     records: the lines of metrics.jsonl, merged by step.
@@ -111,7 +111,7 @@ def read_run(folder: Path, runs_in_process: int = 1) -> FinishedRun:
     runs_in_process: see FinishedRun.
 
   Raises:
-    UserError: if it has not finished, or if its files have changed.
+    UserError: if it has not finished, or if its files have changed or cannot be read.
   """
   check_file_digests(folder, derived=[LEXICON_FILE])
   config = fill_defaults(read_config(folder), f'{folder}/config.json')
@@ -138,7 +138,7 @@ def read_runs(folder: Path) -> list[FinishedRun]:
   """Reads a run folder of one seed, or of several side by side.
 
   Raises:
-    UserError: if one of the runs has not finished.
+    UserError: as `read_run`, for any of the runs.
   """
   folder = folder.expanduser()
   config = fill_defaults(read_config(folder), f'{folder}/config.json')
@@ -157,6 +157,9 @@ def collect_sweep(folder: Path, state: SweepState) -> list[SettingRuns]:
   Args:
     folder: the folder of the sweep.
     state: its state.
+
+  Raises:
+    UserError: as `read_run`, for a run that finished according to `state`.
   """
   runs: dict[str, list[FinishedRun]] = {}
   settings: dict[str, Mapping[str, Any]] = {}
@@ -209,7 +212,7 @@ def collect_folders(folders: Sequence[Path]) -> list[SettingRuns]:
     folders: run folders, of one seed or of several.
 
   Raises:
-    UserError: for a folder without finished runs, and for the same folder twice.
+    UserError: as `read_runs`, and for the same folder twice.
   """
   resolved = [folder.expanduser().resolve() for folder in folders]
   if repeated := [folder for i, folder in enumerate(folders) if resolved[i] in resolved[:i]]:

@@ -48,7 +48,7 @@ class Contrast(NamedTuple):
     column: the column.
     comparison: over seeds.
     corrected_p: its p after the correction for the number of comparisons of one `contrast_all`.
-    rows: comparisons of the outputs of each pair of runs.
+    rows: comparisons of the outputs of each pair of runs; empty if outputs were not compared.
   """
 
   setting: SettingRuns

@@ -53,8 +53,8 @@ class Driver:
     """Runs units until each has finished, failed or been interrupted, or until a signal arrives.
 
     Args:
-      ids: the units, in this order.
-      steps: the number of updates of each.
+      ids: the units, in this order; one whose folder another process still uses is started later.
+      steps: unit -> its number of updates.
     """
     queue = deque(ids)
     self._find_jobs(queue)

@@ -124,5 +124,5 @@ def estimate_seconds(
 
 
 def format_seconds(seconds: float) -> str:
-  """Returns '0:01:30'."""
+  """Returns '0:01:30' for 90 seconds."""
   return str(datetime.timedelta(seconds=round(seconds)))

@@ -30,7 +30,7 @@ from attention_jax.sweeps.statistics import Interval, bootstrap_mean
 from attention_jax.systems.base import System
 from attention_jax.systems.runs import Run, open_run
 
-# How a quantity is shown: tau is Kendall's rank correlation of two orders of the source positions.
+# Measure -> its name in the table; τ is Kendall's rank correlation of two orders of the source positions.
 MEASURES = {
   'weights and gradients': 'τ of weights and gradients',
   'weights and leave-one-out': 'τ of weights and leave-one-out',

@@ -42,7 +42,9 @@ def parse_halving(spec: str) -> tuple[int, int]:
 
 
 def rungs(total: int, first: int, factor: int) -> list[int]:
-  """Returns the numbers of updates after which settings are compared: first, first * factor, ..., total.
+  """Returns the numbers of updates of all rungs: first, first * factor, ..., total.
+
+  Settings are compared after every rung except the last.
 
   Args:
     total: the last of the numbers.
@@ -96,9 +98,8 @@ def best_validation(folders: Sequence[Path], select: str, steps: int, higher_is_
 def fix_schedule_length(spec: str, steps: int) -> str:
   """Returns a schedule that does not depend on the length of the run: 'cosine' -> 'cosine(steps=3000)'.
 
-  A schedule without the option `steps`, or in which it is set, is only reformatted.
-
-  Otherwise the updates of a rung would follow another schedule than the same updates of a longer run.
+  With a schedule that depends on it, the updates of a rung would differ from the same updates of a longer run. A
+  schedule without the option `steps`, or in which it is set, is only reformatted.
 
   Args:
     spec: name and options of a row of SCHEDULES.

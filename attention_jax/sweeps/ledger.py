@@ -70,7 +70,7 @@ class UnitState:
     attempts: number of times that it was started.
     started: when it was last started, seconds since 1970.
     error: the message of the last failure; '' once it has been started again.
-    log: the file with the output of its processes.
+    log: the file with the output of its processes, relative to the folder of the sweep.
     commit: commit of the code at its last start.
     job: data with which its process can be found again, as recorded at its last start.
   """
@@ -152,7 +152,7 @@ def planned_event(unit: Unit) -> dict[str, Any]:
   return {'unit': fields.pop('id'), **fields}
 
 
-# Fields without which an event cannot be applied.
+# Fields without which `read_events` leaves out an event.
 REQUIRED_FIELDS = {kind: {'unit'} for kind in UNIT_EVENTS} | {
   PLANNED: {'unit', *(field.name for field in dataclasses.fields(Unit))} - {'id'},
   RUNG: {'steps', 'dropped'},

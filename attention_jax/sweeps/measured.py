@@ -93,7 +93,7 @@ def summarize(values: Sequence[float]) -> dict[str, Any]:
 
 
 def changed_flags(config: Mapping[str, Any], base: Mapping[str, Any], common: str = '') -> str:
-  """Returns the flags that turn one config into another, quoted for a shell, without those of UNREPORTED_FIELDS.
+  """Returns the flags that turn `base` into `config`, quoted for a shell, without those of UNREPORTED_FIELDS.
 
   Args:
     config: the config of a run.

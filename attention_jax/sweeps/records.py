@@ -165,7 +165,7 @@ def format_metric(row: Row, column: Column) -> str:
 
 
 def _format_difference(difference: Mapping[str, float] | None, digits: int) -> str:
-  """'+1.20 [0.50, 1.90], p = 0.012'; 'baseline' for the row without one."""
+  """'+1.20 [+0.50, +1.90], p = 0.012'; 'baseline' without a difference."""
   if difference is None:
     return 'baseline'
   text = f'{difference["value"]:+.{digits}f}'

@@ -173,7 +173,7 @@ def _p(value: float) -> str:
 
 
 def _rows(contrast: Contrast) -> str:
-  """'2 of 3': pairs of runs whose outputs differ; the p of a single pair."""
+  """'2 of 3': the pairs of runs whose outputs differ with p < SIGNIFICANCE; 'p = 0.012' for a single pair."""
   if not contrast.rows:
     return MISSING
   if len(contrast.rows) == 1:
