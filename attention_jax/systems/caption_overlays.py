@@ -29,7 +29,7 @@ def overlay_files(
     cell_centres: the grid of the weights.
 
   Raises:
-    UserError: for a file that is not an image.
+    UserError: for a file that is missing or cannot be read as an image.
   """
   return [
     CaptionOverlay(
