@@ -296,7 +296,7 @@ def _notes(
   if min(seeds) == 1:
     notes.append(
       'A setting with one seed has no interval and no test over seeds. For a single pair of runs, p is that of the '
-      'test over rows, if outputs are compared: whether these two trained models differ. Other seeds may differ as much.'
+      'test over rows, if there is one: whether these two trained models differ. Other seeds may differ as much.'
     )
   if small_counts := [count for count in seeds if 1 < count < FEW_SEEDS]:
     notes.append(
