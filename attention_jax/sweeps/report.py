@@ -88,7 +88,7 @@ class Report(NamedTuple):
 
   Attributes:
     title: its title.
-    folder: the folder that links are relative to.
+    folder: the folder of the sweep; for run folders of no sweep, the working directory.
     created: date and time.
     columns: of the main table, the most important first.
     rows: of the main table.

@@ -36,7 +36,10 @@ def bootstrap_mean(values: Sequence[float]) -> Interval:
 
 
 def bootstrap_interquartile_mean(values: Sequence[float]) -> Interval:
-  """Returns the mean of the middle half of the seeds (Agarwal et al. 2021): the mean itself for fewer than four."""
+  """Returns the mean over seeds without the lowest and the highest quarter of the values, with its bootstrap interval.
+
+  Agarwal et al. (2021). A quarter is rounded down, so that for fewer than four seeds it is the mean of all.
+  """
   return _bootstrap(values, lambda x, axis: scipy.stats.trim_mean(x, TRIMMED, axis=axis))
 
 

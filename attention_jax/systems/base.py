@@ -136,7 +136,10 @@ class System(abc.ABC):
 
   @property
   def arrays(self) -> Mapping[str, Any]:
-    """The splits as trees of arrays, which must be unchanged when a run resumes; empty for generated data."""
+    """The splits as trees of arrays, which must be unchanged when a run resumes.
+
+    It is empty if the training split is generated anew for each batch.
+    """
     return {}
 
   @abc.abstractmethod

@@ -46,7 +46,7 @@ def overlay_files(
 def overlay_rows(
   pictures: Pictures, rows: Sequence[int], hypotheses: Sequence[Hypothesis], cell_centres: CellCentres
 ) -> list[CaptionOverlay]:
-  """Returns the plots of pictures of a split, with one hypothesis each, their captions and their gold boxes.
+  """Returns the plots of pictures of a split, with one hypothesis each, all captions, and the gold boxes of the first.
 
   The words of a hypothesis have their gold boxes only if it is the first caption of its picture.
 
