@@ -37,7 +37,7 @@ class ReportOptions(NamedTuple):
   Attributes:
     baseline: the setting that the others are compared with, by some of its fields; None for the first.
     metrics: the metrics to report, the most important first; () for those of training.select and evaluation.metrics in
-      the config, and the alignment error rate.
+      the config, and the alignment error rate, or for all metrics if no run has one of these.
     title: the question that the report answers; '' for none.
     test: a key of statistics.TESTS, the paired test over seeds.
     compares_rows: whether outputs are also compared row by row, which reads the data.
@@ -56,7 +56,7 @@ class ReportCell(NamedTuple):
   Attributes:
     mean, interquartile_mean: with their intervals.
     deviation: standard deviation (n - 1); NaN for one seed.
-    values: of the runs.
+    values: one for each run that has the metric, in the order of their seeds.
   """
 
   mean: Interval
@@ -72,7 +72,7 @@ class ReportRow(NamedTuple):
     setting: its runs.
     cells: by column; a column that the setting lacks is missing.
     parameters: number of parameters; 0 if unknown.
-    update_flop: FLOP of an update; NaN if unknown.
+    update_flop: FLOP of the matrix products of an update; NaN if unknown.
     seconds: mean over the runs of FinishedRun.training_seconds.
   """
 
@@ -88,7 +88,7 @@ class Report(NamedTuple):
 
   Attributes:
     title: its title.
-    folder: the folder that links are relative to.
+    folder: the folder of the sweep; for run folders of no sweep, the working directory.
     created: date and time.
     columns: of the main table, the most important first.
     rows: of the main table.
@@ -116,7 +116,7 @@ class Report(NamedTuple):
 
 
 def sweep_report(folder: Path, options: ReportOptions, log: Log) -> Report:
-  """Builds the report of a sweep from its ledger, at any moment.
+  """Builds the report of a sweep from its ledger and its finished runs, of which there must be one at least.
 
   Args:
     folder: the folder of the sweep.
@@ -219,7 +219,7 @@ def _columns(settings: Sequence[SettingRuns], metrics: Sequence[str]) -> list[Me
 
 
 def _find_baseline(settings: Sequence[SettingRuns], fields: Setting | None) -> SettingRuns:
-  """The setting that has the values of `fields`; the first setting if there are none."""
+  """The setting that has the values of `fields`; the first setting if `fields` is empty."""
   if not fields:
     return settings[0]
   values = {setting.id: flatten_dict(dict(setting.config), sep='.') | dict(setting.factors) for setting in settings}
@@ -252,7 +252,7 @@ def _row(setting: SettingRuns, columns: Sequence[MetricColumn], update_flop: flo
 
 
 def _findings(contrasts: Sequence[Contrast], baseline: SettingRuns, columns: Sequence[MetricColumn]) -> list[str]:
-  """One sentence per column: what is better, what is worse, and where no difference was found."""
+  """One sentence per column with contrasts: which settings are better, worse, not found to differ, or not tested."""
   findings = []
   for column in columns:
     groups: dict[str, list[Contrast]] = {}
@@ -268,11 +268,14 @@ def _findings(contrasts: Sequence[Contrast], baseline: SettingRuns, columns: Seq
 VERDICTS = ('better', 'worse', 'no difference found', 'not tested')  # in the order of a sentence
 
 
-def _describe_group(verdict: str, contrasts: Sequence[Contrast], is_only_one: bool) -> str:
-  """'better: a (+1, p = 0.01), b (+2, p = 0.02)'; settings without a difference are named or, if all, counted."""
+def _describe_group(verdict: str, contrasts: Sequence[Contrast], is_only_verdict: bool) -> str:
+  """'better: a (+1, p = 0.01), b (+2, p = 0.02)'; 'no difference found: a, b'.
+
+  Several settings that are neither better nor worse are counted instead of named if no setting has another verdict.
+  """
   if verdict in ('better', 'worse'):
     return f'{verdict}: {", ".join(map(_describe_contrast, contrasts))}'
-  if is_only_one and len(contrasts) > 1:
+  if is_only_verdict and len(contrasts) > 1:
     return f'{verdict}: all {len(contrasts)} other settings'
   return f'{verdict}: {", ".join(contrast.setting.label for contrast in contrasts)}'
 
@@ -292,8 +295,8 @@ def _notes(
   ]
   if min(seeds) == 1:
     notes.append(
-      'A setting with one seed has no interval and no test over seeds. For two single runs, p is that of the test over '
-      'rows: whether these two trained models differ. Other seeds may differ as much.'
+      'A setting with one seed has no interval and no test over seeds. For a single pair of runs, p is that of the '
+      'test over rows, if there is one: whether these two trained models differ. Other seeds may differ as much.'
     )
   if small_counts := [count for count in seeds if 1 < count < FEW_SEEDS]:
     notes.append(
@@ -301,15 +304,16 @@ def _notes(
     )
   if num_tested := sum(not math.isnan(contrast.corrected_p) for contrast in contrasts):
     notes.append(
-      f'p values are those of a paired {TEST_NAMES[options.test]} over seeds or, for two single runs, of the test over '
-      'rows, corrected for '
+      f'p values are those of a paired {TEST_NAMES[options.test]} over seeds or, for a single pair of runs, of '
+      'the test over rows, corrected for '
       f'{format_count(num_tested, "comparison")} (Benjamini-Hochberg). That no difference was found does not mean that '
       'there is none. P(better) is the probability that a run of the setting is better than one of the baseline.'
     )
   if any(contrast.rows for contrast in contrasts):
     notes.append(
-      'Rows: the number of pairs of runs whose outputs differ at p < 0.05 when rows are resampled (sacrebleu: paired '
-      'bootstrap; rates: paired permutation test). This tests whether two trained models differ, not two settings.'
+      'Rows: the number of pairs of runs whose outputs differ at p < 0.05 when rows are resampled, or the p of a '
+      'single pair (metrics of sacrebleu: paired bootstrap; rates: paired permutation test). This tests whether two '
+      'trained models differ, not two settings.'
     )
   commits = sorted({run.commit or 'unknown' for setting in settings for run in setting.runs})
   if len(commits) > 1:

@@ -21,7 +21,8 @@ Fields = dict[str, Any]  # a config by dotted path
 Load = Callable[[str], Mapping[str, Any]]  # 'configs/dates.py:luong2015_birnn' -> config
 
 SEED_FIELDS = ('seeds', 'training.seed')  # set by the sweep itself
-# Fields in which runs of one setting may differ: the seeds, and fields that change neither updates nor results.
+# Fields in which runs of one setting may differ: the seeds, and fields that do not change the updates (those of the
+# mesh change their rounding).
 IRRELEVANT_FIELDS = frozenset(
   (*SEED_FIELDS, *MESH_FIELDS, 'training.checkpoint_every', 'training.keep', 'training.log_every')
 )

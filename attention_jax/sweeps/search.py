@@ -87,8 +87,8 @@ def search(ranges: Mapping[str, str], points: int, method: str = 'halton', seed:
     seed: seed of the points, at least 0.
 
   Raises:
-    UserError: without a range, for an unknown range or method, for a range whose ends are not in order, for fewer than
-      one point, for a number of points that `method` does not allow, and for a negative seed.
+    UserError: without a range, for a spec that is not valid, for a range whose ends are not in order, for an unknown
+      method, for fewer than one point, for a number of points that `method` does not allow, and for a negative seed.
   """
   if not ranges:
     raise UserError('--search is empty; expected field=log(low=1e-4, high=1e-2) or another range')

@@ -73,13 +73,20 @@ def product(*groups: Sequence[Setting]) -> list[Setting]:
 def parse_grid(text: str) -> list[Setting]:
   """Parses 'field=value,value,...; field=value,...' into every combination.
 
-  Commas and semicolons inside of brackets or quotes belong to a value.
+  Commas and semicolons inside of brackets or quotes belong to a value. Values stay text.
+
+  Raises:
+    UserError: for anything else, and for a field or a value of a field that occurs twice.
   """
   return grid(_parse_axes(text, '--grid'))
 
 
 def parse_pair(text: str) -> list[Setting]:
-  """Parses 'field=value,value; field=value,value', whose values are paired by position."""
+  """Parses 'field=value,value; field=value,value', whose values are paired by position. Values stay text.
+
+  Raises:
+    UserError: as `parse_grid`, and if the fields have different numbers of values.
+  """
   return zipped(_parse_axes(text, '--pair'))
 
 

@@ -1,6 +1,7 @@
 """Statistics over seeds and over rows, with scipy and sacrebleu.
 
-Runs of two settings with the same seed are paired, because they are trained on batches in the same order.
+Runs of two settings with the same seed are paired, because they are trained on the same batches in the same order,
+unless the settings differ in the data or the batch size.
 """
 
 import math
@@ -18,7 +19,7 @@ SEED = 0  # of the random generator, so that a report can be repeated
 SEED_RESAMPLES = 9999  # resamples of the training seeds
 ROW_RESAMPLES = 1000  # resamples of the rows of a data set
 ROW_BATCH = 100  # resamples at a time, which bounds the memory
-TRIMMED = 0.25  # of each end: the interquartile mean
+TRIMMED = 0.25  # share of the values at each end that the interquartile mean leaves out
 
 
 class Interval(NamedTuple):
@@ -35,7 +36,10 @@ def bootstrap_mean(values: Sequence[float]) -> Interval:
 
 
 def bootstrap_interquartile_mean(values: Sequence[float]) -> Interval:
-  """Returns the mean of the middle half of the seeds (Agarwal et al. 2021): the mean itself for fewer than four."""
+  """Returns the mean over seeds without the lowest and the highest quarter of the values, with its bootstrap interval.
+
+  Agarwal et al. (2021). A quarter is rounded down, so that for fewer than four seeds it is the mean of all.
+  """
   return _bootstrap(values, lambda x, axis: scipy.stats.trim_mean(x, TRIMMED, axis=axis))
 
 
@@ -134,8 +138,8 @@ class RowComparison(NamedTuple):
   """Comparison of the outputs of two runs on the same rows, by one metric.
 
   Attributes:
-    difference: of the metric, second minus first, with its bootstrap interval (NaN ends for sacrebleu's metrics).
-    p: of the paired test over rows.
+    difference: of the metric, other run minus baseline, with its bootstrap interval (NaN ends for sacrebleu's metrics).
+    p: of the paired test over rows; NaN if there is nothing to count, see `compare_rates`.
   """
 
   difference: Interval
@@ -149,8 +153,8 @@ def compare_rows(
 
   Args:
     spec: a spec of inference.metrics.METRICS.
-    baseline: a hypothesis per row.
-    hypotheses: a hypothesis per row of another run.
+    baseline: the hypotheses of the baseline, one per row.
+    hypotheses: the hypotheses of the other run, one per row.
     references: one or more per row.
   """
   metric = sacrebleu_metric(spec)
@@ -173,7 +177,7 @@ def _compare_by_sacrebleu(metric: Any, baseline, hypotheses, references) -> RowC
 
 
 def compare_rates(first: RowCounts, second: RowCounts) -> RowComparison:
-  """Compares two rates over the same rows: a paired bootstrap interval, and a paired permutation test.
+  """Compares two rates or means over the same rows: a paired bootstrap interval, and a paired permutation test.
 
   Args:
     first: counts of the baseline.

@@ -136,8 +136,8 @@ def run_sweep(request: SweepRequest, resolved: Sequence[Resolved], log: Log) -> 
     The numbers of units of these settings and seeds.
 
   Raises:
-    UserError: if the ledger cannot be opened, see `open_ledger`, for a run that cannot be adopted, and for numbers of
-      workers or a value of --together that are not valid.
+    UserError: if jax finds no device, if the cluster cannot be used, if the ledger cannot be opened, see `open_ledger`,
+      for a run that cannot be adopted, and for a number of workers or a value of --together that is not valid.
   """
   executor, backend = _make_executor(request)
   seeds = requested_seeds(request, resolved)
@@ -311,7 +311,7 @@ def _drop_settings(
 
 
 def _summarize(request: SweepRequest, state: SweepState, entries: Sequence[UnitState], log: Log) -> Outcome:
-  """Logs every failed unit with its error, and counts the units by their state."""
+  """Logs every failed unit with its error, then the numbers of units by state; returns these numbers."""
   failed = [entry for entry in entries if entry.state == FAILED]
   for entry in failed:
     log(f'failed: {entry.unit.id}: {entry.error}; output in {entry.log}')

@@ -1,4 +1,4 @@
-"""Processes of a sweep on this machine: each with cores or devices of its own."""
+"""Processes of a sweep: the interface of executors and jobs, and the executor for this machine."""
 
 import itertools
 import os

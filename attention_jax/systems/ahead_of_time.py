@@ -42,7 +42,7 @@ class CompiledUpdate(NamedTuple):
     compiled: the compiled update.
     parameters: number of parameters of the model.
     state: shapes and shardings of the training state; with several seeds, of all runs together.
-    flop: FLOP of the matrix products, on all devices together, counted as in `costs.update_flop`.
+    flop: FLOP of the matrix products of all runs, on all devices together, counted as in `costs.update_flop`.
   """
 
   shape: tuple[int, ...]
@@ -69,7 +69,9 @@ class Inputs(NamedTuple):
 def compile_updates(
   config: Mapping[str, Any], mesh: Mesh, platform: str, *, vocabulary_size: int | None = None, largest: bool = False
 ) -> Iterator[CompiledUpdate]:
-  """Compiles the update of each batch shape of a config, with all its seeds.
+  """Compiles the update of each batch shape of a config, for all its seeds together.
+
+  With data, the shapes are those that occur in training; without data, there is one for each bucket.
 
   Args:
     config: the config of a run.

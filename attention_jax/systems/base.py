@@ -136,7 +136,10 @@ class System(abc.ABC):
 
   @property
   def arrays(self) -> Mapping[str, Any]:
-    """The splits as trees of arrays, which must be unchanged when a run resumes; empty for generated data."""
+    """The splits as trees of arrays, which must be unchanged when a run resumes.
+
+    It is empty if the training split is generated anew for each batch.
+    """
     return {}
 
   @abc.abstractmethod
@@ -208,7 +211,10 @@ class System(abc.ABC):
 
   @property
   def share(self) -> Share:
-    """The rows of training batches that this process reads, with filler rows so that they divide over the devices."""
+    """The rows of training batches that this process reads.
+
+    Filler rows make their number divide over the devices and the parts of config.training.accumulate.
+    """
     index, count = process_share(self.training_mesh)
     return Share(index, count, row_devices(self.training_mesh) * self.config['training']['accumulate'])
 

@@ -29,7 +29,7 @@ def overlay_files(
     cell_centres: the grid of the weights.
 
   Raises:
-    UserError: for a file that is not an image.
+    UserError: for a file that is missing or cannot be read as an image.
   """
   return [
     CaptionOverlay(
@@ -46,9 +46,9 @@ def overlay_files(
 def overlay_rows(
   pictures: Pictures, rows: Sequence[int], hypotheses: Sequence[Hypothesis], cell_centres: CellCentres
 ) -> list[CaptionOverlay]:
-  """Returns the plots of pictures of a split, with one hypothesis each, their captions and their gold boxes.
+  """Returns the plots of pictures of a split: each with a hypothesis, its captions, and the boxes of its first caption.
 
-  The words of a hypothesis have their gold boxes only if it is the first caption of its picture.
+  The words of a hypothesis have these gold boxes only if it is equal to that caption.
 
   Args:
     pictures: the split.

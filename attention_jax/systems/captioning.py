@@ -391,7 +391,7 @@ class CaptioningSystem(System):
     return Prediction(name, [], texts)
 
   def _pointing_metrics(self, pictures: Pictures, weights: Iterable[np.ndarray | None]) -> dict[str, MetricValue]:
-    """Pointing game: how often the largest weight lies in the gold box, of a phrase (words of one box) or a word."""
+    """Pointing game: share of tokens, and of phrases (adjacent tokens of a box), whose largest weight is in the box."""
     rows = [
       (matrix, [boxes[word] if word >= 0 else None for word in self.vocabulary.word_ids(caption)])
       for boxes, caption, matrix in zip(pictures.boxes, pictures.captions, weights, strict=True)

@@ -61,7 +61,7 @@ from attention_jax.training.partition import shard_batch
 from attention_jax.training.peers import map_batches
 
 LABELS_FILE = 'labels.json'
-SELECTABLE_METRICS = {'loss': False, 'accuracy': True}
+SELECTABLE_METRICS = {'loss': False, 'accuracy': True}  # True: a higher value is better
 
 
 @dataclasses.dataclass(frozen=True)
@@ -398,8 +398,8 @@ def _check_auxiliary(model: Classifier, training: Training) -> None:
   """Raises UserError for a model without the weights that the losses of CLASSIFIER_LOSSES need."""
   if not model.single_level:
     raise UserError(
-      f'training.auxiliary={training.auxiliary!r} needs a classifier with one level; expected '
-      f'config.model.classifier=flat; {DISABLE_HINT}'
+      f'training.auxiliary={training.auxiliary!r} needs a classifier that pools all words of a document at once; '
+      f'expected config.model.classifier=flat; {DISABLE_HINT}'
     )
   if not POOLINGS[parse(model.pooling)[0]].has_learned_weights:
     learned = ' or '.join(name for name, cls in POOLINGS.items() if cls.has_learned_weights)

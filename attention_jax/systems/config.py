@@ -46,7 +46,8 @@ def fill_defaults(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     name: how error messages refer to the config, such as 'the config' or the path of its file.
 
   Raises:
-    UserError: for an unknown system, for unknown fields, and for values whose type does not suit the default.
+    UserError: for anything but a mapping, for an unknown system, for unknown fields, and for values whose type does not
+      suit the default.
   """
   if not isinstance(config, Mapping):
     raise UserError(f'{name} must be an object with the groups of a config, got {config!r}')

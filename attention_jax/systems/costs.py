@@ -1,4 +1,4 @@
-"""Costs of a config: parameters, and the floating-point operations of its matrix products.
+"""Costs of an update: the floating-point operations of its matrix products.
 
 Products are counted in the traced program. XLA's own cost analysis counts the body of a loop once, however many steps
 the loop has, and thus reports far too few operations for a recurrent model.

@@ -39,6 +39,7 @@ from attention_jax.training.loss import OBJECTIVE_RNG, Loss
 from attention_jax.training.partition import shard_batch
 from attention_jax.training.peers import map_batches
 
+# False: a lower value is better.
 SELECTABLE_METRICS = {'loss': False, 'error': False, 'error_of_one_sample': False, 'error_of_mean_locations': False}
 DUMMY_SHAPE = (32, 32, 1)  # of a picture, for tracing
 MIN_PROBABILITY = 1e-30  # bounds the loss: the mean probability over the samples can be 0 in float32
@@ -363,8 +364,9 @@ def _loss(model: nn.Module, config: Config, training: Training) -> Loss:
   """−log p(y) − Σ_t log π(l_t) (R_t − b_t) + Σ_t (R_t − b_t)². Mnih et al. 2014, section 3.2.
 
   y: labels; l_t: location of glimpse t; π: policy; b_t: baseline, without gradient in the second term. R_t is the
-  number of right labels from glimpse t on, which is 0 or 1 with one object. The loss is the mean over `model.samples`
-  sampled paths of each picture.
+  number of right labels from glimpse t on, which is 0 or 1 with one object. The first location is not part of the sums,
+  as the policy does not choose it. The loss is the mean over config.model.samples sampled paths of each picture;
+  label smoothing changes its first term.
   """
   samples = GlimpseConfig(**config['model']).samples
 

@@ -67,7 +67,7 @@ def open_initial_run(config: Config, folder: Path) -> InitialRun | None:
     folder: the run folder, which need not exist.
 
   Returns:
-    None if the run starts from random parameters.
+    The parameters by name and, if the run has not stored them, their system; None if config.initial_run is empty.
 
   Raises:
     UserError: as `check_initial_run` and `open_run`, and for a stored file that cannot be read.

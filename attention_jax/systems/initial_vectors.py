@@ -35,13 +35,16 @@ def embedding_tables(system: System, params: Any) -> dict[str, EmbeddingTable]:
 
 
 def check_initial_vectors(config: Config, folder: Path) -> None:
-  """Raises UserError if config.initial_vectors names no file, or one that cannot be read.
+  """Checks that the files of config.initial_vectors can be read, unless the field is empty.
 
   The files are not checked if the run folder has stored the vectors already.
 
   Args:
     config: the whole config of the run.
     folder: the run folder, which need not exist.
+
+  Raises:
+    UserError: for a file that cannot be read, and for a field that consists of commas and spaces, and names no file.
   """
   if not config['initial_vectors'] or (folder / INITIAL_FILE).exists():
     return

@@ -11,9 +11,9 @@ a learned map of the encoder's last states; in `gnmt2016_zero_states` and in the
   immediate_reward: each sampled position is rewarded for its word alone.
 
 Training is that of the task, except for auxiliary losses, and for the optimiser and label smoothing of Transformers.
-Presets of papers that have another task, or define only a part of the model, have the encoder and decoder of another
-preset. docs/papers.md compares each preset with its paper, part by part, and lists the differences without a name, such
-as an omitted part.
+Presets of papers that have another task, or define only a part of the model, mostly have the encoder and decoder of
+another preset. docs/papers.md compares each preset with its paper, part by part, and lists the differences without a
+name, such as an omitted part.
 """
 
 from collections.abc import Mapping
@@ -142,12 +142,12 @@ TRANSLATION: Mapping[str, Preset] = {
   'luong2015_birnn_location': _luong2015_birnn(', location', _LOCATION),
   'luong2015_birnn_local_m': _luong2015_birnn(', local-m', alignment='local_m(width=10)'),
   'luong2015_birnn_local_p': _luong2015_birnn(', local-p', alignment='local_p(width=10)'),
-  # Reads letters, where the paper reads speech, with the encoder and decoder of bahdanau2015_deep_tanh.
+  # Reads text, where the paper reads speech, with the encoder and decoder of bahdanau2015_deep_tanh.
   'chorowski2015': Preset(
     'Chorowski et al. 2015',
     _model(_BIRNN, _BAHDANAU, 'location_sensitive(channels=10, width=31)', 'smoothed'),
   ),
-  # Reads words, where the paper reads pictures; system 'captioning' has a preset of the same name.
+  # Reads text, where the paper reads pictures; system 'captioning' has a preset of the same name.
   'xu2015_hard_immediate_reward': Preset(
     'Xu et al. 2015, hard; each position rewarded for its own word',
     _model(_BIRNN, f'bahdanau(rnn="lstm", {_SIZE}, readout={{features}})', 'additive') | _IMMEDIATE_REWARD,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from attention_jax.atomic import write_text
 
-COMMITS = 'commits.txt'  # of a run folder: a line for each version of the code that trained in it, the first one first
+COMMITS = 'commits.txt'  # of a run folder: the version of the code at the start, and a line for each later change of it
 ROOT = Path(__file__).resolve().parents[2]
 UNCOMMITTED = '+changes'  # appended to the commit if tracked files differ from it, or cannot be compared with it
 
@@ -50,7 +50,7 @@ def store_version(folder: Path, log: Callable[[str], None]) -> None:
 
 
 def read_versions(folder: Path) -> list[str]:
-  """Returns the versions of the code that trained in a run folder, the first one first; [] without commits.txt."""
+  """Returns the lines of commits.txt of a run folder, one for each change of version, in order; [] without the file."""
   path = folder / COMMITS
   return path.read_text('utf-8').splitlines() if path.exists() else []
 

@@ -86,7 +86,7 @@ class Reader:
     readings = []
     for line, prediction in zip(request.inputs, predictor(request.inputs, beams=beams), strict=True):
       if not prediction.hypotheses:
-        raise UserError(f'no output for {line!r}: no hypothesis has a finite probability')
+        raise UserError(f'no output for {line!r}: it is too long, or no hypothesis has a finite probability')
       source_tokens = [*prediction.tokens, END]
       for best in prediction.hypotheses[: request.hypotheses]:
         matrices = {WEIGHTS: np.asarray(best.weights)}

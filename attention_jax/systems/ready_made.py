@@ -22,7 +22,7 @@ class ReadyMade(NamedTuple):
   Attributes:
     config: FILE:PRESET of the config.
     data: what `config.data.folder` has to contain, or '' if the data are generated.
-    fields: settings of the config, 'FIELD=VALUE'.
+    fields: fields of the config that differ from the preset, 'FIELD=VALUE'.
   """
 
   config: str

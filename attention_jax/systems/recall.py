@@ -32,6 +32,7 @@ from attention_jax.training.loss import Loss
 from attention_jax.training.partition import shard_batch
 from attention_jax.training.peers import map_batches
 
+# True: a higher value is better.
 SELECTABLE_METRICS = {'loss': False, 'cost': False, 'error': False, 'exact_match': True}
 
 
@@ -69,7 +70,7 @@ class RecallPrediction(NamedTuple):
   """Prediction for one episode.
 
   Attributes:
-    probabilities: of each bit of the answer, [vectors, bits].
+    probabilities: that each bit of the answer is 1, [vectors, bits].
     read: weights of the read heads over the memory in every step, [T, heads, slots].
     write: weights of the write heads over the memory in every step, [T, heads, slots].
   """

@@ -127,7 +127,7 @@ def test_weights_of_pairs_are_shown_as_the_mean_over_heads():
     (['--config.model.classifier=decomposable', '--config.data.buckets=((2, 16),)'], 'compares pairs of texts'),
     (
       ['--config.training.auxiliary=redundancy'],
-      'needs a classifier with one level; expected config.model.classifier=flat',
+      'needs a classifier that pools all words of a document at once; expected config.model.classifier=flat',
     ),
     (
       ['--config.training.auxiliary=redundancy', '--config.model.classifier=flat', '--config.model.pooling=max'],
