@@ -63,7 +63,7 @@ class TranslationDataConfig:
   Attributes:
     task: a spec of data.tasks.TASKS.
     folder: folder that relative paths of the task start from; for the task 'prepared', the prepared data set itself;
-      also where tfds data sets, and dates as one of them, are stored.
+      also where tfds data sets, such as dates, are stored.
     vocabulary: a spec of data.vocab.VOCABULARIES.
     shared_vocabulary: whether source and target have one vocabulary.
     buckets: maximum (source, target) lengths, the end-of-sentence token included. A pair is padded to the smallest

@@ -50,7 +50,7 @@ class Training:
     steps: total number of updates. May be raised when a run is resumed. On a CPU, the updates of a run of at most 50
       steps, or fewer for a model of more than a million parameters, are compiled with few optimisations
       (compiling.FEW_RUNS) and are therefore rounded differently: raising `steps` past this limit changes the numbers.
-    seed: seed of all randomness: initial parameters, order of batches, dropout.
+    seed: seed of all randomness of training: initial parameters, order of batches, dropout.
     optimizer: spec of a row of optim.OPTIMIZERS.
     schedule: spec of a row of optim.SCHEDULES: the learning rate by the number of the update.
     clip: bound of the gradients' global norm; 0 does not clip.
@@ -184,7 +184,7 @@ def fit(
   """Trains a model in a run folder, from its latest checkpoint if there is one.
 
   The same call on the same folder resumes a run that was killed at any moment, exactly: batches and random numbers are
-  functions of the step. The folder may be new. `training.folder.prepare_folder` stores and compares the config.
+  functions of the step. The folder may be new. `training.folder.prepare_folder`, not `fit`, stores the config.
 
   Args:
     folder: the run folder.

@@ -84,8 +84,8 @@ def _hidden_kernels(params: Any) -> Any:
   return jax.tree_util.tree_map_with_path(dimension_numbers, params)
 
 
-# Options that are the decay of a moving average or, for momentum, of a sum of gradients. With 1 an average would never
-# change, and a sum would never forget a gradient; above 1 both would diverge.
+# Options that are the decay of a moving average, or of a sum of gradients, such as the momentum of sgd. With 1 an
+# average would never change, and a sum would never forget a gradient; above 1 both would diverge.
 DECAY_OPTIONS = frozenset(['adam_b1', 'adam_b2', 'b1', 'b2', 'beta', 'decay', 'momentum', 'rho'])
 
 SUPPLIED_OPTIONS = ('learning_rate', 'muon_weight_dimension_numbers')  # by this module; a spec may not set them
