@@ -47,16 +47,16 @@ class TrainingFolder(NamedTuple):
 def training_folder(folder: str | Path, log: Log) -> Iterator[TrainingFolder]:
   """Opens a run folder for training: for a URL its working copy, which is uploaded while the run trains.
 
-  Of several processes, the first one writes and uploads, and the others download. Every process must enter and leave
-  it at the same point.
+  For a URL, the first of several processes writes and uploads, and the others download. Every process must enter and
+  leave the context at the same point.
 
   Args:
     folder: the run folder, or a URL that fsspec can write to.
-    log: called with lines about downloads and uploads.
+    log: called with lines about the lock of a URL, downloads and uploads.
 
   Raises:
-    UserError: in every process, for a folder that cannot be used, and for a URL that another training command has
-      locked.
+    UserError: in every process: on entering, for a folder that cannot be used, and for a URL that another training
+      command has locked; on leaving, if the last upload fails.
   """
   if not is_url(str(folder)):
     with peers.fail_together():
@@ -90,7 +90,7 @@ def _synchronize(remote: RemoteFolder, uploader: Uploader | None) -> None:
       uploader.finish()
   with peers.fail_together():
     if not uploader and not remote.pull(_do_nothing, read_only=True):
-      shutil.rmtree(remote.local)  # of an earlier run behind the same URL
+      shutil.rmtree(remote.local)  # its files are those of an earlier run behind the same URL
       remote.local.mkdir()
 
 
@@ -115,7 +115,10 @@ def reading_folder(url: str) -> Path:
 
 
 def upload_outputs(log: Log) -> None:
-  """Uploads the files, such as pictures, that were added to the run folders since this process opened them."""
+  """Uploads files, such as pictures, that were added to the run folders, or rewritten, since this process opened them.
+
+  Files of the uploaded run itself are left out, see RemoteFolder.push_outputs.
+  """
   for remote, before in _OPENED.values():
     for name in remote.push_outputs(before):
       log(f'uploaded to {remote.url}/{name}')

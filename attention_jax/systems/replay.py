@@ -71,8 +71,8 @@ def replay(folder: str | Path, update: int = 0, seed: int | None = None) -> Repl
       or the last one if all are finite.
 
   Raises:
-    UserError: if the folder holds no run, no stored batch of that update or no such seed, and if the data or the files
-      of the run have changed.
+    UserError: if the folder holds no run, no stored batch of that update or no such seed, if the files of the run have
+      changed, and if the data now yield another batch than the stored one.
   """
   folder = run_path(folder)
   check_run_files(folder)
@@ -178,7 +178,10 @@ def _check_unchanged(update: int, batch: Any, stored: dict[str, np.ndarray]) -> 
   arrays = _real_rows(named_arrays(batch))
   changed = [name for name in stored.keys() | arrays.keys() if not np.array_equal(stored.get(name), arrays.get(name))]
   if changed:
-    raise UserError(f'the batch of update {update} differs from the stored one in {", ".join(sorted(changed))}')
+    raise UserError(
+      f'the batch of update {update} differs from the stored one in {", ".join(sorted(changed))}; '
+      'expected the data with which the run was trained'
+    )
 
 
 def _real_rows(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

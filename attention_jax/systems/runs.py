@@ -82,8 +82,13 @@ class Run:
     """
     if isinstance(self.system, protocol):
       return self.system
-    names = ', '.join(name for name, cls in SYSTEMS.items() if issubclass(cls, protocol))
+    names = _systems_with(protocol)
     raise UserError(f'{self.folder} is a run of system {self.config["system"]!r}; expected one of: {names}')
+
+
+def _systems_with(protocol: type) -> str:
+  """The names of the systems that implement a protocol, for error messages."""
+  return ', '.join(name for name, cls in SYSTEMS.items() if issubclass(cls, protocol))
 
 
 def open_run_or_ensemble(
@@ -98,7 +103,7 @@ def open_run_or_ensemble(
     evaluation, dtype: as for `open_run`.
 
   Raises:
-    UserError: as `open_run` does, and for runs that cannot be an ensemble.
+    UserError: as `open_run` does, for an empty name between commas, and for runs that cannot be an ensemble.
   """
   pairs = itertools.product(_split_commas(folders, 'workdir'), _split_commas(checkpoints, 'checkpoint'))
   runs = [open_run(folder, checkpoint, evaluation, dtype) for folder, checkpoint in pairs]
@@ -106,7 +111,9 @@ def open_run_or_ensemble(
     return runs[0]
   for run in runs:
     if not isinstance(run.system, SupportsEnsembles):
-      raise UserError(f'{run.folder}: runs of system {run.config["system"]!r} cannot be an ensemble')
+      name = run.config['system']
+      names = _systems_with(SupportsEnsembles)
+      raise UserError(f'{run.folder}: runs of system {name!r} cannot be an ensemble; expected runs of one of: {names}')
   try:
     system = runs[0].system.ensemble([run.system for run in runs[1:]])
   except UserError as error:
@@ -195,7 +202,7 @@ def evaluate_hypotheses(run: Run, split: str, lines: Sequence[str]) -> dict[str,
 
   Raises:
     UserError: for an unknown split, for another number of lines, for a run of a system whose references are not texts,
-      and without metrics.
+      and if config.evaluation.metrics is empty.
   """
   choose(split, run.system.splits, 'split')
   corpus = run.system_with(SupportsCorpus).corpus(split)

@@ -62,7 +62,8 @@ class TranslationDataConfig:
 
   Attributes:
     task: a spec of data.tasks.TASKS.
-    folder: folder that relative paths of the task start from; also where tfds data sets are stored.
+    folder: folder that relative paths of the task start from; for the task 'prepared', the prepared data set itself;
+      also where tfds data sets, such as dates, are stored.
     vocabulary: a spec of data.vocab.VOCABULARIES.
     shared_vocabulary: whether source and target have one vocabulary.
     buckets: maximum (source, target) lengths, the end-of-sentence token included. A pair is padded to the smallest
@@ -99,7 +100,8 @@ class TranslationEvaluationConfig:
     batch_size: number of sources that are searched at once.
     replace_unknown: whether an out-of-vocabulary token of a hypothesis is replaced by the source token with the largest
       weight (Jean et al. 2015).
-    unlinked_targets: whether links of target words without a gold link count as errors; otherwise they are left out.
+    unlinked_targets: whether predicted links count as errors if their target word (or character) has no gold link;
+      otherwise they are left out.
     shortlist: k > 0 restricts the search to the k likeliest translations of every source token of a batch, by a lexicon
       of the training split, and the k most frequent target tokens (Jean et al. 2015). Further frequent tokens fill the
       list up to a multiple of 512. 0 searches all tokens.
@@ -367,7 +369,7 @@ def text_metric_directions(config: Config) -> dict[str, bool]:
 
 
 def initial_params(model: EncoderDecoder, seed: int) -> Any:
-  """Returns the initial parameters, which depend on the seed alone."""
+  """Returns the initial parameters of a model for a seed."""
   return initializer(model)(seed)
 
 

@@ -26,7 +26,7 @@ def check_shared_vocabulary(config: Config, model: EncoderDecoder) -> None:
   if config['data']['shared_vocabulary']:
     return
   if config['model']['share_embeddings']:
-    field = 'share_embeddings'
+    field = 'share_embeddings=True'
   elif model.copies:
     field = f'output={config["model"]["output"]!r}'
   else:

@@ -1,9 +1,9 @@
 """Checkpoints of a run: `checkpoints/` holds the latest states, `best/` the best one so far.
 
 Each is a folder named by its step, which orbax renames into place, so that it appears whole or not at all. Files are
-written in threads while training continues. A checkpoint contains checksums of all its arrays, which are verified
-whenever it is read: tensorstore verifies its indices only. Resuming moves a latest checkpoint that cannot be read to
-`damaged/`, if there is an earlier one.
+written in threads while training continues. A checkpoint contains a checksum of each of its arrays, which is verified
+whenever the array is read: tensorstore verifies its indices only. Resuming moves a latest checkpoint that cannot be
+read to `damaged/`, if there is an earlier one.
 """
 
 import contextlib
@@ -108,9 +108,9 @@ class Checkpoints:
     Waits for the previous checkpoint, so that a best state is on disk before a latest state that names it. Returns when
     the arrays of `state` may be donated.
 
-    If there is a LATEST state of this step or a later one, none is written: the same run wrote it before an
-    interruption. BEST states of this step or a later one are deleted first: their updates have been run again, perhaps
-    on other data.
+    A LATEST state is not written if there is one of this step or a later one: the same run wrote it before an
+    interruption. Before a BEST state is written, those of this step or a later one are deleted: their updates have been
+    run again, perhaps on other data.
 
     Args:
       state: the state of one run, or of several side by side, which are all at the same step.
@@ -306,7 +306,7 @@ class Checkpoints:
     return fields
 
   def _read(self, kind: str, step: int, **item) -> Any:
-    """Reads one item of a checkpoint; raises DamagedCheckpointError with the reason."""
+    """Reads one item of a checkpoint; an error is a DamagedCheckpointError with the reason, unless memory ran out."""
     try:
       with without_orbax_messages():
         (value,) = self._managers[kind].restore(step, args=ocp.args.Composite(**item)).values()

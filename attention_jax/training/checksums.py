@@ -17,7 +17,7 @@ def tree_checksums(tree: Any) -> dict[str, str]:
   """Returns the checksum of every array of a tree, 16 hexadecimal digits by the path of the array.
 
   Args:
-    tree: a tree of arrays; jax.Arrays may be sharded over several processes.
+    tree: a tree of arrays; jax.Arrays may be sharded over several processes, which must then all call this function.
   """
   arrays = jax.tree.leaves_with_path(tree)
   names = [jax.tree_util.keystr(path, simple=True, separator='/') for path, _ in arrays]

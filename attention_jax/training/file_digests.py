@@ -1,4 +1,4 @@
-"""Digests of the files of a run folder, stored in it and checked whenever the run is opened."""
+"""Digests of some files of a run folder, such as its config, stored in it and checked whenever the run is opened."""
 
 import hashlib
 import json

@@ -49,8 +49,8 @@ def prepare_folder(folder: str | Path, config: Mapping[str, Any], complete: Comp
     The absolute path of the folder.
 
   Raises:
-    UserError: if the folder cannot be used, or if it holds another config (the message lists the fields that differ),
-      or files but no config. Its content is then unchanged.
+    UserError: if the folder cannot be used, or if it holds a config that differs in other fields than MUTABLE_FIELDS
+      (the message lists them), or files but no config. Its content is then unchanged.
   """
   folder = Path(folder).absolute()
   with fail_together():
@@ -60,7 +60,7 @@ def prepare_folder(folder: str | Path, config: Mapping[str, Any], complete: Comp
 
 
 def check_folder(folder: str | Path, config: Mapping[str, Any], complete: Complete = dict) -> bool:
-  """Returns whether `folder` is the folder of a run with this config, without changing anything.
+  """Returns whether `folder` is the folder of a run with this config, except for MUTABLE_FIELDS. Changes nothing.
 
   Args:
     folder: the run folder, which need not exist.
@@ -76,7 +76,7 @@ def check_folder(folder: str | Path, config: Mapping[str, Any], complete: Comple
 
 @contextlib.contextmanager
 def lock_folder(folder: Path, log: Callable[[str], None]) -> Iterator[None]:
-  """Holds an exclusive lock on `folder`; the operating system releases it when the process ends.
+  """Holds an exclusive lock on `folder`, in process 0 alone; the operating system releases it when the process ends.
 
   Args:
     folder: the run folder; created if it does not exist.

@@ -1,6 +1,7 @@
 """Frozen parameters: they keep their initial values, and no gradient of them is computed.
 
 `training.frozen='encoder, embedding.table'` names modules or arrays by the first parts of their dotted names.
+Parameters that `training.anneal` names follow their schedules nevertheless.
 """
 
 import dataclasses

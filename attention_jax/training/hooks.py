@@ -90,7 +90,7 @@ class FiniteGuard:
     self._unchecked.clear()
 
   def _problem(self, name: str, value: np.ndarray) -> str:
-    """Describes the first of the values, [] or [seeds], that is not finite; '' if all are."""
+    """Describes the first of the values, [] or [seeds], that is not finite; '' if all are finite."""
     for run in map(tuple, np.argwhere(~np.isfinite(value))):  # () for one run
       return f'{name}{self._of_seed(run)} is {value[run]}'
     return ''
@@ -129,7 +129,7 @@ class MetricsLogger:
     every: updates between two records, see `is_due`.
     writers: called with each record.
     clock: measures the interval.
-    compilations: returns how many batch shapes have been compiled.
+    compilations: returns the number of batch shapes of the updates made so far.
   """
 
   def __init__(self, every: int, writers: Sequence[Writer], clock: TrainingClock, compilations: Callable[[], int]):

@@ -133,7 +133,7 @@ def read_batch(folder: Path, update: int) -> dict[str, np.ndarray]:
     raise UserError(f'cannot read {path}: {" ".join(str(error).split())}') from error
 
 
-def named_arrays(batch: Any) -> dict[str, np.ndarray]:
-  """Returns the arrays of a batch by their paths: {'source': ..., 'target': ...}."""
-  leaves = jax.tree.leaves_with_path(batch)
+def named_arrays(tree: Any) -> dict[str, np.ndarray]:
+  """Returns the arrays of a tree by their paths: {'source': ..., 'target': ...} for a batch."""
+  leaves = jax.tree.leaves_with_path(tree)
   return {jax.tree_util.keystr(path, simple=True, separator='/'): np.asarray(leaf) for path, leaf in leaves}

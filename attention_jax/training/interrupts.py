@@ -50,7 +50,7 @@ class StopSignals:
   def __init__(self):
     self._request = StopRequest()
     self._stack = contextlib.ExitStack()
-    self._several = jax.process_count() > 1
+    self._is_multi_process = jax.process_count() > 1
 
   def reason(self, step: int) -> str:
     """Returns the name of the signal that requests a stop, or ''; the same in every process.
@@ -59,12 +59,12 @@ class StopSignals:
       step: larger at every call, and the same in every process. Several processes get the request at one step, the next
         one that none of them has begun.
     """
-    if self._several:
+    if self._is_multi_process:
       return 'SIGTERM' if ocp.utils.reached_preemption(step) else ''
     return self._request.reason
 
   def __enter__(self):
-    if not self._several:
+    if not self._is_multi_process:
       self._stack.enter_context(self._request)
     return self
 

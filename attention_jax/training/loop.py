@@ -50,11 +50,11 @@ class Training:
     steps: total number of updates. May be raised when a run is resumed. On a CPU, the updates of a run of at most 50
       steps, or fewer for a model of more than a million parameters, are compiled with few optimisations
       (compiling.FEW_RUNS) and are therefore rounded differently: raising `steps` past this limit changes the numbers.
-    seed: seed of all randomness: initial parameters, order of batches, dropout.
+    seed: seed of all randomness of training: initial parameters, order of batches, dropout.
     optimizer: spec of a row of optim.OPTIMIZERS.
     schedule: spec of a row of optim.SCHEDULES: the learning rate by the number of the update.
     clip: bound of the gradients' global norm; 0 does not clip.
-    label_smoothing: probability mass that is spread uniformly over all words.
+    label_smoothing: probability mass that is spread uniformly over all tokens that the model can emit, or all labels.
     accumulate: number of parts in which a batch is processed, for less memory. The update is the same, except for
       rounding and random numbers, such as those of dropout.
     average: decay of the moving average of the parameters, which evaluation and prediction then use; 0 disables it.
@@ -70,9 +70,10 @@ class Training:
     frozen: parameters that keep their initial values, by the first parts of their names: 'encoder, embedding.table'.
       Those of `anneal` follow their schedules nevertheless.
     select: metric of the evaluation that decides which state is best.
-    on_nonfinite: what happens to an update whose loss or gradient is not finite, which is found at the next record of
-      metrics, evaluation or checkpoint: 'stop' ends the run, 'skip' counts the update, but leaves parameters and
-      moments of the optimiser unchanged. The batch is stored for `replay`.
+    on_nonfinite: effect of an update whose loss or gradient is not finite, found at the next record of metrics,
+      evaluation or checkpoint: 'stop' ends the run; 'skip' counts the update, but changes neither moments of the
+      optimiser nor parameters, except annealed ones, and ends the run after 100 in a row. Batches are stored for
+      `replay`, of several in a row the first 5.
   """
 
   steps: Size = 10_000
@@ -112,7 +113,7 @@ class FitResult(NamedTuple):
     state: the state after the last update.
     reason: why training stopped.
     best: the best evaluation.
-    compilations: number of batch shapes that were compiled.
+    compilations: number of batch shapes of the updates that this call of `fit` made.
   """
 
   state: TrainState
@@ -183,7 +184,7 @@ def fit(
   """Trains a model in a run folder, from its latest checkpoint if there is one.
 
   The same call on the same folder resumes a run that was killed at any moment, exactly: batches and random numbers are
-  functions of the step. The folder may be new. A config is stored and compared by `training.folder.prepare_folder`.
+  functions of the step. The folder may be new. `training.folder.prepare_folder`, not `fit`, stores the config.
 
   Args:
     folder: the run folder.
@@ -199,15 +200,15 @@ def fit(
       training runs, and returns soon after `is_stopped()` becomes true. None leaves that to the first evaluation.
     direction: 'min' if a lower value of `training.select` is better, 'max' if a higher one is.
     mesh: the mesh of the devices; by default all.
-    after_save: called after each checkpoint of the latest state, between two updates.
+    after_save: called when a checkpoint of the latest state is on disk, see hooks.CheckpointSaver.
     shared: whether all processes use the same folder, see checkpoint.Checkpoints.
 
   Returns:
-    The last state, why training stopped, the best evaluation, and the number of compilations.
+    The last state, why training stopped, the best evaluation, and the number of batch shapes.
 
   Raises:
     UserError: if the loss or the gradient is not finite (with training.on_nonfinite='skip': in more than
-      hooks.MAX_SKIPPED updates in a row), or if the checkpoint cannot be used.
+      hooks.MAX_SKIPPED updates in a row), or if a checkpoint cannot be read or written.
   """
   mesh = mesh or make_mesh()
   train_step, initializer = prepare_training(training, loss, params, mesh, training.seed)
@@ -278,8 +279,7 @@ def fit(
 class StateInitializer:
   """Callable that builds the state before the first update: of one run, or of several side by side.
 
-  The state is created with its final sharding, so that no device holds it twice, and the initial parameters are not
-  kept anywhere else.
+  The state is created with its final sharding: no device holds it twice, or keeps the initial parameters beside it.
 
   Args:
     params: seed -> initial parameters.

@@ -52,7 +52,9 @@ def _warm(schedule: Schedule, peak: float, warmup: int) -> Schedule:
 
 SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
   'constant': _constant,  # after a warm-up of `warmup` updates
-  'rsqrt': _rsqrt,  # peak at update `warmup`, then proportional to 1 / sqrt(n) (Vaswani et al. 2017)
+  # Peak at update `warmup`, then proportional to 1 / sqrt(n), or to 1 / sqrt(n + 1) without a warm-up (Vaswani et al.
+  # 2017).
+  'rsqrt': _rsqrt,
   'cosine': _cosine,
   'linear': _linear,
   'halve': _halve,
@@ -65,7 +67,7 @@ OUTPUT_LAYERS = frozenset(['bits', 'classifier', 'labels', 'output'])
 
 @functools.wraps(optax.contrib.muon)
 def _muon(**options) -> optax.GradientTransformation:
-  """Muon for the kernels of hidden layers, see `_hidden_kernels`; Adam for all others (Jordan et al. 2024)."""
+  """Muon for the kernels of hidden layers, see `_hidden_kernels`; Adam for other parameters (Jordan et al. 2024)."""
   return optax.contrib.muon(**options, muon_weight_dimension_numbers=_hidden_kernels)
 
 
@@ -82,7 +84,8 @@ def _hidden_kernels(params: Any) -> Any:
   return jax.tree_util.tree_map_with_path(dimension_numbers, params)
 
 
-# Options that are the decay of a moving average. With 1 the average would never change; above 1 it would diverge.
+# Options that are the decay of a moving average, or of a sum of gradients, such as the momentum of sgd. With 1 an
+# average would never change, and a sum would never forget a gradient; above 1 both would diverge.
 DECAY_OPTIONS = frozenset(['adam_b1', 'adam_b2', 'b1', 'b2', 'beta', 'decay', 'momentum', 'rho'])
 
 SUPPLIED_OPTIONS = ('learning_rate', 'muon_weight_dimension_numbers')  # by this module; a spec may not set them

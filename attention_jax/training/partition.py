@@ -1,4 +1,4 @@
-"""Placement of arrays: one mesh over all devices, and tables of rules that name its axes.
+"""Placement of arrays: a mesh of devices, and tables of rules that name its axes.
 
 Rows of batches are sharded over the axes 'data' and 'fsdp'. Parameters, their moving average and the state of the
 optimiser are sharded over 'fsdp' and 'tensor', by the names of their axes: PARAMETER_AXES selects these names by the
@@ -182,7 +182,8 @@ def describe_placement(params: Any, mesh: Mesh) -> str:
     mesh: the mesh of the devices.
 
   Raises:
-    UserError: if the largest parameter cannot be sharded over an axis of the mesh, which would therefore save little.
+    UserError: if the axis 'fsdp' or 'tensor' has several devices, but the largest parameter cannot be sharded over it:
+      the axis would save little memory.
   """
   axes = [axis for axis in ('fsdp', 'tensor') if mesh.shape[axis] > 1]
   if not axes:

@@ -170,7 +170,7 @@ def check_agreement(values: Mapping[str, str]) -> None:
 
 
 def package_versions() -> dict[str, str]:
-  """Returns the versions of PACKAGES that are installed."""
+  """Returns the versions of those PACKAGES that are installed, by names such as 'the version of jax'."""
   versions = {}
   for name in PACKAGES:
     with contextlib.suppress(metadata.PackageNotFoundError):

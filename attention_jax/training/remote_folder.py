@@ -90,7 +90,7 @@ class RemoteFolder:
     raise AssertionError('the last attempt returns or raises')
 
   def push(self, folder: Path) -> None:
-    """Uploads a state, and commits it.
+    """Uploads a state, and commits it by writing its manifest. Uploads nothing if the state has not changed.
 
     Args:
       folder: the working copy, or a snapshot of it.
@@ -121,7 +121,7 @@ class RemoteFolder:
     self._finish_push(before, files)
 
   def push_outputs(self, before: Files) -> list[str]:
-    """Uploads files that a program wrote into a copy that is only read, such as pictures.
+    """Uploads files that a program wrote into a copy that is only read, such as pictures, but not files of the state.
 
     Args:
       before: `digests()` before the program ran.
@@ -161,7 +161,7 @@ class RemoteFolder:
   def _replace_copy(
     self, manifest: Mapping[str, Any], synced: Mapping[str, Any], log: Callable[[str], None], read_only: bool
   ) -> None:
-    """Downloads what differs from a manifest, and removes the other files."""
+    """Downloads the files that differ from a manifest, and removes those that it does not name."""
     current = self.digests()
     if not read_only and current != synced.get('files', {}):
       path = self._move_aside()
@@ -231,8 +231,8 @@ class Uploader:
   Args:
     folder: the folder.
     check: raises UserError if this process has lost the lock.
-    log: called with a line if an upload of the thread fails, which is repeated after the next checkpoint, and if that
-      of the state at an error fails.
+    log: called with a line if an upload in the thread fails, which is repeated after the next checkpoint, and if the
+      upload of the state at an error fails.
   """
 
   def __init__(self, folder: RemoteFolder, check: Callable[[], None], log: Callable[[str], None]):
@@ -249,7 +249,7 @@ class Uploader:
     """Waits for the previous upload, then uploads the current state in a thread; call it between two updates.
 
     Raises:
-      UserError: if this process has lost the lock of the folder, or cannot read it.
+      UserError: if this process has lost the lock of the folder, or cannot read that lock.
     """
     self._wait()
     self._check()
@@ -297,7 +297,7 @@ class Uploader:
 
 
 def _names_in(folder: Path) -> list[str]:
-  """The names of the files of a run below its folder, without locks, local manifests and unfinished files."""
+  """The names of the files of a run below its folder, without locks, local manifests and what is unfinished."""
   names = []
   for path in sorted(folder.rglob('*')):
     name = path.relative_to(folder).as_posix()

@@ -29,7 +29,7 @@ class RemoteLock:
     lease: seconds without renewal after which the lock of another process has expired.
 
   Raises:
-    UserError: on entering, if another process holds the lock and renews it.
+    UserError: on entering, if another process holds the lock and renews it, or if the lock cannot be read or written.
   """
 
   def __init__(self, files: RemoteFiles, log: Callable[[str], None], renewal: float = RENEWAL, lease: float = LEASE):

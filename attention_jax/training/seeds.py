@@ -1,4 +1,4 @@
-"""Runs that differ only in their seeds, trained side by side: every step updates all of them.
+"""Runs that differ only in their seeds, trained side by side: every step updates all that have not stopped.
 
 Each run has a folder with the same files as a run that is trained alone. The states of all runs are checkpointed
 together in the folder above, so that all of them are resumed from the same step.
@@ -41,7 +41,7 @@ class SeedResults(NamedTuple):
   Attributes:
     step: the last step.
     reasons: why each run stopped.
-    compilations: number of batch shapes that were compiled.
+    compilations: number of batch shapes of the updates that this call of `fit_seeds` made.
   """
 
   step: int
@@ -123,7 +123,7 @@ class SeedRuns:
 
     Args:
       step: number of the update.
-      record: metrics by name; a list holds one number per run.
+      record: metrics by name; a list holds one number per run, any other value holds for all runs together.
     """
     live = self.live
     self._progress(step, _map_lists(lambda values: float(np.mean(values, where=live)), record))
@@ -174,7 +174,7 @@ def fit_seeds(
   after_save: Callable[[], None] | None = None,
   shared: bool = True,
 ) -> SeedResults:
-  """Trains one run for each seed training.seed, training.seed + 1, ..., all at once; otherwise as `loop.fit`.
+  """Trains one run for each seed training.seed, training.seed + 1, ..., side by side; otherwise as `loop.fit`.
 
   A run that has stopped early stays as it is, even if training.patience is raised later.
 
@@ -189,14 +189,14 @@ def fit_seeds(
     evaluate, compile_evaluation: as for `loop.fit`, of one run at a time.
     direction: as for `loop.fit`.
     mesh: the mesh of the devices; by default all.
-    after_save: called after each checkpoint of the latest state, between two updates.
+    after_save: called when a checkpoint of all runs is on disk, see hooks.CheckpointSaver.
     shared: whether all processes use the same folders, see checkpoint.Checkpoints.
 
   Returns:
-    The last step, why each run stopped, and the number of compilations.
+    The last step, why each run stopped, and the number of batch shapes.
 
   Raises:
-    UserError: if a loss or gradient is not finite (the message names the seed), or if a checkpoint cannot be used.
+    UserError: as `loop.fit`; if a loss or gradient is not finite, the message names the seed.
   """
   seeds = [training.seed + i for i in range(len(folders))]
   mesh = mesh or make_mesh(seeds=len(seeds))

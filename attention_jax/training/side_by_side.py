@@ -62,7 +62,7 @@ class SideBySide(abc.ABC):
 
   @abc.abstractmethod
   def compilations(self) -> int:
-    """Returns how many batch shapes have been compiled so far."""
+    """Returns the number of batch shapes of the updates made so far, see TrainStep.compilations."""
 
 
 class Stacked(SideBySide):

@@ -58,9 +58,9 @@ def init_state(
 
 
 def update_average(average: Any, params: Any, step: jax.Array, decay: float) -> Any:
-  """average ← d · average + (1 − d) · params with d = min(decay, (1 + n) / (10 + n)) at update n.
+  """Returns the moving average of the parameters after update n: d · average + (1 − d) · params.
 
-  The bound makes the average forget the random initialisation in short runs.
+  d = min(decay, (1 + n) / (10 + n)). This bound makes the average forget the random initialisation in short runs.
 
   Args:
     average: the moving average, or () if there is none.
@@ -79,7 +79,9 @@ def update_average(average: Any, params: Any, step: jax.Array, decay: float) -> 
 
 
 def update_running(running: Mapping[str, jax.Array], metrics: Mapping[str, jax.Array], step: jax.Array):
-  """mean ← d · mean + (1 − d) · metric with d = min(0.9, (n − 1) / n) at update n: at first the plain mean.
+  """Returns the running means of metrics after update n: d · mean + (1 − d) · metric.
+
+  d = min(0.9, (n − 1) / n), so that the first ten are plain means.
 
   Args:
     running: the running means by name, [] float32.

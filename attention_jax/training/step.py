@@ -50,8 +50,8 @@ class Update:
 class TrainStep:
   """One update: `train_step(state, batch) -> (state, metrics)`. The state that is passed in is donated.
 
-  The metrics are [] float32 arrays on the device: loss, accuracy (and every other sum of the loss) per token, tokens,
-  grad_norm before clipping, and learning_rate.
+  The metrics are [] float32 arrays on the device: 'loss' and the other sums of the loss, such as 'accuracy', per token;
+  'tokens'; 'grad_norm' before clipping; and 'learning_rate'.
 
   With several runs side by side, all arrays have a leading axis of seeds. `train_step(state, batch, live)` then leaves
   the runs unchanged for which `live` [seeds] is False: only their step is incremented, and their metrics are 0.
@@ -140,8 +140,9 @@ def make_train_step(
     optimizer: the optimiser.
     schedule: the learning-rate schedule of the optimiser, for the metric learning_rate only.
     mesh: the mesh of the devices.
-    seed: seed of all randomness. A sequence means several runs side by side: state, batch and metrics then have a
-      leading axis of seeds, which is sharded over the mesh axis 'seed' (partition.make_mesh).
+    seed: seed of the random numbers of all updates, such as those of dropout. A sequence means several runs side by
+      side: state, batch and metrics then have a leading axis of seeds. That of state and batch is sharded over the mesh
+      axis 'seed' (partition.make_mesh).
     accumulate: see `make_update`.
     average: see `make_update`.
     anneal: see `make_update`.
@@ -280,7 +281,7 @@ def _counts_updates(state: Any) -> bool:
 
 
 def _only_live_runs(apply_gradients: Callable) -> Callable:
-  """Adds the argument `live` [seeds] to `apply_gradients`: of other runs only `step` changes; their metrics are 0."""
+  """Adds the argument `live` [seeds]: of a run that is not live only `step` changes, and its metrics are 0."""
 
   def apply_to_live(states, sums, grads, live):
     new_states, metrics = apply_gradients(states, sums, grads)
@@ -295,7 +296,10 @@ def _only_live_runs(apply_gradients: Callable) -> Callable:
 
 
 def _accumulate(sums_and_gradients: Callable, parts: int, layout: jax.sharding.NamedSharding) -> Callable:
-  """Returns a function with the same sums and gradients, which processes `parts` slices of the batch one by one."""
+  """Returns a function that processes `parts` slices of the batch one by one.
+
+  Its sums and gradients are the same, except for rounding and random numbers: each slice has its own rng.
+  """
 
   def split(x):
     # Part i takes rows i, i + parts, ...: each device slices its own rows, and no row moves.

@@ -44,7 +44,7 @@ class JsonLines:
     start: the step that the run starts from.
 
   Raises:
-    UserError: if the file cannot be read, parsed or written.
+    UserError: when it is opened, if the file cannot be read, parsed or written.
   """
 
   def __init__(self, folder: Path, start: int):
@@ -82,8 +82,8 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
     folder: the run folder.
 
   Returns:
-    One record per step, in the order of the steps. Lines of the same step are merged: those of training and of
-    evaluation.
+    One record per step, in the order of the steps; none if there is no file. Lines of the same step are merged: those
+    of training and of evaluation.
 
   Raises:
     UserError: if the file cannot be read or parsed.
