@@ -76,7 +76,7 @@ ADVICE = {
       'Output while the input still arrives: at test time a query reads no position after the one where it '
       'stops. Use it with `offset_additive`.'
     ),
-    'mocha': 'As `monotonic`, with soft attention to the last positions before the stop.',
+    'mocha': 'As `monotonic`, with soft attention to the position of the stop and those just before it.',
     'forward': 'Speech: a step stays at its position or moves on by one, which prevents skips.',
     'forward_agent': 'As `forward`, with a learned speed, which can be changed at test time.',
     'addressing': 'Neural Turing Machines: content, then shifts relative to the previous weights.',

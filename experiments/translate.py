@@ -83,7 +83,7 @@ flags.DEFINE_integer(
   'samples', None, 'sample this number of hypotheses of each line instead of searching', 1, MAX_REPEATS
 )
 flags.DEFINE_integer('seed', 0, 'for --samples: seed of the random numbers')
-flags.DEFINE_float('temperature', 1.0, 'for --samples: below 1, likely tokens are preferred')
+flags.DEFINE_float('temperature', 1.0, 'for --samples: a value below 1 makes likely tokens likelier')
 flags.DEFINE_integer('top_k', 0, 'for --samples: sample from the k likeliest tokens; 0 for all')
 flags.DEFINE_float('top_p', 1.0, 'for --samples: sample from the likeliest tokens whose total probability reaches p')
 flags.DEFINE_float('min_p', 0.0, 'for --samples: sample from tokens at least min_p times as likely as the likeliest')
