@@ -169,7 +169,8 @@ def compare(
 
   A turn is one run that is not timed and one that is. The first refills the caches and pages that the previous side
   evicted. On an accelerator the timed part of a turn is as many calls as take MIN_TURN, at most MAX_CALLS, so that the
-  time in which the host starts a call is hidden where the device takes longer; the time of a turn is the mean of its calls.
+  time in which the host starts a call is hidden where the device takes longer; the time of a turn is the mean of its
+  calls.
 
   Args:
     suite: name of the suite.
