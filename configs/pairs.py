@@ -1,7 +1,7 @@
-"""python -m experiments.train --config=configs/pairs.py:bahdanau2015_deep_tanh --workdir=runs/pairs \\
-  --config.data.folder=FOLDER
+"""French -> English on one table of sentence pairs, with the filters of PyTorch's tutorial on translation.
 
-French -> English on one table of sentence pairs, with the filters of PyTorch's tutorial on translation.
+  python -m experiments.train --config=configs/pairs.py:bahdanau2015_deep_tanh --workdir=runs/pairs \\
+    --config.data.folder=FOLDER
 
 FOLDER contains fra.txt of manythings.org/anki (fra-eng.zip), or another table of sentence TAB translation with this
 name. To filter by length only, or to translate English -> Spanish with the normalisation of TensorFlow's tutorial and

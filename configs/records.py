@@ -1,6 +1,6 @@
-"""python -m experiments.train --config=configs/records.py:see2017 --workdir=runs/records
+"""A question and records of people -> an answer with their names, many of which are out of vocabulary. No download.
 
-A question and records of people -> an answer with their names, many of which are out of vocabulary. No download.
+  python -m experiments.train --config=configs/records.py:see2017 --workdir=runs/records
 
 Measured, seed 0, on one core, exact match on test and on unseen names: see2017 with
 --config.training.evaluate_every=250 97.4 and 98.5 %; vinyals2015 97.3 and 97.9, gu2016 91.9 and 77.8 %;

@@ -1,6 +1,6 @@
-"""python -m experiments.train --config=configs/shapes.py:xu2015_soft --workdir=runs/shapes
+"""Pictures of coloured shapes on a cluttered background -> their positions and properties. Generated; no download.
 
-Pictures of coloured shapes on a cluttered background -> their positions and properties. Generated; no download.
+  python -m experiments.train --config=configs/shapes.py:xu2015_soft --workdir=runs/shapes
 
 Measurements: RESULTS.md; with the smaller overlap of shapes of earlier versions: docs/journal.md.
 """

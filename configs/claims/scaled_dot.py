@@ -1,6 +1,6 @@
-"""python -m experiments.ablate --config=configs/claims/scaled_dot.py --workdir=runs/claims/scaled_dot --workers=2
+"""Scaled and unscaled dot products and additive scores, as the number of features of query and key grows.
 
-Scaled and unscaled dot products and additive scores, as the number of features of query and key grows.
+  python -m experiments.ablate --config=configs/claims/scaled_dot.py --workdir=runs/claims/scaled_dot --workers=2
 
 The full form, for an accelerator: --config=configs/claims/scaled_dot.py:full --seeds=5.
 """
