@@ -1,1 +1,1 @@
-"""One config file per task. `get_config(preset)` of each returns a config; a preset is a paper."""
+"""One config file per task: `get_config(preset)` returns a config; presets are papers and variants of their models."""

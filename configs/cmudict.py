@@ -1,7 +1,7 @@
-"""python -m experiments.train --config=configs/cmudict.py:luong2015_birnn --workdir=runs/cmudict \\
-  --config.data.folder=FOLDER
+"""CMUdict: English letters -> phonemes without stress.
 
-CMUdict: English letters -> phonemes without stress.
+  python -m experiments.train --config=configs/cmudict.py:luong2015_birnn --workdir=runs/cmudict \\
+    --config.data.folder=FOLDER
 
 FOLDER contains train.tsv and dev.tsv: letters TAB phonemes, separated by spaces. Several pronunciations of a word are
 several references: phoneme_error_rate counts edits to the nearest one, sequence_error_rate the outputs that equal none

@@ -1,6 +1,6 @@
-"""python -m experiments.train --config=configs/dates.py:bahdanau2015_deep_tanh --workdir=runs/dates
+"""Dates in the notations of 72 locales -> ISO 8601, by characters. No download: the data set is generated on first use.
 
-Dates in the notations of 72 locales -> ISO 8601, by characters. No download: the data set is generated on first use.
+  python -m experiments.train --config=configs/dates.py:bahdanau2015_deep_tanh --workdir=runs/dates
 
 Measured on two CPU cores, exact match on test and on unseen locales: bahdanau2015_deep_tanh (means of three
 seeds, which took 27 minutes on shared cores) 99.4 % and 89.4 %, with an alignment error rate of 14.7 ± 1.9 %, or of

@@ -1,6 +1,7 @@
-"""python -m experiments.train --config=configs/digits.py:mnih2014 --workdir=runs/digits
+"""Handwritten digits of 8 x 8 pixels (part of scikit-learn) on a canvas of 20 x 20, by glimpses of 4 x 4 and 8 x 8
+pixels.
 
-Handwritten digits of 8 x 8 pixels (part of scikit-learn) on a canvas of 20 x 20, by glimpses of 4 x 4 and 8 x 8 pixels.
+  python -m experiments.train --config=configs/digits.py:mnih2014 --workdir=runs/digits
 
 Measured with seed 0 on one core: after six minutes the error is 7.4 % with one sample (config.evaluation.samples) and
 0.4 % with ten. jaderberg2015, a spatial transformer, has 2.4 % after four minutes on two cores shared with another job.

@@ -1,6 +1,6 @@
-"""python -m experiments.train --config=configs/imdb.py:yang2016 --workdir=runs/imdb --config.data.folder=FOLDER
+"""Film reviews -> positive (1) or negative (0), Maas et al. 2011.
 
-Film reviews -> positive (1) or negative (0), Maas et al. 2011.
+  python -m experiments.train --config=configs/imdb.py:yang2016 --workdir=runs/imdb --config.data.folder=FOLDER
 
 Measured, accuracy on dev: yang2016 90.6 % in 16 CPU minutes, lin2017 88.6 % in 9; yang2016 with
 --config.training.average=0.998 and word vectors of the training split by experiments.word_vectors, 91.4 %.

@@ -1,6 +1,6 @@
-"""python -m experiments.train --config=configs/mnist.py:mnih2014 --workdir=runs/mnist --config.data.folder=FOLDER
+"""Handwritten digits by six glimpses of 8 x 8 pixels, Mnih et al. 2014.
 
-Handwritten digits by six glimpses of 8 x 8 pixels, Mnih et al. 2014.
+  python -m experiments.train --config=configs/mnist.py:mnih2014 --workdir=runs/mnist --config.data.folder=FOLDER
 
 Measured, seed 0, errors with one sample and with ten:
 

@@ -1,7 +1,7 @@
-"""python -m experiments.train --config=configs/multi30k.py:bahdanau2015_deep_tanh --workdir=runs/m \\
-  --config.data.folder=FOLDER
+"""Multi30k task 1 (image captions), English -> German by words, lower-cased and tokenised.
 
-Multi30k task 1 (image captions), English -> German by words, lower-cased and tokenised.
+  python -m experiments.train --config=configs/multi30k.py:bahdanau2015_deep_tanh --workdir=runs/m \\
+    --config.data.folder=FOLDER
 
 Measured on 2 CPU cores, BLEU on test2016 (beam 5, tokenize=none): luong2015_birnn 37.37 after 52 minutes on a machine
 that also ran other work; bahdanau2015_deep_tanh 37.43 at commit 7428385, with 2800 updates and another order of the

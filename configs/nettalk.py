@@ -1,7 +1,7 @@
-"""python -m experiments.train --config=configs/nettalk.py:bahdanau2015_deep_tanh --workdir=runs/n \\
-  --config.data.folder=FOLDER
+"""NETtalk: English letters -> phonemes, with links annotated by hand, against which alignments are measured.
 
-NETtalk: English letters -> phonemes, with links annotated by hand, against which alignments are measured.
+  python -m experiments.train --config=configs/nettalk.py:bahdanau2015_deep_tanh --workdir=runs/n \\
+    --config.data.folder=FOLDER
 
 FOLDER contains train.tsv and dev.tsv: letters TAB phonemes TAB links.
 """

@@ -1,13 +1,15 @@
-"""python -m experiments.train --config=configs/pairs.py:bahdanau2015_deep_tanh --workdir=runs/pairs \\
-  --config.data.folder=FOLDER
+"""French -> English on one table of sentence pairs, with the filters of PyTorch's tutorial on translation.
 
-French -> English on one table of sentence pairs, with the filters of PyTorch's tutorial on translation.
+  python -m experiments.train --config=configs/pairs.py:bahdanau2015_deep_tanh --workdir=runs/pairs \\
+    --config.data.folder=FOLDER
 
-FOLDER contains fra.txt of manythings.org/anki (fra-eng.zip), or any table of sentence TAB translation. To filter by
-length only, or to translate English -> Spanish with the normalisation of TensorFlow's tutorial:
+FOLDER contains fra.txt of manythings.org/anki (fra-eng.zip), or another table of sentence TAB translation with this
+name. To filter by length only, or to translate English -> Spanish with the normalisation of TensorFlow's tutorial and
+with longer sentences:
 
   --config.data.task="pairs(path='fra.txt', reverse=True)"
-  --config.data.task="pairs(path='spa.txt', normalize='tensorflow', max_length=0)"
+  --config.data.task="pairs(path='spa.txt', normalize='tensorflow', max_length=0)" \\
+    --config.data.buckets='((10, 10), (20, 20), (60, 60))'
 """
 
 from attention_jax.systems.config import default_config

@@ -1,7 +1,7 @@
-"""python -m experiments.train --config=configs/recall.py:graves2014 --workdir=runs/recall
-
-Copying sequences of up to 20 vectors of 8 bits by a Neural Turing Machine, Graves et al. 2014; the sequences of the
+"""Copying sequences of up to 20 vectors of 8 bits by a Neural Turing Machine, Graves et al. 2014; the sequences of the
 split 'unseen' have 50.
+
+  python -m experiments.train --config=configs/recall.py:graves2014 --workdir=runs/recall
 
 Measured, time on a CPU, and exact match on the splits 'test' and 'unseen'; RESULTS.md has the rows:
 

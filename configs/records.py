@@ -1,6 +1,6 @@
-"""python -m experiments.train --config=configs/records.py:see2017 --workdir=runs/records
+"""A question and records of people -> an answer with their names, many of which are out of vocabulary. No download.
 
-A question and records of people -> an answer with their names, many of which are out of vocabulary. No download.
+  python -m experiments.train --config=configs/records.py:see2017 --workdir=runs/records
 
 Measured, seed 0, on one core, exact match on test and on unseen names: see2017 with
 --config.training.evaluate_every=250 97.4 and 98.5 %; vinyals2015 97.3 and 97.9, gu2016 91.9 and 77.8 %;
@@ -12,8 +12,8 @@ bahdanau2015_deep_tanh, for comparison, cannot copy. The answers of vinyals2015 
 from attention_jax.systems.config import default_config
 from attention_jax.systems.presets import apply_preset
 
-# Transformers use a lower rate and a longer warmup; at the rate of the other presets they were trained for 400 updates
-# only.
+# These two presets have a lower rate and a longer warmup than recurrent networks; at the rate of the other presets they
+# were trained for 400 updates only.
 TRANSFORMER_SCHEDULE = {'training.schedule': 'cosine(peak=1e-3, warmup=300)'}
 OVERRIDES = {name: TRANSFORMER_SCHEDULE for name in ('transformer2017', 'shaw2018')}
 FORMS = {'pointer': 'list'}  # form of the answers by output layer; 'sentence' for all others

@@ -1,6 +1,6 @@
-"""python -m experiments.train --config=configs/scan.py:luong2015_birnn --workdir=runs/scan --config.data.folder=FOLDER
+"""SCAN: commands -> actions, split by length.
 
-SCAN: commands -> actions, split by length.
+  python -m experiments.train --config=configs/scan.py:luong2015_birnn --workdir=runs/scan --config.data.folder=FOLDER
 
 FOLDER contains length.train.tsv.gz and length.test.tsv.gz. There is no validation split, and the test split must not
 select a checkpoint: the last parameters are evaluated. Another split:

@@ -1,8 +1,8 @@
-"""python -m experiments.train --config=configs/sigmorphon.py:wu2019_hard_monotonic --workdir=runs/s \\
-  --config.data.folder=FOLDER
+"""SIGMORPHON 2017, inflection with the largest training sets ('high'): tags and the letters of a lemma -> the letters
+of its form. exact_match is the accuracy of the shared task.
 
-SIGMORPHON 2017, inflection ('high'): tags and the letters of a lemma -> the letters of its form. exact_match is the
-accuracy of the shared task.
+  python -m experiments.train --config=configs/sigmorphon.py:wu2019_hard_monotonic --workdir=runs/s \\
+    --config.data.folder=FOLDER
 
 FOLDER contains german.train.tsv and german.dev.tsv: `V PST <sep> g e h e n` TAB `g i n g`. For another language, add:
 

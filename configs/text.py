@@ -1,8 +1,8 @@
-"""python -m experiments.train --config=configs/text.py:bahdanau2015_deep_tanh --workdir=runs/mine \\
-  --config.data.folder=FOLDER \\
-  --config.data.task="text(train='train', validation='validation', test='test', source='en', target='de')"
+"""Your own parallel text, with subwords by sentencepiece and batches by tokens.
 
-Your own parallel text, with subwords by sentencepiece and batches by tokens.
+  python -m experiments.train --config=configs/text.py:bahdanau2015_deep_tanh --workdir=runs/mine \\
+    --config.data.folder=FOLDER \\
+    --config.data.task="text(train='train', validation='validation', test='test', source='en', target='de')"
 
 FOLDER contains train.en, train.de and so on, one sentence per line (plain or .gz). For a table, or for a translation
 set in tfds format:

@@ -1,8 +1,8 @@
-"""python -m experiments.train --config=configs/wmt14.py:transformer2017_base --workdir=runs/wmt \\
-  --config.data.folder=FOLDER
-
-WMT 2014, English -> German: 4.5 million pairs, 32,000 subwords for both sides, batches of 24,576 tokens on
+"""WMT 2014, English -> German: 4.5 million pairs, 32,000 subwords for both sides, batches of 24,576 tokens on
 each side, padding included, and the schedule of Vaswani et al. 2017.
+
+  python -m experiments.train --config=configs/wmt14.py:transformer2017_base --workdir=runs/wmt \\
+    --config.data.folder=FOLDER
 
 Not trained yet; `python -m experiments.compile_for_pod --vocabulary_size=32000
 --config=configs/wmt14.py:transformer2017_base` compiles its updates ahead of time.

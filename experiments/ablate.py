@@ -52,7 +52,9 @@ flags.DEFINE_string(
 )
 flags.DEFINE_bool('report', False, 'write the report of the sweep so far, and run nothing')
 flags.DEFINE_string(
-  'baseline', '', 'field=value; field=value: the setting that the report compares with; by default as in get_sweep()'
+  'baseline',
+  '',
+  'field=value; field=value: the setting that the report compares with; by default as in get_sweep(), or the first',
 )
 flags.DEFINE_string('test', 't', 'paired test of the report over seeds: t, wilcoxon or permutation')
 flags.DEFINE_list(
@@ -63,7 +65,11 @@ INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h, as train.py
 
 
 def main() -> None:
-  """Runs the sweep of --workdir, or writes its report. Raises UserError if both --config and --report are missing."""
+  """Runs the sweep of --workdir, or writes its report.
+
+  Raises:
+    UserError: if --workdir is missing, if both --config and --report are, and for mistakes in the sweep.
+  """
   # In this process jax traces models and counts parameters; an accelerator is left to the processes that train.
   jax.config.update('jax_platforms', 'cpu')
   from attention_jax.sweeps import sweep

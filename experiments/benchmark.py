@@ -1,10 +1,11 @@
-"""python -m experiments.benchmark --out=runs/benchmark [--suites=kernels,training]
+"""Measures this machine: attention kernels, training, decoding, input pipeline, start-up.
 
-Measures this machine: attention kernels, training, decoding, input pipeline, start-up. Sides that are compared run in
-turns. --suites=prepared --pairs=4640000 prepares that many pairs and reads them.
-Compares with PyTorch if it is installed (requirements-bench.txt), and with Joey
-NMT if it has an environment of its own (python -m venv joey; joey/bin/pip install torch==2.13.0 joeynmt==2.3.0
-importlib_metadata): --joey=joey/bin/python.
+  python -m experiments.benchmark --out=runs/benchmark --suites=kernels,training
+
+Sides that are compared run in turns. --suites=prepared --pairs=4640000 prepares that many pairs and reads batches of
+them. Compares with PyTorch if it is installed (requirements-bench.txt), and with Joey NMT if it has an environment of
+its own (python -m venv joey; joey/bin/pip install torch==2.13.0 joeynmt==2.3.0 importlib_metadata):
+--joey=joey/bin/python.
 """
 
 import os
@@ -21,10 +22,14 @@ from absl import flags
 
 from experiments.launch import FLAGS, launch
 
-flags.DEFINE_list('suites', [], 'names of suites; by default all of them')
+flags.DEFINE_list(
+  'suites', [], 'names of suites; by default all of them, without prepared unless --pairs and translation unless --run'
+)
 flags.DEFINE_string('out', 'runs/benchmark', 'the folder for benchmark.json, benchmark.md and the pictures')
 flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'dtype in which attention and models compute')
-flags.DEFINE_integer('repeats', 7, 'number of timed runs of each side', lower_bound=2)
+flags.DEFINE_integer(
+  'repeats', 7, 'number of turns in which each side is timed; some suites limit or fix it', lower_bound=2
+)
 flags.DEFINE_string('run', '', 'the folder of a trained bahdanau2015_deep_tanh, to measure its translation')
 flags.DEFINE_integer('compile_threads', None, 'threads that compile; by default as many as cores', lower_bound=1)
 flags.DEFINE_bool('torch_compile', True, 'whether to compare with torch.compile, which takes minutes to compile')

@@ -23,7 +23,7 @@ from attention_jax.systems.base import Log
 from configs.claims.scaled_dot import HEADS
 from experiments.result_tables import PROJECT, write_documents
 
-# name of the table -> table, and the plot of its picture, or None; only one table of a claim has a picture
+# name of the table -> table, and the plot of its picture, or None; at most one table of a claim has a picture
 Tables = Mapping[str, tuple[Table, Plot | None]]
 GRADIENT_WORDS = 150  # words of the validation split whose gradients are measured
 MEASURED_WIDTH = 64  # of the models whose gradients and states are measured
@@ -38,7 +38,7 @@ class Claim(NamedTuple):
     page: the page in docs/claims/, without its suffix.
     sweep: the sweep file in configs/claims/, without its suffix.
     measure: the settings of the finished sweep -> the tables of the page.
-    full: name of the preset of the sweep file for accelerators.
+    full: the form of the sweep file for accelerators, in the place of a preset: FILE:FORM.
   """
 
   page: str
@@ -151,7 +151,7 @@ def _luong_grid_multi30k(settings: Sequence[SettingRuns]) -> Tables:
 
 
 def _luong_parts(name: str, settings: Sequence[SettingRuns], split: str, metrics: Mapping[str, str]) -> Tables:
-  """The table and the picture of settings that differ from a baseline in one part."""
+  """The table and the picture of settings, with the parts in which each differs from the baseline."""
   factors = [
     Factor('model.attention.score', 'score', lambda score: score.partition('(')[0]),
     Factor('model.attention.alignment', 'alignment', lambda alignment: alignment.partition('(')[0]),

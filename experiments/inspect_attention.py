@@ -9,13 +9,14 @@
   python -m experiments.inspect_attention --workdir=runs/dates --text='5 mars 1999' --edit='uniform' --output=page.html
   python -m experiments.inspect_attention --workdir=runs/dates --serve
 
-For rows of a split of sentences, weights are those of the reference target, and gold links are outlined squares if the
-split has them. For --text and for rows of pictures, weights are those of the best hypothesis, or for --text of the
---hypotheses best ones. For a run of translation, the suffix of --output selects the format: .png for heatmaps, .html
-for a page that shows weights token by token in a browser and needs no network, .json for all numbers. For captions,
-glimpses and memories, .html is a page with a slider over words or steps. --serve shows the page of translation for
-sources that are typed into it, at an address that only this machine can reach. --edit shows what changes with edited
-weights, of all layers and heads or of one: 'fixed(at=2, position=1, layer=0, head=3)'.
+For rows of a split of translation, weights are those of the reference target, and gold links are outlined squares if
+the split has them. For a --text of translation, weights are those of the --hypotheses best hypotheses; for captions,
+those of the best one. For a run of translation, the suffix of --output selects the format: .png for heatmaps, .html for
+a page that shows weights token by token in a browser and needs no network, .json for all numbers. For captions,
+glimpses and memories, .png is a picture, and .html a page with a slider over words or steps; for classification, .html
+is a page of texts with shaded words. --serve shows the page of translation for sources that are typed into it, at an
+address that only this machine can reach. --edit shows what changes with edited weights, of all layers and heads or of
+one: 'fixed(at=2, position=1, layer=0, head=3)'.
 """
 
 from experiments.process_settings import prepare_process
@@ -40,7 +41,9 @@ PAGE = '.html'
 define_run_flags()
 flags.DEFINE_string('split', 'test', 'train, validation, test or unseen; a task may lack some of them')
 flags.DEFINE_list('rows', None, 'rows of the split, counted from 0; by default the first four')
-flags.DEFINE_multi_string('text', [], 'a source line to draw instead of rows of the split; may be repeated')
+flags.DEFINE_multi_string(
+  'text', [], 'a source line, document or image file to draw instead of rows of the split; may be repeated'
+)
 flags.DEFINE_multi_string('compare', [], 'another run of the same task to show beside the first; may be repeated')
 flags.DEFINE_integer('hypotheses', 1, 'for --text: number of hypotheses of each line, at most the beam size', 1)
 flags.DEFINE_bool('layers', False, 'for a Transformer or convolutions: draw every layer and head separately')

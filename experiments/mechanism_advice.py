@@ -1,6 +1,7 @@
 """When to use each score and alignment, in a sentence or two, for the pages of the documentation site.
 
-A variant without an entry has a page without this section. Measurements that a sentence relies on are in docs/claims/.
+A variant without an entry has a page without this section. Measurements that a sentence relies on are in docs/claims/
+or RESULTS.md.
 """
 
 ADVICE = {
@@ -16,7 +17,7 @@ ADVICE = {
       'Query and key have different widths, or one recurrent layer attends: the best score of Luong et al. 2015 '
       'for local attention.'
     ),
-    'low_rank': 'In place of `general` where W would be large: R features instead of D.',
+    'low_rank': 'In place of `general` where W would be large: it has rank R, and 2 D R parameters instead of D².',
     'additive': (
       'Recurrent decoders of one attention, as in Bahdanau et al. 2015. It has a hidden layer, so that it can '
       'match vectors that are not similar; it costs a tanh for each position and feature.'
@@ -76,7 +77,7 @@ ADVICE = {
       'Output while the input still arrives: at test time a query reads no position after the one where it '
       'stops. Use it with `offset_additive`.'
     ),
-    'mocha': 'As `monotonic`, with soft attention to the last positions before the stop.',
+    'mocha': 'As `monotonic`, with soft attention to the position of the stop and those just before it.',
     'forward': 'Speech: a step stays at its position or moves on by one, which prevents skips.',
     'forward_agent': 'As `forward`, with a learned speed, which can be changed at test time.',
     'addressing': 'Neural Turing Machines: content, then shifts relative to the previous weights.',

@@ -205,7 +205,11 @@ def _samples(row: Row) -> bool:
 
 
 def _caption(mechanism: Mechanism) -> str:
-  shown = 'The alignment is `softmax`.' if mechanism.kind == 'score' else 'The scores are q · k / √D − 2 on all pages.'
+  shown = (
+    'The alignment is `softmax`.'
+    if mechanism.kind == 'score'
+    else 'The scores are q · k / √D − 2, as for every alignment.'
+  )
   fitted = (
     f' Its parameters, and projections if it has any, were fitted to the links in {UPDATES} updates.'
     if mechanism.row.params or mechanism.row.project

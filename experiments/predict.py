@@ -1,13 +1,14 @@
-"""Predicts a caption or a label for each line: the name of a picture, or a document.
+"""Predicts a caption or a label for each line: the path of an image, a document, or a pair of texts.
 
   ls pictures/*.jpg | python -m experiments.predict --workdir=runs/shapes
   python -m experiments.predict --workdir=runs/imdb --input=reviews.txt --json
 
 A line has the kind of input that the run was trained on: the path of an image, a document, or a pair of texts
-separated by a tab. With --json each line of output is an object. For a caption it has score, log_prob, tokens and the
-weights of each token [rows, columns]. For a label it has the probability of every label, the tokens of every sentence
-with their weights [heads, words], the weights of the sentences, and the number of tokens that were not read.
-`translate` translates texts.
+separated by a tab. With --json each line of output is an object with line and input. A caption adds caption, score,
+log_prob, tokens and weights [tokens, rows, columns]. A label adds label, probabilities of all labels, parts (tokens of
+each sentence or text and their weights: [heads, words], or for a pair [heads x words of the other text, words]),
+weights of the sentences [heads, sentences], and unread, the number of tokens that were not read. `translate` translates
+texts.
 """
 
 from experiments.process_settings import prepare_process

@@ -75,7 +75,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def navigation(nav: list[Any]) -> list[Any]:
-  """Returns the navigation of mkdocs.yml with the generated pages, the claims, and documents that it does not list."""
+  """Returns the navigation of mkdocs.yml with the generated pages, the claims, and the unlisted files docs/*.md."""
   by_kind: dict[str, list[Any]] = {}
   for mechanism in mechanisms():
     by_kind.setdefault(f'{mechanism.kind.capitalize()}s', []).append({mechanism.name: mechanism.path})

@@ -12,10 +12,10 @@
 
 With --nbest, with --alignments, and with --samples=2 or more without --mbr, a line of output has fields separated by
 tabs: line number, score, hypothesis and, with --alignments, source-target pairs in Pharaoh format, counted from 0.
-Blank lines and lines that are too long for the model then have no line of output. --json prints one object per input
-line. --stream prints each token as soon as enough of its line has arrived on stdin. It searches greedily, whatever the
-config has, and needs the alignment monotonic or mocha, a score of the query and one position alone, one head,
-rnn(direction="forward") and bridge=False.
+Lines without a hypothesis then have no line of output: blank ones, and those too long for the model. --json prints one
+object per input line. --stream prints each token as soon as enough of its line has arrived on stdin. It searches
+greedily, whatever the config has, and needs the alignment monotonic or mocha, a score of the query and one position
+alone, one head, rnn(direction="forward") and bridge=False.
 """
 
 from experiments.process_settings import prepare_process
@@ -83,7 +83,7 @@ flags.DEFINE_integer(
   'samples', None, 'sample this number of hypotheses of each line instead of searching', 1, MAX_REPEATS
 )
 flags.DEFINE_integer('seed', 0, 'for --samples: seed of the random numbers')
-flags.DEFINE_float('temperature', 1.0, 'for --samples: below 1, likely tokens are preferred')
+flags.DEFINE_float('temperature', 1.0, 'for --samples: a value below 1 makes likely tokens likelier')
 flags.DEFINE_integer('top_k', 0, 'for --samples: sample from the k likeliest tokens; 0 for all')
 flags.DEFINE_float('top_p', 1.0, 'for --samples: sample from the likeliest tokens whose total probability reaches p')
 flags.DEFINE_float('min_p', 0.0, 'for --samples: sample from tokens at least min_p times as likely as the likeliest')
@@ -126,7 +126,7 @@ def _translate_lines(run, sampling) -> None:
   print_hypotheses = _output_function(nbest)
   empty = []
   truncated = []
-  unread = []
+  without_hypothesis = []
   for start in range(0, len(lines), WINDOW):
     window = lines[start : start + WINDOW]
     filled_rows = [row for row, line in enumerate(window, start) if line.strip()]
@@ -144,10 +144,10 @@ def _translate_lines(run, sampling) -> None:
       if not line.strip():
         empty.append(number)
       elif not hypotheses:
-        unread.append(number)
+        without_hypothesis.append(number)
       if any(len(hypothesis.weights) >= run.predictor.max_length for hypothesis in hypotheses):
         truncated.append(number)
-  _report_problems(empty, truncated, run.predictor.max_length, unread)
+  _report_problems(empty, truncated, run.predictor.max_length, without_hypothesis)
 
 
 def _check_hypothesis_count(nbest: int, hypothesis_count: int) -> None:
@@ -266,22 +266,25 @@ def _translate_stream(run) -> None:
   _report_problems(empty, truncated, max_length)
 
 
-def _report_problems(empty: list[int], truncated: list[int], max_length: int, unread: Sequence[int] = ()) -> None:
+def _report_problems(
+  empty: list[int], truncated: list[int], max_length: int, without_hypothesis: Sequence[int] = ()
+) -> None:
   """Reports on stderr which lines have an incomplete output.
 
   Args:
     empty: numbers of lines that are empty.
     truncated: numbers of lines whose output has the maximum length.
     max_length: the maximum length of an output.
-    unread: numbers of lines that are too long for the model.
+    without_hypothesis: numbers of lines that are too long for the model, or whose hypotheses all have probability 0.
   """
   from attention_jax.data.text import format_count, format_line_numbers
 
   if empty:
     print(f'{format_count(len(empty), "empty line")} gave empty output ({format_line_numbers(empty)})', file=sys.stderr)
-  if unread:
-    count = format_count(len(unread), 'line')
-    print(f'{count} longer than the model can read gave empty output ({format_line_numbers(unread)})', file=sys.stderr)
+  if without_hypothesis:
+    count = format_count(len(without_hypothesis), 'line')
+    reason = 'longer than the model can read, or without a hypothesis of finite log-probability'
+    print(f'{count} gave empty output ({format_line_numbers(without_hypothesis)}): {reason}', file=sys.stderr)
   if truncated:
     count = format_count(len(truncated), 'output')
     limit = f'evaluation.max_length or the longest bucket of the run allows {max_length} tokens'

@@ -1,6 +1,7 @@
-"""python -m experiments.ablate --config=configs/claims/alignments.py --workdir=runs/claims/alignments --workers=2
+"""Soft, sparse, sampled and exact latent alignments on words with alignments made by hand, and on dates with known
+links.
 
-Soft, sparse, sampled and exact latent alignments on words with alignments made by hand, and on dates with known links.
+  python -m experiments.ablate --config=configs/claims/alignments.py --workdir=runs/claims/alignments --workers=2
 
 --config.data.folder=FOLDER is the folder of train.tsv and dev.tsv of NETtalk. The full form, for an accelerator:
 --config=configs/claims/alignments.py:full --seeds=5. On dates, which need no folder:

@@ -1,6 +1,6 @@
-"""python -m experiments.ablate --config=configs/claims/bottleneck.py --workdir=runs/claims/bottleneck --workers=2
+"""Letters to phonemes with and without attention, at three widths and with the same schedule.
 
-Letters to phonemes with and without attention, at three widths and with the same schedule.
+  python -m experiments.ablate --config=configs/claims/bottleneck.py --workdir=runs/claims/bottleneck --workers=2
 
 --config.data.folder=FOLDER is the folder of train.tsv and dev.tsv of NETtalk. The full form, for an accelerator:
 --config=configs/claims/bottleneck.py:full --seeds=5.

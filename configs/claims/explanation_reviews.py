@@ -1,7 +1,7 @@
-"""python -m experiments.ablate --config=configs/claims/explanation_reviews.py --workdir=runs/claims/reviews
+"""Film reviews by additive attention over a recurrent encoder (in the full form also over embeddings alone), with
+learned or with uniform weights.
 
-Film reviews by additive attention over a recurrent encoder (in the full form also over embeddings alone), with learned
-or with uniform weights.
+  python -m experiments.ablate --config=configs/claims/explanation_reviews.py --workdir=runs/claims/reviews
 
 --config.data.folder=FOLDER is the folder of train.jsonl.gz and dev.jsonl.gz of IMDB. The full form, for an accelerator:
 --config=configs/claims/explanation_reviews.py:full --seeds=5.

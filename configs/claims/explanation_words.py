@@ -1,6 +1,6 @@
-"""python -m experiments.ablate --config=configs/claims/explanation_words.py --workdir=runs/claims/words --workers=2
+"""Letters to phonemes by attention whose weights are learned, or frozen to uniform ones.
 
-Letters to phonemes by attention whose weights are learned, or frozen to uniform ones.
+  python -m experiments.ablate --config=configs/claims/explanation_words.py --workdir=runs/claims/words --workers=2
 
 --config.data.folder=FOLDER is the folder of train.tsv and dev.tsv of NETtalk. The full form, for an accelerator:
 --config=configs/claims/explanation_words.py:full --seeds=5.

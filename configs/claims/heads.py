@@ -1,6 +1,6 @@
-"""python -m experiments.ablate --config=configs/claims/heads.py --workdir=runs/claims/heads --workers=2
+"""1 to 16 heads at equal parameters: of a recurrent decoder with products or additive scores, and of a Transformer.
 
-1 to 16 heads at equal parameters: of a recurrent decoder with products or additive scores, and of a Transformer.
+  python -m experiments.ablate --config=configs/claims/heads.py --workdir=runs/claims/heads --workers=2
 
 --config.data.folder=FOLDER is the folder of train.tsv and dev.tsv of NETtalk. The full form, for an accelerator:
 --config=configs/claims/heads.py:full --seeds=5.

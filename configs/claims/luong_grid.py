@@ -1,6 +1,6 @@
-"""python -m experiments.ablate --config=configs/claims/luong_grid.py --workdir=runs/claims/luong_grid --workers=2
+"""Letters to phonemes by the scores, the global and local alignments and the input feeding of Luong et al. (2015).
 
-Letters to phonemes by the scores, the global and local alignments and the input feeding of Luong et al. (2015).
+  python -m experiments.ablate --config=configs/claims/luong_grid.py --workdir=runs/claims/luong_grid --workers=2
 
 --config.data.folder=FOLDER is the folder of train.tsv and dev.tsv of CMUdict. The small form varies one part at
 a time; the full form, for an accelerator, is the whole grid: --config=configs/claims/luong_grid.py:full --seeds=5. The

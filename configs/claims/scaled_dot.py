@@ -1,6 +1,6 @@
-"""python -m experiments.ablate --config=configs/claims/scaled_dot.py --workdir=runs/claims/scaled_dot --workers=2
+"""Scaled and unscaled dot products and additive scores, as the number of features of query and key grows.
 
-Scaled and unscaled dot products and additive scores, as the number of features of query and key grows.
+  python -m experiments.ablate --config=configs/claims/scaled_dot.py --workdir=runs/claims/scaled_dot --workers=2
 
 The full form, for an accelerator: --config=configs/claims/scaled_dot.py:full --seeds=5.
 """
@@ -13,8 +13,8 @@ FORMS = {
   'small': {'width': 48, 'batch_size': 32, 'steps': 400},
   'full': {'width': 256, 'batch_size': 64, 'steps': 6000},
 }
-# Only queries, keys and values grow; encoder and decoder have the same width in all settings. Several heads project
-# query and key for every score, a single head for the additive score only.
+# Only queries, keys, values and contexts grow; encoder and decoder have the same width in all settings. Several heads
+# project query and key for every score, a single head for the additive score only.
 HEADS = 2
 HEAD_FEATURES = (4, 32, 256)
 

@@ -1,7 +1,7 @@
-"""python -m experiments.ablate --config=configs/claims/wiring.py --workdir=runs/claims/wiring --workers=2
-
-Attention before the recurrence (Bahdanau et al. 2015) or after it (Luong et al. 2015), input feeding or not, and
+"""Attention before the recurrence (Bahdanau et al. 2015) or after it (Luong et al. 2015), input feeding or not, and
 reading in one direction or in two, with about as many parameters in all settings.
+
+  python -m experiments.ablate --config=configs/claims/wiring.py --workdir=runs/claims/wiring --workers=2
 
 --config.data.folder=FOLDER is the folder of train.tsv and dev.tsv of NETtalk. The full form, for an accelerator:
 --config=configs/claims/wiring.py:full --seeds=5.

@@ -33,7 +33,7 @@ def kernel_agreement(bench: BenchmarkContext) -> list[Timing]:
   """Logs the largest relative difference of context and gradients, for every row of PAIRS, mask and implementation.
 
   Raises:
-    UserError: after all comparisons, if a difference exceeds TOLERANCES.
+    UserError: after all comparisons, if a difference is not less than the tolerance.
   """
   masks = make_masks()
   jobs = {}

@@ -1,4 +1,4 @@
-"""python joey_child.py ARRAYS.npz MODEL SIZES: runs Joey NMT, in an interpreter of its own (its dependencies are old).
+"""Runs Joey NMT in an interpreter of its own, as its dependencies are old: python joey_child.py ARRAYS.npz MODEL SIZES.
 
 Prints 'ready' and the number of parameters of the model. Then reads commands from standard input, runs each once and
 prints 'done' after it. 'train' makes one update of Adam with clipping on the batch of source and target; 'search BEAMS
@@ -104,7 +104,7 @@ def to_tensor(array: np.ndarray) -> torch.Tensor:
 
 
 def main() -> None:
-  """Prepares the model and the batch, then runs the commands of standard input."""
+  """Builds the model, then runs the commands of standard input on the arrays."""
   arrays = np.load(sys.argv[1])
   name = sys.argv[2]
   sizes = json.loads(sys.argv[3])

@@ -169,7 +169,8 @@ def compare(
 
   A turn is one run that is not timed and one that is. The first refills the caches and pages that the previous side
   evicted. On an accelerator the timed part of a turn is as many calls as take MIN_TURN, at most MAX_CALLS, so that the
-  time in which the host starts a call is hidden where the device takes longer; each call counts with their mean time.
+  time in which the host starts a call is hidden where the device takes longer; the time of a turn is the mean of its
+  calls.
 
   Args:
     suite: name of the suite.
@@ -213,6 +214,6 @@ def median_seconds(side: Side, repeats: int = 7) -> float:
   return compare('', '', {'': side}, repeats=repeats)[0].median
 
 
-def fit_exponent(sizes, seconds) -> float:
-  """Returns the slope of log seconds over log sizes, the exponent of the growth."""
-  return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
+def fit_exponent(sizes, values) -> float:
+  """Returns the slope of log values over log sizes: the exponent with which times or bytes grow."""
+  return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
