@@ -26,6 +26,8 @@ def list_images(folder: str | os.PathLike) -> list[str]:
     return sorted(name for name in names if name.lower().endswith(IMAGE_EXTENSIONS))
   except OSError as error:
     raise UserError(f'{folder}: cannot be read ({error.strerror})') from error
+  except ValueError as error:
+    raise UserError(f'{str(folder)!r}: cannot be read ({error})') from error
 
 
 def read_image(path: str, size: int, error_prefix: str = '', max_upscale: float = 4.0) -> np.ndarray:

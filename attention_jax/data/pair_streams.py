@@ -133,7 +133,7 @@ def _in_memory(corpus: Corpus) -> PairStream:
     for row, pair in enumerate(zip(corpus.source, corpus.target, strict=True), 1):
       yield pair, row / len(corpus.source)
 
-  notes = _links_note(corpus.name) if corpus.links else ()
+  notes = corpus.report + (_links_note(corpus.name) if corpus.links else ())
   return PairStream(corpus.name, pairs, [corpus.name, len(corpus.source)], notes, corpus.lines)
 
 

@@ -121,7 +121,7 @@ class PreparedSplit:
 
   @property
   def num_tokens(self) -> tuple[int, int]:
-    """Number of source and target tokens."""
+    """Number of source and target tokens, EOS included."""
     return _sum_by_side(shard.tokens for shard in self._shards)
 
   @property

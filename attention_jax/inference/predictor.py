@@ -56,7 +56,8 @@ class Prediction(NamedTuple):
   Attributes:
     source: the source text.
     tokens: its tokens, without EOS.
-    hypotheses: best first; samples in the order of sampling; none for a source that is too long for the model.
+    hypotheses: best first; samples in the order of sampling; none for a source that is too long
+      for the model, or if no hypothesis has a finite probability.
   """
 
   source: str

@@ -106,7 +106,8 @@ def attend(
   if reason := unsupported_inputs(score, params, query, memory):
     raise UserError(f"implementation 'pallas_additive': {reason}; use 'factored'")
   if not query.shape[0]:
-    return definition.attend(score, alignment, params, query, memory, bias=bias, rng=rng, deterministic=deterministic)
+    empty = definition.attend(score, alignment, params, query, memory, bias=bias, rng=rng, deterministic=deterministic)
+    return empty if return_weights else empty._replace(weights=None)
   memory = zero_masked_memory(memory)
   q, k, v, _ = score_terms(score.form.fn, params, query, memory)
   scale = 1 / jnp.asarray(softmax_temperature(strip_dropout(alignment)), jnp.float32)

@@ -82,8 +82,8 @@ class Cell(nn.Module):
     """Returns the recurrent layers."""
     return RecurrentStack(self.rnn, self.features, self.layers, self.residual, self.dropout, self.bridge, self.dtype)
 
-  def initial_states(self, stack: RecurrentStack, encoded: Encoded) -> tuple[State, ...]:
-    """Returns the states of recurrent layers before the first step.
+  def initial_states(self, encoded: Encoded, *stacks: RecurrentStack) -> list[tuple[State, ...]]:
+    """Returns the states before the first step, for each of all stacks of recurrent layers, the lowest first.
 
     Raises:
       UserError: for an unknown `initial`, if `bridge` is False and `initial` is not 'learned', and for an encoder
@@ -92,7 +92,7 @@ class Cell(nn.Module):
     make = INITIAL_STATES[choose(self.initial, INITIAL_STATES, 'initial')]
     if not self.bridge and self.initial != 'learned':
       raise UserError(f"bridge=False starts from zeros: initial must be 'learned', got {self.initial!r}")
-    return make(stack, encoded)
+    return make(stacks, encoded)
 
   def remember(self, encoded: Encoded) -> Memory:
     """Returns the memory of a source."""
@@ -192,7 +192,7 @@ class Plain(Cell):
 
   def start(self, encoded: Encoded, memory: FixedMemory) -> CellCarry:
     gates = self.context_gates(memory.vector) if self.feed_context else ()
-    return CellCarry(self.initial_states(self.stack, encoded), (), gates)
+    return CellCarry(*self.initial_states(encoded, self.stack), (), gates)
 
   def recur(
     self, carry: CellCarry, inputs: jax.Array, memory: FixedMemory, deterministic: bool
@@ -247,7 +247,7 @@ class Bahdanau(Cell):
     self.context_gate = Dense(1, dtype=self.dtype) if self.gate else None
 
   def start(self, encoded: Encoded, memory: Memory) -> CellCarry:
-    return CellCarry(self.initial_states(self.stack, encoded), self.attention.init_carry(memory), ())
+    return CellCarry(*self.initial_states(encoded, self.stack), self.attention.init_carry(memory), ())
 
   def share(self, memory: Memory, hypotheses: int, max_length: int) -> Memory | SharedMemory:
     # The gates of S positions cost as much as S steps of one hypothesis, which usually has about S tokens.
@@ -324,7 +324,7 @@ class Luong(Cell):
     return super().traits._replace(attends_in_recurrence=self.input_feeding or self.attention.is_recurrent)
 
   def start(self, encoded: Encoded, memory: Memory) -> CellCarry:
-    states = self.initial_states(self.stack, encoded)
+    (states,) = self.initial_states(encoded, self.stack)
     attention_carry = self.attention.init_carry(memory) if self.traits.attends_in_recurrence else ()
     return CellCarry(states, attention_carry, jnp.zeros_like(states[-1][0]) if self.input_feeding else ())
 
@@ -388,7 +388,7 @@ class GNMTCell(Cell):
     self.context_gates = Dense(self.stack.width, use_bias=False, dtype=self.dtype)
 
   def start(self, encoded: Encoded, memory: Memory) -> CellCarry:
-    states = (self.initial_states(self.stack, encoded), self.initial_states(self.above, encoded))
+    states = tuple(self.initial_states(encoded, self.stack, self.above))
     no_context = jnp.zeros((encoded.final.shape[0], self.attention.context_width(memory)), self.dtype)
     return CellCarry(states, self.attention.init_carry(memory), no_context if self.current else ())
 

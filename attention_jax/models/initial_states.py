@@ -1,21 +1,25 @@
-"""First states of a recurrent decoder, as functions of its layers and the encoded source."""
+"""First states of a recurrent decoder, as functions of its layers and the encoded source.
 
-from collections.abc import Callable, Mapping
+The layers are one stack, or several, the lowest first; the result has the states of each stack.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 
 from attention_jax.errors import UserError
 from attention_jax.models.encoded import Encoded, FinalStates
 from attention_jax.modules.recurrent import RECURRENCES, RecurrentStack, State
 
 
-def learned(stack: RecurrentStack, encoded: Encoded) -> tuple[State, ...]:
+def learned(stacks: Sequence[RecurrentStack], encoded: Encoded) -> list[tuple[State, ...]]:
   """A learned map of the last states of all layers and directions of the encoder, or of another summary.
 
-  Zeros if the stack has no bridge.
+  Zeros if the stacks have no bridge.
   """
-  return stack.start(encoded.final)
+  return [stack.start(encoded.final) for stack in stacks]
 
 
-def backward(stack: RecurrentStack, encoded: Encoded) -> tuple[State, ...]:
+def backward(stacks: Sequence[RecurrentStack], encoded: Encoded) -> list[tuple[State, ...]]:
   """s_0 = tanh(W h_1), h_1 the output of the highest backward layer at the first token. Bahdanau et al. 2015, A.2.2.
 
   Every layer of the decoder has its own W; the cell of an LSTM is V h_1.
@@ -28,10 +32,10 @@ def backward(stack: RecurrentStack, encoded: Encoded) -> tuple[State, ...]:
     raise UserError(
       f"initial='backward' needs an encoder that reads backward, such as birnn; got {states.describe_encoder()}"
     )
-  return stack.start(states.backward[-1][0])
+  return [stack.start(states.backward[-1][0]) for stack in stacks]
 
 
-def copied(stack: RecurrentStack, encoded: Encoded) -> tuple[State, ...]:
+def copied(stacks: Sequence[RecurrentStack], encoded: Encoded) -> list[tuple[State, ...]]:
   """The last states of the encoder, layer by layer. Sutskever et al. 2014; Luong et al. 2015, section 2.
 
   Raises:
@@ -40,18 +44,21 @@ def copied(stack: RecurrentStack, encoded: Encoded) -> tuple[State, ...]:
   """
   states = encoded.states or FinalStates()
   layers = states.forward or states.backward
-  expected = [stack.features] * RECURRENCES[stack.kind].states
+  lowest = stacks[0]
+  num_layers = sum(stack.layers for stack in stacks)
+  expected = [lowest.features] * RECURRENCES[lowest.kind].states
   actual = [[array.shape[-1] for array in state] for state in layers]
-  if (states.forward and states.backward) or actual != [expected] * stack.layers:
+  if (states.forward and states.backward) or actual != [expected] * num_layers:
     raise UserError(
       "initial='copied' needs an encoder with one direction and the recurrence, layers and features of the decoder, "
-      f'{stack.kind}, {stack.layers} and {stack.features}; got {states.describe_encoder()}, '
+      f'{lowest.kind}, {num_layers} and {lowest.features}; got {states.describe_encoder()}, '
       f'with states of {actual} features'
     )
-  return layers
+  remaining = iter(layers)
+  return [tuple(itertools.islice(remaining, stack.layers)) for stack in stacks]
 
 
-INITIAL_STATES: Mapping[str, Callable[[RecurrentStack, Encoded], tuple[State, ...]]] = {
+INITIAL_STATES: Mapping[str, Callable[[Sequence[RecurrentStack], Encoded], list[tuple[State, ...]]]] = {
   'learned': learned,
   'backward': backward,
   'copied': copied,

@@ -1,5 +1,6 @@
 """Events that add finished runs, which were trained outside of a sweep, to its ledger."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,7 +64,10 @@ def plan_adoption(state: SweepState, sweep_folder: Path, folder: Path, resolved:
 
 
 def _nearest_difference(fields: Mapping[str, Any], resolved: Sequence[Resolved]) -> str:
-  """Describes how the config differs from that of the most similar setting."""
+  """Describes how the config differs from that of the most similar setting.
+
+  Values are compared as JSON, as in `config_id`: lists equal tuples, and 1 differs from 1.0.
+  """
   differences = []
   for setting in resolved:
     expected = flatten_dict(setting.config, sep='.')
@@ -71,14 +75,9 @@ def _nearest_difference(fields: Mapping[str, Any], resolved: Sequence[Resolved])
     differing = [
       f'{name} is {fields[name]!r}, expected {expected[name]!r}'
       for name in names
-      if name not in IRRELEVANT_FIELDS and _as_list(fields[name]) != _as_list(expected[name])
+      if name not in IRRELEVANT_FIELDS and json.dumps(fields[name]) != json.dumps(expected[name])
     ]
     differences.append(differing)
   nearest = min(differences, key=len, default=[])
   ellipsis = ', ...' if len(nearest) > MAX_DIFFERENCES else ''
   return '; '.join(nearest[:MAX_DIFFERENCES]) + ellipsis
-
-
-def _as_list(value: Any) -> Any:
-  """Replaces tuples by lists, nested ones too, as a config that is read from JSON has them."""
-  return [_as_list(entry) for entry in value] if isinstance(value, tuple | list) else value

@@ -118,8 +118,11 @@ def setting_rows(
   directions = selectable_metrics(settings[0].config)
   columns = [MetricColumn(split, metric, '', directions.get(metric)) for metric in metrics]
   contrasts: list[Contrast] = []
+  baselines = set()
   for group in groups.values():
-    contrasts += contrast_all(group, _baseline(group, factors, baseline), columns, 't', False, _discard)
+    group_baseline = _baseline(group, factors, baseline)
+    baselines.add(group_baseline.id)
+    contrasts += contrast_all(group, group_baseline, columns, 't', False, _discard)
   corrected = correct_p_values([contrast.p for contrast in contrasts])
   differences = {
     (contrast.setting.id, contrast.column.metric): _difference_entry(contrast.comparison.difference, p)
@@ -130,8 +133,9 @@ def setting_rows(
     entries = {}
     for metric in metrics:
       if values := list(setting.values(split, metric).values()):
-        difference = differences.get((setting.id, metric))
-        entries[f'{split}/{metric}'] = summarize(values) | ({'difference': difference} if difference else {})
+        # Of the baseline there is no entry 'difference'; an empty one is a difference that could not be computed.
+        difference = {} if setting.id in baselines else {'difference': differences.get((setting.id, metric), {})}
+        entries[f'{split}/{metric}'] = summarize(values) | difference
     parameters = {'parameters': f'{setting.runs[0].parameters:,}'}
     rows.append(claim_row(setting, factors, parameters, entries))
   return rows

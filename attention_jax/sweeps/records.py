@@ -48,7 +48,8 @@ class Table(NamedTuple):
     columns: columns, from left to right.
     rows: rows, each with some of: config, preset, flags, title, note, metric, epochs, seeds, metrics, factors,
       time, hardware, commits; or published (the source) and metrics. `metrics` maps 'SPLIT/METRIC' to an object with
-      value, deviation (n - 1), values (of the seeds), digits and difference (value; low, high and p if they are known),
+      value, deviation (n - 1), values (of the seeds), digits and difference (value; low, high and p if they are
+      known; empty if it could not be computed, and missing in the baseline),
       or with a text. `references` maps further names of metrics to entries of other tables: an object with table,
       metric, and the fields that select one row of that table.
     config: config file of the rows.
@@ -165,9 +166,9 @@ def format_metric(row: Row, column: Column) -> str:
 
 
 def _format_difference(difference: Mapping[str, float] | None, digits: int) -> str:
-  """'+1.20 [+0.50, +1.90], p = 0.012'; 'baseline' without a difference."""
-  if difference is None:
-    return 'baseline'
+  """'+1.20 [+0.50, +1.90], p = 0.012'; 'baseline' for None, and '' for a difference that could not be computed."""
+  if not difference:
+    return 'baseline' if difference is None else ''
   text = f'{difference["value"]:+.{digits}f}'
   if 'low' in difference:
     text += f' [{difference["low"]:+.{digits}f}, {difference["high"]:+.{digits}f}]'

@@ -120,8 +120,6 @@ class CaptioningSystem(System):
     self.shape = tuple(shape)
     self.model = build_captioner(config['model'], len(vocabulary))
     self._load_data = load_data
-    if config['evaluation']['replace_unknown']:
-      raise UserError('evaluation.replace_unknown must be False for pictures, which have no source words; got True')
 
   @classmethod
   def load(cls, config: Config, folder: str | None) -> 'CaptioningSystem':
@@ -155,6 +153,8 @@ class CaptioningSystem(System):
     bind(config['data']['task'], PICTURES, 'task')
     vocab.parse_kind(config['data']['vocabulary'])
     TranslationEvaluationConfig(**config['evaluation'])
+    if config['evaluation']['replace_unknown']:
+      raise UserError('evaluation.replace_unknown must be False for pictures, which have no source words; got True')
     for spec in config['evaluation']['metrics']:
       compute_metric(spec, ['a'], [['a']])  # some options are checked only when the metric is computed
     model = build_captioner(config['model'], 5)

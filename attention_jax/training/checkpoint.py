@@ -321,8 +321,9 @@ class Checkpoints:
     """Returns the error of a damaged checkpoint, with a remedy."""
     path = self.folder / kind / str(step)
     other_steps = sorted({other for name in (LATEST, BEST) for other in self.steps(name)} - {step})
-    if self._read_only and other_steps:
-      remedy = f'select another one by its step: {", ".join(map(str, other_steps))}'
+    if self._read_only:
+      steps = f'select another one by its step: {", ".join(map(str, other_steps))}'
+      remedy = steps if other_steps else 'the folder has no other one; choose another folder'
     else:
       paths = f'{self.folder / kind} and {self.folder / SAVED_FILE}'
       remedy = f'choose another folder, or delete {paths} to continue without it'

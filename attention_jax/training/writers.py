@@ -4,11 +4,12 @@ A writer is called with (step, record), where the record maps names such as 'tra
 numbers or strings, and is closed once.
 """
 
+import contextlib
 import json
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,23 +45,31 @@ class JsonLines:
     start: the step that the run starts from.
 
   Raises:
-    UserError: when it is opened, if the file cannot be read, parsed or written.
+    UserError: if the file cannot be written, and when it is opened, if it cannot be read or parsed.
   """
 
   def __init__(self, folder: Path, start: int):
     path = folder / METRICS_FILE
-    try:
+    with _write_errors(path):
       _remove_later_records(path, start)
       self._file = open(path, 'ab', buffering=0)  # noqa: SIM115 - closed by close()
-    except OSError as error:
-      raise UserError(f'cannot write {path}: {error.strerror}') from error
 
   def __call__(self, step: int, record: Record) -> None:
-    self._file.write((json.dumps({'step': step, **record}, ensure_ascii=False) + '\n').encode())
+    with _write_errors(self._file.name):
+      self._file.write((json.dumps({'step': step, **record}, ensure_ascii=False) + '\n').encode())
 
   def close(self) -> None:
     """Closes the file."""
     self._file.close()
+
+
+@contextlib.contextmanager
+def _write_errors(path: str | Path) -> Iterator[None]:
+  """Raises UserError for an OSError of the block."""
+  try:
+    yield
+  except OSError as error:
+    raise UserError(f'cannot write {path}: {error.strerror}') from error
 
 
 def _remove_later_records(path: Path, start: int) -> None:

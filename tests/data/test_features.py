@@ -55,6 +55,11 @@ def test_the_home_folder_is_expanded(folder, monkeypatch):
   assert write_features(folder / 'grid.npz', '~/images', names, network, size=8) == (2, 2, 3)
 
 
+def test_a_folder_with_a_null_character_is_a_user_error():
+  with pytest.raises(UserError, match='cannot be read'):
+    list_images('a\0')
+
+
 def test_a_failed_write_leaves_no_file(folder):
   (folder / 'images' / 'd.png').write_bytes(b'no image')
   with pytest.raises(UserError, match=r'd\.png: cannot be read as an image'):

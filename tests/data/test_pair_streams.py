@@ -45,6 +45,12 @@ def test_pairs_of_text_and_tsv_tasks_are_read_in_order(folder):
     assert len(stream.state) == files
 
 
+def test_what_a_task_leaves_out_is_noted(tmp_path):
+  write(f'{tmp_path}/pairs.txt', b'Go.\tVa !\n\nRun!\tCours !\nHelp!\tA l aide !\n')
+  stream, _ = open_pairs({'task': "pairs(path='pairs.txt')", 'folder': str(tmp_path)})
+  assert len(stream.notes) == 1 and '1 blank' in stream.notes[0]
+
+
 @pytest.mark.parametrize('name', ['a', 'a.gz'])
 @pytest.mark.parametrize(
   'content', ['', '\ufeff', '\n', 'a', 'a\r\r\nb', '\ufeffa\r\n\r\nb\u2028\x85c\r', '\ufeff\n\ufeff']

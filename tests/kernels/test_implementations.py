@@ -163,4 +163,5 @@ def test_no_queries_give_empty_results_and_zero_gradients(name, score, alignment
   assert value == 0
   assert attended.weights.shape == (2, 0, S)
   assert attended.context.shape[:2] == (2, 0)
+  assert attend(score, alignment, problem, implementation=name, return_weights=False).weights is None
   assert not any(jnp.any(x) for x in jax.tree.leaves(gradients))

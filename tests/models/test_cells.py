@@ -242,9 +242,26 @@ def test_gnmt_feeds_the_context_of_the_lowest_layer_to_all_layers(current):
       assert_step(step_outputs[t], b, dense(output, below), weights)
 
 
+def test_the_stacks_of_gnmt_start_from_the_layers_of_the_encoder():
+  encoder = 'rnn(rnn="lstm", features=8, layers=3)'
+  model = build_tiny('gnmt', 'layers=3, initial="copied"', encoder=encoder)
+
+  def first_states(model, source, mask):
+    encoded = model.encoder(source, mask, True)
+    cell = model.decoder.cell
+    return encoded.states.forward, cell.start(encoded, cell.remember(encoded)).states
+
+  source, mask, target = inputs()
+  params = variables(model, source, mask, target)
+  encoder_states, (lowest, above) = model.apply(params, source, mask, method=first_states)
+  jax.tree.map(np.testing.assert_array_equal, (*lowest, *above), encoder_states)
+  assert len(lowest) == 1 and len(above) == 2
+
+
 @pytest.mark.parametrize(
   ('options', 'alignment', 'message'),
   [
+    ('layers=3, initial="copied"', 'softmax', 'layers and features of the decoder, lstm, 3 and 8; got'),
     ('layers=1', 'softmax', 'gnmt: layers must be at least 2, got 1'),
     ('layers=2', 'latent', "gnmt: latent alignments are not supported, got 'latent'"),
   ],

@@ -51,11 +51,11 @@ def test_a_table_is_formatted_as_markdown():
 
 @pytest.mark.parametrize(
   ('difference', 'text'),
-  [({'value': -1.25}, '-1.2'), ({'value': 0, 'p': 1.0}, '+0.0, p = 1.000')],
+  [({'value': -1.25}, '-1.2'), ({'value': 0, 'p': 1.0}, '+0.0, p = 1.000'), ({}, '')],
 )
-def test_a_difference_may_have_no_interval(difference, text):
+def test_a_difference_may_have_no_interval_or_no_value(difference, text):
   row = {'metrics': {'test/per': {'value': 12, 'difference': difference}}}
-  assert format_table(Table([COLUMNS[3]], [row])).splitlines()[2] == f'| {text} |'
+  assert format_table(Table([COLUMNS[3]], [row])).splitlines()[2] == f'| {text} |'.replace('  ', ' ')
 
 
 def test_a_row_without_flags_is_named_none():

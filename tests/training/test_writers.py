@@ -31,6 +31,16 @@ def test_later_records_and_a_truncated_last_line_are_removed(tmp_path):
   assert read_metrics(tmp_path)[-1] == {'step': 15, 'train/loss': 2.0, 'validation/signature': 'é'}
 
 
+def test_a_full_disk_is_a_user_error(tmp_path):
+  writer = JsonLines(tmp_path, 0)
+  writer.close()
+  with (
+    open('/dev/full', 'ab', buffering=0) as writer._file,
+    pytest.raises(UserError, match=r'cannot write .*: No space left on device'),
+  ):
+    writer(5, {'train/loss': 0.2})
+
+
 def test_a_file_of_one_truncated_line_becomes_empty(tmp_path):
   (tmp_path / 'metrics.jsonl').write_text('{"step": 1')
   JsonLines(tmp_path, 0).close()
