@@ -33,7 +33,8 @@ chaos: $(VENV)/installed
 	$(RUN) -m tests.experiments.chaos $(KILLS)
 
 # The documentation site in site/, whose pages open from disk; for its search field: python -m http.server -d site
-# It shows what @dates attends to, which is trained first (five minutes) unless it exists, and @shapes if that exists.
+# It shows what @dates attends to, which is trained first (five minutes) unless it exists, and @nettalk and @shapes if they
+# exist.
 docs: $(VENV)/installed
 	$(RUN) -m experiments.models --names=dates
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet

@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Attention, from one sum to a translation model
 #
-# Every formula below is code that runs, and every claim is a number or a plot made here. The functions are those that
+# Every formula below is code that runs, and most claims are numbers or plots made here. The functions are those that
 # the models of `attention_jax` train with. From top to bottom it takes a few minutes on a CPU.
 #
 # `docs/attention_basics.py` is the same lesson as a script; the notebook is made from it:
@@ -100,7 +100,7 @@ def train_copier(decoder, alignment='softmax'):
 
 
 def accuracy_by_length(model, params):
-  """Share of correct symbols for each length of the source, of sequences that were not in training."""
+  """Share of correct symbols for each length of the source, of newly drawn sequences (short ones may repeat)."""
   ids, mask = sample_batch(np.random.default_rng(1), 512)
   outputs = jax.jit(model.apply)({'params': params}, ids, mask, ids)
   correct = np.asarray(outputs.logits.argmax(-1) == ids)
@@ -346,9 +346,9 @@ assert abs(untied(queries[0], keys[0]) - untied(keys[0], queries[0])) > 1e-3
 # %% [markdown]
 # ## 6. Global and local
 #
-# Global attention compares the query with all S positions. Local attention (Luong et al. 2015) reads a window of 2 ·
-# width + 1 positions: around the step itself (`local_m`), or around a position that the query predicts (`local_p`),
-# with a Gaussian on top.
+# Global attention compares the query with all S positions. Local attention (Luong et al. 2015) reads a window: the
+# positions at a distance of at most `width` from the step itself (`local_m`), or from a centre that the query predicts
+# (`local_p`, with a Gaussian on top), which need not be a whole number.
 
 # %%
 steps, positions = 12, 12
@@ -444,7 +444,8 @@ assert abs(luong_change).max() > 0.001
 #
 # In self-attention the queries are the positions of the sequence itself: each position reads all others in one step,
 # where a recurrent network needs as many steps as the positions are apart. Multi-head attention (Vaswani et al. 2017)
-# does so several times with projections to a few features, so that one position can read several things.
+# does so several times with projections to a few features, so that one position can read several things. With a causal
+# mask (`past`), a position reads only itself and the positions before it.
 
 # %%
 x = jax.random.normal(jax.random.key(19), (1, 6, 8))  # [B, S, D]
@@ -465,8 +466,8 @@ for axes, (name, head) in zip(all_axes, [('all', 0), ('all', 1), ('past', 0), ('
 assert np.all(np.triu(np.asarray(outputs['past'].weights[0, 0]), 1) == 0)
 
 # %% [markdown]
-# Self-attention alone does not depend on the order: permuted inputs give the same outputs, permuted. That is why
-# Transformers add **positions** to their inputs.
+# Self-attention without a causal mask does not depend on the order: permuted inputs give the same outputs, permuted.
+# That is why Transformers add **positions** to their inputs.
 
 # %%
 order = jnp.array([3, 1, 5, 0, 4, 2])
@@ -588,7 +589,7 @@ if IS_TRAINED:
   assert np.mean(np.asarray(weights.argmax(1)) == np.arange(10)) > 0.7
 
 # %% [markdown]
-# **Weights are not effects.** Three ways in which they mislead, each checked here:
+# **Weights are not effects.** Three ways in which they mislead, the first two of which are checked here:
 #
 # 1. A large weight on a **short value** adds little. The norm of what is added is the better picture (Kobayashi et
 #    al. 2020).
