@@ -282,7 +282,7 @@ def _explanation(
         [
           *_factor_columns([*names, 'weights']),
           Column('accuracy of the guided probe, %', metric='probe/accuracy', digits=1),
-          interval,
+          Column('95 % interval over outputs', ['interval']),
         ],
         probes,
       ),

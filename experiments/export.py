@@ -1,5 +1,5 @@
-"""Exports a trained run of translation as functions and weights that need jax, numpy and safetensors, but not
-this package.
+"""Exports a trained run of translation as functions and weights that need jax, flatbuffers, numpy and safetensors,
+but not this package.
 
   python -m experiments.export --workdir=runs/dates --output=exported
   python -m experiments.export --workdir=runs/dates --output=exported --beams=1 --platforms=cpu,cuda,tpu
