@@ -36,7 +36,7 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
   if not isinstance(score.form, Product):
     return 'the score is not a product q . k with q depending on the query alone and k on the key alone'
   if strip_options(strip_dropout(alignment)) is not softmax or differs_at_test(alignment):
-    return 'the alignment is not softmax, or has an edit'
+    return 'the alignment is not softmax or has an edit'
   return ''
 
 

@@ -70,7 +70,7 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
   if not isinstance(score.form, TanhSum):
     return 'the score is not v . tanh(q + k) with q depending on the query alone and k on the key alone'
   if strip_options(strip_dropout(alignment)) is not softmax or differs_at_test(alignment):
-    return 'the alignment is not softmax, or has an edit'
+    return 'the alignment is not softmax or has an edit'
   if kernel_platform() not in TARGETS:
     return f'needs a GPU or a TPU, got platform {kernel_platform()}'
   return ''

@@ -33,7 +33,7 @@ class Attention(nn.Module):
   Weights are [B, S] and [B, T, S] for one head; with several heads there is an axis N after B.
 
   Attributes:
-    score, alignment: a spec string, a table row, or a function with the arguments of a row's `fn`.
+    score, alignment: a spec string; in Python also a table row, or a function with the arguments of `Row.fn`.
     features: width F of the projections.
     heads: number N of heads.
     kv_heads: number G of heads of keys and values, each shared by N / G heads of queries (Ainslie et al. 2023; with
