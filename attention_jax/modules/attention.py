@@ -406,7 +406,7 @@ class Attention(nn.Module):
     return None
 
   def _join_heads(self, attended: Attended, positions: jax.Array | None) -> Attended:
-    """Joins contexts and weights [B, N, T, ...]: projects contexts if `projects_values`; one head loses its axis N."""
+    """Concatenates and projects contexts [B, N, T, ...] if `projects_values`; removes the axis N of a single head."""
     context, weights = attended
     if not self.projects_values:
       return Attended(context[:, 0], None if weights is None else weights[:, 0])
