@@ -11,7 +11,7 @@ class MissingTrainFinder:
 
   @staticmethod
   def find_spec(name: str, path: object = None, target: object = None) -> None:
-    """Returns None for modules outside of attention_jax_train, so that Python raises its ordinary error.
+    """Returns None for a name that is not in TRAIN_MODULES, so that Python raises its ordinary error.
 
     Args:
       name: full name of the module.
@@ -19,7 +19,7 @@ class MissingTrainFinder:
       target: the module if it is reloaded; not used.
 
     Raises:
-      ModuleNotFoundError: for a module of attention_jax_train.
+      ModuleNotFoundError: for a name in TRAIN_MODULES.
     """
     if name in TRAIN_MODULES:
       raise ModuleNotFoundError(f"{name} is not installed; run pip install 'attention_jax[train]'", name=name)

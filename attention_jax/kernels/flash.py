@@ -36,7 +36,7 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
   if not isinstance(score.form, Product):
     return 'the score is not a product q . k with q depending on the query alone and k on the key alone'
   if strip_options(strip_dropout(alignment)) is not softmax or differs_at_test(alignment):
-    return 'the alignment is not softmax'
+    return 'the alignment is not softmax or has an edit'
   return ''
 
 
@@ -81,9 +81,9 @@ def operands(score: Row, alignment: Row, params, query, memory: Memory, bias) ->
     bias: [T, S], added to the scores before masking; -inf masks a position. None adds nothing.
 
   Returns:
-    q [T, D], k [S, D], v [S, V], mask [T, S] or [1, S], and bias [T, S] or None, floats of the type in which sums are
-    computed. The alignment's temperature is applied to q and the bias, biases of -inf are part of the mask, +inf is
-    replaced by the largest finite number, and masked entries of the bias are zero.
+    q [T, D], k [S, D], v [S, V], mask [T, S] or [1, S], and bias [T, S] or None; all but the bool mask have the dtype
+    in which sums are computed. The alignment's temperature is applied to q and the bias, biases of -inf are part of
+    the mask, +inf is replaced by the largest finite number, and masked entries of the bias are zero.
 
   Raises:
     UserError: for a temperature that is a number but not positive. `kernels.api` reports shapes that do not match.
@@ -145,7 +145,7 @@ attention_context.defvjp(*first_order('flash', _attention_context_fwd, _attentio
 @shard_over_rows
 @sequential_vmap
 def _forward(q, k, v, inputs: BlockedInputs):
-  """Returns the context [T, V], and per query [T] the largest score and 1 / Σ exp(score - largest score)."""
+  """Returns the context [T, V], and per query [T] the largest score and 1 / Σ exp(score - largest), or 0 if masked."""
   num_queries = q.shape[0]
   size, width = v.shape
   blocks = Blocks.of(num_queries, size)

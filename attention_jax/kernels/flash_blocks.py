@@ -22,7 +22,7 @@ Schedule = list[tuple[jax.Array, jax.Array]]
 
 
 class Blocks(NamedTuple):
-  """Partition of T queries and S keys into blocks of nearly equal size.
+  """Partition of T queries and S keys into blocks of equal size; the last one is padded.
 
   Attributes:
     num_query_blocks: number of blocks of queries.

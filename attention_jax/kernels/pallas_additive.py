@@ -47,7 +47,7 @@ from attention_jax.kernels.sharding import shard_over_rows
 from attention_jax.kernels.symbolic import require_fixed_sizes
 from attention_jax.kernels.target import INTERPRET, countable, kernel_platform
 
-MAX_BLOCK_SCORES = 2**20  # scores [T, S] of a block of queries in the backward pass: 4 MiB in float32
+MAX_BLOCK_SCORES = 2**20  # most scores of a block of queries in the backward pass: 4 MiB in float32
 
 
 class Target(NamedTuple):
@@ -66,11 +66,11 @@ TARGETS: Mapping[str, Target] = {
 
 
 def unsupported_reason(score: Row, alignment: Row) -> str:
-  """Returns the reason why this pair is not supported on this machine, or ''."""
+  """Returns the reason why this pair is not supported on `kernel_platform()`, or ''."""
   if not isinstance(score.form, TanhSum):
     return 'the score is not v . tanh(q + k) with q depending on the query alone and k on the key alone'
   if strip_options(strip_dropout(alignment)) is not softmax or differs_at_test(alignment):
-    return 'the alignment is not softmax'
+    return 'the alignment is not softmax or has an edit'
   if kernel_platform() not in TARGETS:
     return f'needs a GPU or a TPU, got platform {kernel_platform()}'
   return ''
@@ -100,7 +100,8 @@ def attend(
   """Attends with the Pallas kernels. Same arguments as `functional.attend.attend`.
 
   Raises:
-    UserError: for float64, which the kernels would round, and for symbolic sizes.
+    UserError: for float64, which the kernels would round, for symbolic sizes, and for a temperature that is a number
+      but not positive.
   """
   require_fixed_sizes('pallas_additive', query, memory)
   if reason := unsupported_inputs(score, params, query, memory):

@@ -21,7 +21,7 @@ class Tile(NamedTuple):
   Attributes:
     queries: queries of a program.
     keys: keys of one step of a program.
-    features: features of one step of a program.
+    features: features of one step of a program; in `pair_sums_kernel`, features of a program.
     span: largest number of keys of a program, over all its steps; `split_keys` returns the actual one.
     values: columns of the values that one product covers.
   """

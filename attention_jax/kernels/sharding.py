@@ -13,8 +13,9 @@ def shard_over_rows(fn: Callable) -> Callable:
   """Wraps `fn`, the computation of one row, so that a jax.vmap of it runs on every device for the device's own rows.
 
   XLA cannot partition a Pallas program, nor a loop over rows: without this wrapper it gathers all rows on every device,
-  or fails. Under a mesh of several devices (jax.set_mesh) the wrapped function runs in a jax.shard_map. The vmap must
-  have an spmd_axis_name, see `batch_mesh_axis`; without one, every device computes all rows.
+  or fails. Under a mesh of several devices whose axes are all Auto (jax.set_mesh) the wrapped function runs in a
+  jax.shard_map. The vmap must have an spmd_axis_name, see `batch_mesh_axis`; without one, every device computes all
+  rows.
 
   Args:
     fn: a function of arrays or trees of arrays, all of them positional arguments.

@@ -25,8 +25,8 @@ from attention_jax.functional.masking import accumulation_dtype, vary_like
 from attention_jax.kernels.derivatives import first_order
 
 UNROLL = 16  # most terms added in one pass over the result: with so many, memory traffic is negligible
-GROUP_VALUE = 4  # fractions per division in sums of values; all group sizes are powers of 2
-GROUP_SLOPE = 2  # the same in sums of slopes
+GROUP_VALUE = 4  # fractions per division in sums of tanh; all group sizes are powers of 2
+GROUP_SLOPE = 2  # the same in sums of slopes of tanh
 
 
 class Limits(NamedTuple):
@@ -72,11 +72,11 @@ def scores(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
 
 @jax.custom_vjp
 def tanh_sum(q: jax.Array, k: jax.Array, v: jax.Array, in_range: jax.Array) -> jax.Array:
-  """Returns the sums for centred keys.
+  """Returns the sums; `q` and `k` are shifted by the centre of the keys, in opposite directions.
 
   Args:
     q: [T, F].
-    k: [S, F], centred.
+    k: [S, F], centred if `in_range`, else not shifted.
     v: [F].
     in_range: bool [], whether |k| is at most its limit everywhere.
 

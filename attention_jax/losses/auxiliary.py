@@ -198,7 +198,7 @@ def mean_updates(outputs) -> jax.Array:
 
 
 def redundancy(outputs, batch, running: RunningMeans) -> jax.Array:
-  """Σ over documents of ‖A Aᵀ − I‖². Each row of A has the weights of one head or hop over all words. Lin et al. 2017.
+  """Σ over documents of ‖A Aᵀ − I‖². A has a row of weights over all words per head and hop. Lin et al. 2017.
 
   Equation 8 of the paper. Arguments: see AuxiliaryLoss.
   """
@@ -314,5 +314,5 @@ def _set_options(name: str, options: Mapping[str, float], table: Mapping[str, Au
 
 
 def _masked_weights(outputs, batch) -> jax.Array:
-  """The weights [B, T, S] of real target tokens over real source tokens, 0 elsewhere."""
+  """The weights [B, T, S] of real target tokens over real source positions, 0 elsewhere."""
   return jnp.where(batch.target_mask[:, :, None] & batch.source_mask[:, None, :], outputs.weights, 0.0)

@@ -83,7 +83,7 @@ class Cell(nn.Module):
     return RecurrentStack(self.rnn, self.features, self.layers, self.residual, self.dropout, self.bridge, self.dtype)
 
   def initial_states(self, encoded: Encoded, *stacks: RecurrentStack) -> list[tuple[State, ...]]:
-    """Returns the states before the first step, for each of all stacks of recurrent layers, the lowest first.
+    """Returns the states before the first step for each stack. `stacks` are all stacks of the cell, the lowest first.
 
     Raises:
       UserError: for an unknown `initial`, if `bridge` is False and `initial` is not 'learned', and for an encoder

@@ -28,10 +28,10 @@ class ClassifierOutput(NamedTuple):
   Attributes:
     logits: [B, L].
     words: weights [B, N, H, W] of H heads over the W words of each of N sentences. H is the number of heads of the
-      attention times the hops of the pooling, or 1. For pairs of texts, see Decomposable.
+      attention times the hops of the pooling, or 1 if it does not attend. For pairs of texts, see Decomposable.
     sentences: weights [B, H, N] of H heads over the sentences; 1 everywhere if the classifier does not pool sentences.
-    ponder: Ponder [B, positions] of every layer and direction with adaptive computation time; the positions are those
-      of all words of a document, or those of its sentences.
+    ponder: Ponder [B, positions] of every layer and direction with adaptive computation time; the positions are the
+      words of a document (or of one text of a pair), or its sentences.
   """
 
   logits: jax.Array

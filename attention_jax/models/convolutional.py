@@ -141,8 +141,8 @@ class ConvDecoderLayer(nn.Module):
   """h = v(W [x_{t-k+1} ... x_t] + b); h ← h + U √m c_t; x ← (h + x) √0.5. Gehring et al. 2017, sections 3.2 to 3.4.
 
   v is the gated linear unit, see EncoderBlock, and k the width of the window. c_t = attend(d_t), d_t = V h_t + b + g_t
-  (equation 1), with g_t the embedding of the input token, and m the number of unmasked source positions. U projects
-  contexts to the width of h, as in the authors' code; the paper's text adds c_t without projection.
+  (equation 1), with g_t the embedding of the input token plus that of its position, and m the number of unmasked source
+  positions. U projects contexts to the width of h, as in the authors' code; the paper's text adds c_t unprojected.
   """
 
   attention: Attention

@@ -13,10 +13,10 @@ from attention_jax.specs import Positive, Repeats, Size
 class DeepGlimpseNetwork(nn.Module):
   """Two LSTM layers read glimpses; the lower one emits a label per object, the upper one the next location.
 
-  Ba, Mnih & Kavukcuoglu 2015, section 3: g = G_image(x) * G_loc(l), r¹ = LSTM(g), r² = LSTM(r¹), l ~ N(tanh(U r²),
-  deviation²), and after every `glimpses` glimpses a label from r¹. The context, the picture resized to `size` x
-  `size` pixels, determines the initial state of r² alone: labels depend on it only through the locations. The first
-  location is an input, as in GlimpseNetwork, and G_image has one hidden layer.
+  Ba, Mnih & Kavukcuoglu 2015, section 3: g = G_image(x) * G_loc(l) with x the patches at l, r¹ = LSTM(g), r² =
+  LSTM(r¹), the next l ~ N(tanh(U r²), deviation²), and after every `glimpses` glimpses a label from r¹. The context,
+  the picture resized to `size` x `size` pixels, determines the initial state of r² alone: labels depend on it only
+  through the locations. The first location is an input, as in GlimpseNetwork, and G_image has one hidden layer.
 
   Attributes:
     labels: number of labels, L.

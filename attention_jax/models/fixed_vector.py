@@ -25,7 +25,7 @@ class Cho(Plain):
 
   h_0 = tanh(V' c); r = σ(W_r y + U_r h + C_r c); z = σ(W_z y + U_z h + C_z c); h' = tanh(W y + r * (U h + C c));
   h_t = z * h_{t-1} + (1 - z) * h'; the features for the output layer are maxout(O_h h_t + O_y y + O_c c), where h_N is
-  the last output of the highest forward layer of the encoder and y the embedding of the last token.
+  the last output of the highest forward layer of the encoder and y the embedding of the previous token.
 
   Of the other attributes, those of Plain, only `features` and `dtype` are used; the recurrence has no dropout.
 

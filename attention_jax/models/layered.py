@@ -76,7 +76,7 @@ class LayeredDecoder(nn.Module, kw_only=True):
     """Returns the output of the decoder, for one step or for all steps.
 
     Args:
-      features: features of the last layer, [..., D].
+      features: features for the output layer, [..., D].
       weights: weights of each layer, [..., N, S].
       axis: position of the axis of layers in DecoderOutput.layers.
     """

@@ -13,7 +13,7 @@ class DecoderOutput(NamedTuple):
   Attributes:
     features: inputs of the output layer, [..., D]; with a latent alignment, one vector for each position, [..., S, D].
     context: context, [..., V]; () of a LayeredDecoder, whatever its number of layers.
-    weights: attention weights, [..., S].
+    weights: attention weights, averaged over heads, [..., S].
     state: private state of the alignment after the step; () if it has none, and of a LayeredDecoder.
     layers: weights of every layer and head of a LayeredDecoder, [..., L, N, S]; () of a decoder with a cell.
     top: `StepTrace.state` of a decoder with a cell, or the features of a LayeredDecoder, [..., H].

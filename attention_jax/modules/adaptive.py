@@ -43,7 +43,7 @@ def ponder(
   limit: int = 10,
   epsilon: float = 0.01,
 ) -> tuple[State, Ponder]:
-  """Repeats the update of any recurrence for one step, and returns the mean of its states. Graves 2016, section 2.
+  """Repeats the update of any recurrence for one step; returns a weighted mean of its states. Graves 2016, section 2.
 
   sⁿ = update(sⁿ⁻¹, x), hⁿ = halt(sⁿ), N = min{n: Σ_{m≤n} hᵐ ≥ 1 − ε}, R = 1 − Σ_{n<N} hⁿ, pⁿ = hⁿ for n < N and
   pᴺ = R, s = Σ_n pⁿ sⁿ. N has no gradient.

@@ -33,7 +33,7 @@ class Attention(nn.Module):
   Weights are [B, S] and [B, T, S] for one head; with several heads there is an axis N after B.
 
   Attributes:
-    score, alignment: a spec string, a table row, or a function of the same signature.
+    score, alignment: a spec string; in Python also a table row, or a function with the arguments of `Row.fn`.
     features: width F of the projections.
     heads: number N of heads.
     kv_heads: number G of heads of keys and values, each shared by N / G heads of queries (Ainslie et al. 2023; with
@@ -211,7 +211,7 @@ class Attention(nn.Module):
     Args:
       encoded: encoded source, [B, S, D].
       mask: positions that may be attended to, [B, S], or [B, T, S] for `parallel`.
-      positions: positions of the rows of `encoded`, [S]; required if there is a module of positions.
+      positions: positions of the vectors of `encoded`, [S]; required if there is a module of positions.
       value: values that contexts are made of, [B, S, V]; by default `encoded`.
 
     Returns:
@@ -406,7 +406,7 @@ class Attention(nn.Module):
     return None
 
   def _join_heads(self, attended: Attended, positions: jax.Array | None) -> Attended:
-    """Concatenates and projects the contexts of heads [B, N, T, ...]."""
+    """Concatenates and projects contexts [B, N, T, ...] if `projects_values`; removes the axis N of a single head."""
     context, weights = attended
     if not self.projects_values:
       return Attended(context[:, 0], None if weights is None else weights[:, 0])

@@ -178,7 +178,7 @@ def unsupported_reason(score, alignment='softmax'):
 def test_unsupported_reasons(interpreted):
   assert 'tanh' in unsupported_reason('scaled_dot')
   for alignment in ('sigmoid', 'sparsemax', 'hard', 'coverage_penalised'):
-    assert unsupported_reason('additive', alignment) == 'the alignment is not softmax'
+    assert unsupported_reason('additive', alignment) == 'the alignment is not softmax or has an edit'
   for alignment in ('softmax', 'softmax(temperature=2.0)', aj.alignments.softmax):
     assert not unsupported_reason('additive', alignment)
 
