@@ -213,7 +213,7 @@ def greedy(
 
 
 def greedy_token(logits: jax.Array, is_last: jax.Array | bool) -> jax.Array:
-  """Returns the most probable allowed token [...] of logits [..., vocabulary]; EOS at the last step."""
+  """Returns the most probable token [...] of logits [..., vocabulary] but PAD and BOS; EOS at the last step."""
   ends, continues = end_and_continuation_masks(logits.shape[-1])
   return jnp.where(is_last, EOS, masked_top_k(logits, continues | ends, 1)[1][..., 0])
 
