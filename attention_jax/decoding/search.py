@@ -185,7 +185,7 @@ def greedy(
 ) -> Hypotheses:
   """Greedy search: the most probable token at every step, until EOS.
 
-  Arguments and scores are those of `beam`, with K = 1.
+  The arguments are those of `beam`, and the one hypothesis of each source (K = 1) is scored as there.
 
   Raises:
     UserError: if `max_length` is less than 1.
