@@ -49,7 +49,7 @@ class EncodedCorpus(NamedTuple):
   Attributes:
     source: int32, all rows concatenated; ids from the size of the vocabulary on are unknown tokens, see `encode`.
     source_offsets: int64 [rows + 1].
-    target: int32, all rows concatenated.
+    target: int32, likewise, with the target vocabulary.
     target_offsets: int64 [rows + 1].
     links: int32 [N, 2], gold (source token, target token) pairs of all rows concatenated; the possible ones where the
       data distinguishes them from sure ones. None where the data has no links that can be mapped to these tokens.

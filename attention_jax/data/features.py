@@ -41,8 +41,8 @@ def write_features(
     The shape of a grid.
 
   Raises:
-    UserError: if there are no images, if one cannot be read, for grids of another shape, for features that float16
-      cannot represent, and if the file cannot be written.
+    UserError: if there are no images, if one cannot be read, for grids that are not [rows, columns, C] of one shape,
+      for features that are not finite or too large for float16, and if the file cannot be written.
   """
   if not names:
     raise UserError(f'{folder}: no images; expected files that end with one of: {", ".join(IMAGE_EXTENSIONS)}')
@@ -122,7 +122,7 @@ def load_pretrained(name: str) -> tuple[Network, int]:
 
 
 def scale_pixels(pictures: np.ndarray, processor: Any) -> np.ndarray:
-  """Normalises pixels as an image processor of transformers does: uint8 [B, H, W, 3] -> float32 [B, H, W, 3]."""
+  """Returns pixels [B, H, W, 3] uint8 / 255, normalised as by an image processor of transformers, float32."""
   scaled = pictures.astype(np.float32) / 255
   if getattr(processor, 'do_normalize', True):
     mean = np.array(getattr(processor, 'image_mean', None) or 0.0, np.float32)
@@ -144,6 +144,6 @@ def input_size(processor: Any) -> int:
 
 
 def patch_grid(tokens: np.ndarray) -> np.ndarray:
-  """[B, N, C] -> [B, rows, rows, C]: the patch tokens of a vision transformer, which are its last ones."""
+  """Returns the patch tokens of a vision transformer, which are its last ones: [B, N, C] -> [B, rows, rows, C]."""
   rows = int(tokens.shape[1] ** 0.5)
   return tokens[:, tokens.shape[1] - rows * rows :].reshape(len(tokens), rows, rows, -1)

@@ -23,7 +23,7 @@ BYTE_ORDER_MARK = '\ufeff'
 def read_lines(path: str) -> list[str]:
   """Returns the lines of a UTF-8 file, plain or .gz, on a disk or behind a URL, split at '\\n' only.
 
-  A byte order mark and the '\\r' of CRLF line ends are stripped.
+  A byte order mark and a '\\r' at the end of a line are stripped.
 
   Raises:
     UserError: if the file is missing, a directory, a pipe or a device, unreadable, empty, not UTF-8, or named .gz but
@@ -70,7 +70,7 @@ def read_arrays(path: str) -> dict[str, np.ndarray]:
   """Returns the arrays of an .npz file, on a disk or behind a URL, by name.
 
   Raises:
-    UserError: if the file is missing, damaged, or contains Python objects.
+    UserError: if the file cannot be read, is not an .npz file, or contains Python objects.
   """
   try:
     with open_file(path) as raw, np.load(raw) as file:

@@ -71,7 +71,7 @@ def _iter_bounded(line: Iterator[str], name: str) -> Iterator[str]:
 
 
 def _iter_line(character: str, characters: Iterator[str]) -> Iterator[str]:
-  """The line that begins with `character`, without the '\\r' of a CRLF line end."""
+  """The line that begins with `character`, without a '\\r' at its end."""
   carriage_return = ''
   while character != '\n':
     yield from carriage_return

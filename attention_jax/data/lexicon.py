@@ -107,7 +107,7 @@ def ibm_model_1(
     source: ids of the source tokens of the links, [N].
     target: ids of their target tokens, [N].
     groups: position in the corpus of the target token of each link, ascending, [N].
-    iterations: number of iterations.
+    iterations: number of iterations, at least 1.
 
   Returns:
     Source ids, target ids and t(target | source) of all pairs that occur together, ordered by source and target.

@@ -51,7 +51,7 @@ def read_pairs(path: str, normalize: str, max_length: int, prefixes: Sequence[st
     UserError: for an unknown normaliser, for a file that cannot be read, for a line with one column that is not blank,
       and if no pair is left.
   """
-  normalizer = NORMALIZERS[choose(normalize, NORMALIZERS, 'normalize')]
+  normalizer = NORMALIZERS[choose(normalize, NORMALIZERS, 'normaliser')]
   rows = []
   for number, line in enumerate(read_lines(path), 1):
     columns = line.split('\t')

@@ -316,7 +316,7 @@ def check_caption_lengths(buckets: Any) -> tuple[int, ...]:
   if not isinstance(lengths, tuple | list):
     lengths = ()
   if not lengths or not all(isinstance(length, int) and length > 0 for length in lengths):
-    raise UserError(f'buckets must be lengths of captions such as (16, 32), got {buckets!r}')
+    raise UserError(f'buckets must be lengths of captions, each at least 1, such as (16, 32), got {buckets!r}')
   return tuple(sorted(set(lengths)))
 
 
@@ -347,11 +347,11 @@ class CaptionBatches:
 
   @property
   def shapes(self) -> list[tuple[int, int]]:
-    """The (rows, caption) that occur."""
+    """The (rows, caption length) pairs that occur."""
     return self._order.shapes
 
   def shape(self, step: int) -> tuple[int, int]:
-    """Returns the (rows, caption) of a step."""
+    """Returns the (rows, caption length) of the batch of a step."""
     return self._order.shape(step)
 
   def __getitem__(self, step: int) -> Batch:

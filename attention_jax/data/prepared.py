@@ -267,7 +267,7 @@ def corpus_as_json(corpus: Corpus) -> str:
 
 
 def read_corpus(path: Path) -> Corpus:
-  """Reads what `corpus_as_json` returned.
+  """Reads a file with the JSON of `corpus_as_json`.
 
   Raises:
     UserError: for anything else.

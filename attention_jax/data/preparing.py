@@ -46,7 +46,7 @@ Log = Callable[[str], None]
 
 
 class _ShardRecord(NamedTuple):
-  """A finished shard, the number of pairs read up to its end, and the number and first lines of its blank pairs."""
+  """A finished shard, the number of pairs read up to its end, and the count and first numbers of its blank pairs."""
 
   shard: Shard
   pairs_read: int
@@ -340,7 +340,8 @@ def _finish(
 def _describe_blanks(stream: PairStream, records: Sequence[_ShardRecord]) -> list[str]:
   count = sum(record.num_blank for record in records)
   lines = list(itertools.chain.from_iterable(record.blank_lines for record in records))
-  return [f'{stream.name}: {format_count(count, "blank line")} skipped ({format_line_numbers(lines)})'] if count else []
+  pairs = format_count(count, 'pair')
+  return [f'{stream.name}: {pairs} with a blank side skipped ({format_line_numbers(lines)})'] if count else []
 
 
 def _read_records(folder: Path) -> list[_ShardRecord]:

@@ -14,7 +14,7 @@ NUM_LENGTHS = 2  # largest number of lengths that training episodes are padded t
 
 
 class RecallBatch(NamedTuple):
-  """B episodes of up to T steps.
+  """B episodes of up to T steps; I and O are the sizes of vectors, see recall_tasks.RecallTask.
 
   Attributes:
     inputs: float32 [B, T, I], 0 after the vectors shown.
@@ -39,7 +39,7 @@ def eval_episodes(task: RecallTask, split: str) -> list[Episode]:
 class RecallBatches:
   """Endless training batches: `batches[step]` has new episodes, all of one size, and is a function of (seed, step).
 
-  The size is a function of the step alone, so that several seeds can be trained side by side.
+  The size of the episodes is a function of the step alone, so that several seeds can be trained side by side.
   """
 
   shape_names = 'rows, steps'
@@ -72,11 +72,11 @@ class RecallBatches:
 
   @property
   def shapes(self) -> list[tuple[int, int]]:
-    """The (rows, steps) that occur, each of which is compiled once."""
+    """The (rows, steps of an episode) that occur, each of which is compiled once."""
     return [(len(self._rows), length) for length in self._lengths]
 
   def shape(self, step: int) -> tuple[int, int]:
-    """Returns the (rows, steps) of a step."""
+    """Returns the (rows, steps of an episode) of `batches[step]`."""
     num_steps = self._task.num_steps(self._draw_size(step))
     return len(self._rows), next(length for length in self._lengths if length >= num_steps)
 

@@ -211,7 +211,7 @@ def pairs(
 
 
 def tfds(folder: str, *, name: str, source: str | None = None, target: str | None = None) -> dict[str, Corpus]:
-  """A translation set in tfds format under `folder`; its name contains the languages (`.../de-en`) by default.
+  """A translation set in tfds format under `folder`; its languages are read from its name (`.../de-en`) by default.
 
   Args:
     folder: the folder of tfds data sets; '' for the current folder.

@@ -196,7 +196,8 @@ def from_pairs(
     corpus = Corpus(source, target, level=level, name=name)
   else:
     blank_lines = [i + 1 for i in sorted(set(range(len(source))) - set(rows))]
-    note = f'{report_name}: {format_count(len(blank_lines), "blank line")} skipped ({format_line_numbers(blank_lines)})'
+    count = format_count(len(blank_lines), 'pair')
+    note = f'{report_name}: {count} with a blank side skipped ({format_line_numbers(blank_lines)})'
     corpus = Corpus(
       [source[i] for i in rows],
       [target[i] for i in rows],

@@ -15,16 +15,15 @@ def read(
   Args:
     folder: the folder of tfds data sets.
     name: the name of the data set.
-    source: the source language; None reads it from the name.
-    target: the target language; None reads it from the name.
+    source, target: the languages; None for both reads them from the name.
     without_train: whether the training split is left out.
 
   Returns:
     A corpus for each of 'train', 'validation' and 'test' that has examples.
 
   Raises:
-    UserError: if the data set is not prepared under `folder`, is not stored as array_record, has no training split, or
-      does not have the languages.
+    UserError: as `open_tfds_set` and `from_pairs` do, for a data set without training examples, and unless `source` and
+      `target` are two of its languages.
   """
   builder = open_tfds_set(folder, name)
   source, target = _choose_languages(name, source, target, sorted(builder.info.features))

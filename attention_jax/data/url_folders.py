@@ -25,7 +25,7 @@ def local_copy(folder: str, part: str = '') -> str:
     part: the subfolder to copy; '' for the whole folder.
 
   Raises:
-    UserError: if the folder behind a URL cannot be read, or if its copy cannot be written.
+    UserError: if the folder behind a URL cannot be read or holds no files, or if its copy cannot be written.
   """
   if not is_url(folder):
     return folder

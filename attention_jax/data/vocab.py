@@ -348,7 +348,7 @@ def train(spec: str, lines: Iterable[str]) -> Vocabulary:
 
 
 def load_stored(spec: str, folder: str, side: str) -> Vocabulary | None:
-  """Returns the vocabulary of `side` that is stored in a folder; None if there is none.
+  """Returns the vocabulary of `side` from its file in a folder; None if there is no file for this kind.
 
   Args:
     spec: a spec of VOCABULARIES.

@@ -1,7 +1,7 @@
 """Generation of independent hypotheses from the step of a model, and helpers of all kinds of decoding.
 
-`step(carry, token [B], memory) -> carry, (logits [B, vocabulary], weights [B, S])`; every leaf of the carry has the
-batch first. Decoding depends on this function alone. Shapes are static. `vocabulary` is the number of tokens that a
+`step(carry, token [B], memory) -> carry, (logits [B, vocabulary], weights [B, S], ...)`; every leaf of the carry has
+the batch first. Decoding depends on this function alone. Shapes are static. `vocabulary` is the number of tokens that a
 model can emit, which includes copyable positions.
 """
 

@@ -22,6 +22,8 @@ BISECTIONS = 40  # halvings of an interval of logits: to 1e-12 of its length
 class Sampling:
   """Distribution of each token: softmax(logits / temperature), restricted to the tokens that pass every filter.
 
+  Equally likely tokens pass a filter together or not at all.
+
   Attributes:
     samples: number of hypotheses per source.
     seed: seed of the samples. Those of a source are a function of the seed and of its number, such as its index.

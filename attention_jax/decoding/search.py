@@ -185,7 +185,7 @@ def greedy(
 ) -> Hypotheses:
   """Greedy search: the most probable token at every step, until EOS.
 
-  Arguments and scores are those of `beam`, with K = 1.
+  The arguments are those of `beam`, and the one hypothesis of each source (K = 1) is scored as there.
 
   Raises:
     UserError: if `max_length` is less than 1.
@@ -213,7 +213,7 @@ def greedy(
 
 
 def greedy_token(logits: jax.Array, is_last: jax.Array | bool) -> jax.Array:
-  """Returns the most probable allowed token [...] of logits [..., vocabulary]; EOS at the last step."""
+  """Returns the most probable token [...] of logits [..., vocabulary] but PAD and BOS; EOS at the last step."""
   ends, continues = end_and_continuation_masks(logits.shape[-1])
   return jnp.where(is_last, EOS, masked_top_k(logits, continues | ends, 1)[1][..., 0])
 

@@ -1,10 +1,11 @@
 """Streaming greedy search: emits target tokens while the source is still arriving.
 
 An alignment with a lookback tests one position after the other and never moves back (Raffel et al. 2017), so that a
-decoder step needs only the window of the memory that ends at the tested position. If the alignment selects the
-position, the step emits a token, and the next step tests the same position again. Otherwise the step is discarded, and
-the next source token is read. Past the end of the source there is nothing to attend to. S positions and T tokens take
-at most S + T steps, each over lookback + 1 scores. The result equals that of `search.greedy` on the complete source.
+decoder step needs only a window of the memory: the tested position and the `lookback` positions before it. If the
+alignment selects the position, the step emits a token, and the next step tests the same position again. Otherwise the
+step is discarded, and the next source token is read. Past the end of the source there is nothing to attend to. S
+positions and T tokens take at most S + T steps, each over lookback + 1 scores. The result equals that of
+`search.greedy` on the complete source.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,7 +34,7 @@ class EmittedToken(NamedTuple):
   """One target token and its attention weights.
 
   Attributes:
-    token: its id; the last one is EOS.
+    token: the id; that of the last token is EOS.
     position: the last source position read so far, counted from 0; -1 if there is none.
     weights: [lookback + 1], of the last positions up to `position`; all 0 past the end of the source.
   """

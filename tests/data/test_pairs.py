@@ -73,7 +73,7 @@ def test_no_source_is_in_two_splits(folder):
 @pytest.mark.parametrize(
   ('options', 'message'),
   [
-    ({'normalize': 'torch'}, "unknown normalize 'torch'.*expected one of: none, pytorch, tensorflow"),
+    ({'normalize': 'torch'}, "unknown normaliser 'torch'.*expected one of: none, pytorch, tensorflow"),
     (
       {'prefixes': ('we ',)},
       r"0 of 8 pairs used.*expected at least one pair with normalize='pytorch', max_length=10 and prefixes=\('we ',\)",

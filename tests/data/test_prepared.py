@@ -70,7 +70,7 @@ def test_batches_are_those_from_memory(both):
 def test_reports_corpora_and_lexicons_are_those_from_memory(both):
   in_memory, prepared = both
   assert prepared.report[3:] == in_memory.report[3:]
-  assert all('1 blank line skipped (line 11)' in data.report[2] for data in both)
+  assert all('1 pair with a blank side skipped (line 11)' in data.report[2] for data in both)
   assert prepared.corpora['validation'] == in_memory.corpora['validation']
   assert list(prepared.corpora['train'].source) == in_memory.corpora['train'].source
   assert prepared.corpora['train'].target[3:5] == in_memory.corpora['train'].target[3:5]

@@ -61,7 +61,7 @@ def test_blank_lines_at_the_end_are_counted_once(folder, monkeypatch):  # noqa: 
     prepare(make_config(folder, TEXT), folder / 'prepared', quiet)
   prepare(make_config(folder, TEXT), folder / 'prepared', quiet)
   report = load(make_config(folder / 'prepared', 'prepared'), None).report
-  assert any('3 blank lines skipped (lines 11, 51, 52)' in line for line in report)
+  assert any('3 pairs with a blank side skipped (lines 11, 51, 52)' in line for line in report)
 
 
 @pytest.mark.parametrize('content', ['', '[]', '{"shard": 3}'])
@@ -103,7 +103,8 @@ def test_a_table_is_prepared_without_the_links_of_its_training_split(folder, tmp
   data = load(make_config(tmp_path / 'prepared', 'prepared', 'char'), None)
   assert list(data.corpora['train'].source) == ['a b', 'c'] and data.corpora['train'].line(1) == 3
   assert data.corpora['validation'].links == [((0, 0),)]
-  assert 'the links of the training split are not prepared' in data.report[2] and '1 blank line' in data.report[3]
+  assert 'the links of the training split are not prepared' in data.report[2]
+  assert '1 pair with a blank side' in data.report[3]
 
 
 def test_rows_of_a_filtered_table_keep_their_line_numbers(tmp_path):

@@ -61,7 +61,7 @@ def test_text_files_are_loaded_and_reported(folder):
   assert data.report == [
     'source vocabulary word: 10 entries, made from the training split',
     'target vocabulary word: 11 entries, made from the training split',
-    f'{where}.en, {where}.de: 1 blank line skipped (line 3)',
+    f'{where}.en, {where}.de: 1 pair with a blank side skipped (line 3)',
     f'train: 3 pairs ({where}.en); buckets 4x4: 3, 8x8: 0',
     f'validation: 1 pair ({folder}/val.en); buckets 4x4: 1, 8x8: 0',
   ]

@@ -28,13 +28,13 @@ def test_parallel_files_of_different_lengths_are_reported(write):
 def test_blank_lines_are_skipped_and_reported(write):
   corpus = read_parallel(write('a', 'x\n\n \ny\nz\n'), write('b', 'X\n\nB\n\t\nZ\n'))
   assert (corpus.source, corpus.target) == (['x', 'z'], ['X', 'Z'])
-  assert corpus.report == ('a, b: 3 blank lines skipped (lines 2, 3, 4)',)
+  assert corpus.report == ('a, b: 3 pairs with a blank side skipped (lines 2, 3, 4)',)
   assert [corpus.line(row) for row in range(2)] == [1, 5]
 
 
 def test_only_the_first_blank_lines_are_listed(write):
   corpus = read_parallel(write('a', 'x\n' + '\n' * 9), write('b', 'x\n' * 10))
-  assert corpus.report == ('a, b: 9 blank lines skipped (lines 2, 3, 4, 5, 6, ...)',)
+  assert corpus.report == ('a, b: 9 pairs with a blank side skipped (lines 2, 3, 4, 5, 6, ...)',)
 
 
 def test_a_file_of_blank_lines_is_reported(write):
@@ -46,7 +46,7 @@ def test_a_file_of_blank_lines_is_reported(write):
 def test_read_tsv_reads_pairs_and_links(write):
   corpus = read_tsv(write('a.tsv', 'a b\tA\t0-0 1-0\nc\tC\n\nd\tD\t\ne\t \n'))
   assert corpus[:3] == (['a b', 'c', 'd'], ['A', 'C', 'D'], [((0, 0), (1, 0)), (), ()])
-  assert corpus.report == ('a.tsv: 2 blank lines skipped (lines 3, 5)',)
+  assert corpus.report == ('a.tsv: 2 pairs with a blank side skipped (lines 3, 5)',)
   assert read_tsv(write('b.tsv', 'a\tA\r\nb\tB\r\n'))[:3] == (['a', 'b'], ['A', 'B'], None)
 
 

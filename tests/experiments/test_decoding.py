@@ -124,7 +124,7 @@ def test_given_translations_are_scored(trained, tmp_path):
   paths[0].write_text('eins zwei\n\ndrei\n')
   paths[1].write_text('one two\n\nthree three\n')
   result = run('score', f'--workdir={trained[0]}', f'--source={paths[0]}', f'--target={paths[1]}')
-  assert result.code == 0 and '1 blank line skipped (line 2)' in result.err
+  assert result.code == 0 and '1 pair with a blank side skipped (line 2)' in result.err
   records = [json.loads(line) for line in result.out.splitlines()]
   assert [(record['line'], record['tokens']) for record in records] == [(1, ['one', 'two']), (3, ['three', 'three'])]
   for record in records:

@@ -332,7 +332,7 @@ def test_skipped_rows_are_reported(tmp_path):
   flags = (f"--config.data.task=tsv(train='{table}')", '--config.training.steps=1')
   result = run('train', *tiny_arguments(tmp_path, tmp_path / 'run', *flags))
   assert result.code == 0, result.err
-  assert f'{table}: 1 blank line skipped (line 2)' in result.out
+  assert f'{table}: 1 pair with a blank side skipped (line 2)' in result.out
   assert 'train: 1 of 3 pairs fit no bucket and are left out of training, loss and alignments (line 4 of' in result.out
   assert 'measured: nothing, as the task has only a training split; parameters: step 1, the last' in result.out
   assert json.loads((tmp_path / 'run' / 'results.json').read_text())['results'] == {}
