@@ -66,8 +66,8 @@ class TranslationDataConfig:
       also where tfds data sets, such as dates, are stored.
     vocabulary: a spec of data.vocab.VOCABULARIES.
     shared_vocabulary: whether source and target have one vocabulary.
-    buckets: maximum (source, target) lengths, the end-of-sentence token included. A pair is padded to the smallest
-      bucket that holds it; each bucket is one compilation.
+    buckets: maximum (source, target) lengths, the end-of-sentence token included. In training, a pair is padded to the
+      smallest bucket that holds it; each bucket is one compilation.
     batch_size, batch_unit: size of a batch, in rows ('sentences') or in tokens ('tokens'): rows times the longer side
       of the bucket, padding included. By tokens, the number of rows is a multiple of 8, at least 8.
   """

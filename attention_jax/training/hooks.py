@@ -99,7 +99,7 @@ class FiniteGuard:
     return f' of seed {self._seeds[run[0]]}' if run else ''
 
   def _handle(self, update: int, problem: str) -> None:
-    """Stores the batch of one of MAX_STORED updates in a row; raises UserError unless it is one of MAX_SKIPPED skipped."""
+    """Stores the batch of an update and logs it or raises UserError, with the limits that FiniteGuard describes."""
     self._skipped_in_a_row += 1
     stored = self._recorder.store(update) if self._recorder and self._skipped_in_a_row <= MAX_STORED else None
     batch = f'; its batch is {stored}, which the program replay examines' if stored else ''
