@@ -323,7 +323,7 @@ class Checkpoints:
     other_steps = sorted({other for name in (LATEST, BEST) for other in self.steps(name)} - {step})
     if self._read_only:
       steps = f'select another one by its step: {", ".join(map(str, other_steps))}'
-      remedy = steps if other_steps else 'the folder has no other one; choose another folder'
+      remedy = steps if other_steps else 'the folder has none of another step; choose another folder'
     else:
       paths = f'{self.folder / kind} and {self.folder / SAVED_FILE}'
       remedy = f'choose another folder, or delete {paths} to continue without it'
