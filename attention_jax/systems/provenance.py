@@ -38,7 +38,7 @@ def store_version(folder: Path, log: Callable[[str], None]) -> None:
 
   Args:
     folder: the run folder.
-    log: called with the line.
+    log: called with a line about the change.
   """
   stored = read_versions(folder)
   current = code_version()
@@ -50,7 +50,7 @@ def store_version(folder: Path, log: Callable[[str], None]) -> None:
 
 
 def read_versions(folder: Path) -> list[str]:
-  """Returns the lines of commits.txt of a run folder, one for each change of version, in order; [] without the file."""
+  """Returns the versions of the code in commits.txt of a run folder, the oldest first; [] without the file."""
   path = folder / COMMITS
   return path.read_text('utf-8').splitlines() if path.exists() else []
 

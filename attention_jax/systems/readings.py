@@ -34,8 +34,8 @@ def check_request(request: ReadingRequest) -> None:
   """Checks the fields of a request that can be checked without a run, before data are read.
 
   Raises:
-    UserError: for rows that are not numbers, unknown splits, analyses and edits, fewer than one hypothesis, and
-      analyses with merged words.
+    UserError: for rows that are not numbers, an unknown split, an invalid analysis or edit, fewer than one hypothesis,
+      and analyses with merged words.
   """
   choose(request.split, SPLITS, 'split')
   for row in request.rows:
@@ -80,7 +80,7 @@ class Reader:
         more hypotheses than beams.
     """
     if request.hypotheses > beams:
-      raise UserError(f'hypotheses must be at most {beams}, the beam size of the run, got {request.hypotheses}')
+      raise UserError(f'hypotheses must be at most {beams}, the beam size, got {request.hypotheses}')
     if not all(line.strip() for line in request.inputs):
       raise UserError('an empty line has no attention weights; expected a line of text')
     readings = []
@@ -127,16 +127,16 @@ class Reader:
     return readings
 
   def complete(self, readings: Sequence[Reading], request: ReadingRequest) -> list[Reading]:
-    """Adds the requested weights of layers and analyses, by teacher forcing, and merges tokens to words if requested.
+    """Adds layers and analyses, or merges tokens to words, if requested; all weights are then those of teacher forcing.
 
     Raises:
-      UserError: as `check_request`; for an empty target, and for layers or an analysis that the model does not support.
+      UserError: as `check_request`; for an empty target, and for lengths, layers or an analysis that the model rejects.
     """
     if not (request.layers or request.analyses or request.words):
       return list(readings)
     check_request(request)
     if empty := [reading.source for reading in readings if not reading.target]:
-      raise UserError(f'the target of {empty[0]!r} is empty; expected a source whose output has a token')
+      raise UserError(f'the target of {empty[0]!r} is empty; expected a target with a token')
     corpus = Corpus([reading.source for reading in readings], [reading.target for reading in readings])
     vocabularies = (self.source_vocab, self.target_vocab)
     scored = score_pairs(
@@ -181,7 +181,7 @@ class Reader:
     )
 
   def _pair(self, encoded: EncodedCorpus, row: int) -> AnalysedPair:
-    """Model, and ids of a row without padding."""
+    """The model, and the ids of a row without padding; target ids that the model cannot emit become UNK."""
     source = encoded.source[encoded.source_offsets[row] : encoded.source_offsets[row + 1]]
     target = encoded.target[encoded.target_offsets[row] : encoded.target_offsets[row + 1]]
     emittable = oov_to_unk(jnp.asarray(target), self.model.output_size(len(source)))
@@ -222,7 +222,7 @@ def _edited_system(system: Any, edit: str) -> Any:
 
 
 def _select(corpus: Corpus, rows: Sequence[int]) -> Corpus:
-  """The rows of a corpus with these numbers, with their links."""
+  """The corpus of the rows with these numbers, and their links."""
   columns = {
     name: None if values is None else [values[row] for row in rows]
     for name, values in (

@@ -44,10 +44,10 @@ READY_MADE: Mapping[str, ReadyMade] = {
 
 
 def ready_made_folder(name: str) -> Path:
-  """Returns the folder of a ready-made model, which need not exist.
+  """Returns the folder of a ready-made model; the folder need not exist.
 
   Raises:
-    UserError: if there is no such model.
+    UserError: for a name that is not in READY_MADE.
   """
   return Path(cache_folder('models')) / choose(name, READY_MADE, 'ready-made model')
 
@@ -58,8 +58,8 @@ def resolve_folder(folder: str | Path) -> Path:
   It is that of a ready-made model for '@NAME', a copy on this machine for a URL, otherwise the folder itself.
 
   Raises:
-    UserError: for an unknown model, one that has not been made yet, a URL without a run, and a name that cannot be that
-      of a folder.
+    UserError: for an unknown model, one that has not been made yet, a URL without a run or that cannot be read, and a
+      name that cannot be that of a folder.
   """
   name = str(folder)
   if is_url(name):

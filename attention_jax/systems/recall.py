@@ -1,4 +1,4 @@
-"""Recall: the system of recurrent networks, with or without a memory, from a sequence of bit vectors to its answer."""
+"""Recall: the system of recurrent networks, with or without a memory, from a sequence of vectors to bits."""
 
 import dataclasses
 import functools
@@ -86,7 +86,7 @@ class RecallPrediction(NamedTuple):
 
 
 class RecallSystem(System):
-  """Any cell on any memory task. Episodes are generated, so that there is nothing to download."""
+  """Any cell on any recall task. Episodes are generated, so that there is nothing to download."""
 
   config_groups: Mapping[str, type] = {
     'data': RecallDataConfig,
@@ -181,7 +181,7 @@ class RecallSystem(System):
     return metrics, predictions
 
   def _best_cost(self, episodes: Sequence[Episode]) -> float:
-    """Returns the bits per sequence that the best possible prediction of random answers costs."""
+    """Returns the mean cost of an answer, in bits, with the best possible predictions, see RecallTask.estimate."""
     estimates = map(self.task.estimate, episodes)
     likelihoods = [np.where(e.target > 0, p, 1 - p) for e, p in zip(episodes, estimates, strict=True)]
     return -float(np.mean([np.log2(probabilities).sum() for probabilities in likelihoods]))
@@ -199,7 +199,7 @@ class RecallSystem(System):
       UserError: for inputs, and as `System.plot`.
     """
     if inputs:
-      raise UserError('--text: this run reads bits, not text; expected --split and --rows')
+      raise UserError('--text: this run reads vectors, not text; expected --split and --rows')
     episodes = eval_episodes(self.task, choose(split, NUM_EPISODES, 'split'))
     predictions, _ = self._predict(params, split, len(episodes))
     items = []
@@ -238,7 +238,7 @@ class RecallSystem(System):
 
 
 def _dummy_batch(task: RecallTask) -> RecallBatch:
-  """One episode of two steps, for tracing."""
+  """One episode of two steps, for tracing and initialisation."""
   return RecallBatch(
     np.zeros((1, 2, task.input_features), np.float32),
     np.zeros((1, 2, task.output_features), np.int32),

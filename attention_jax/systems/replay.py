@@ -42,8 +42,8 @@ class Replay(NamedTuple):
     grad_norm: norm of the gradient of that loss, before clipping.
     params: names of parameters that were not finite before the update.
     gradients: names of parameters whose gradient is not finite.
-    rows: the rows whose loss is not finite, without dropout and in a batch of one row. They are numbers of rows of the
-      training split, or of the batch if batches have no `index`.
+    rows: the rows whose loss is not finite, without dropout and in a batch of one row: their numbers in the training
+      split, or in the batch if batches are generated or have no `index`.
   """
 
   update: int

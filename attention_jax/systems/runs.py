@@ -40,9 +40,9 @@ class Run:
   """A trained run.
 
   Attributes:
-    folder: the run folder.
-    system: its system.
-    params: the parameters to predict with.
+    folder: the run folder; of an ensemble, that of the first run.
+    system: the system of the run, or of the ensemble.
+    params: the parameters to predict with; of an ensemble, a tuple with those of each run.
     steps: steps of the checkpoints that `params` come from: several for an average or an ensemble.
   """
 
@@ -139,8 +139,8 @@ def open_run(
     dtype: overrides config.model.dtype, unless empty.
 
   Raises:
-    UserError: if the folder holds no run or several, if its files have changed, if the checkpoint cannot be read, or
-      for an unknown field.
+    UserError: as `resolve_folder` and `check_run_files`; if the folder holds no run or several, if the checkpoint
+      cannot be read, and for an unknown field or dtype.
   """
   folder = resolve_folder(folder)
   check_run_files(folder)
@@ -170,7 +170,7 @@ def system_of(folder: str | Path) -> tuple[str, type[System]]:
 
 
 def check_run_files(folder: Path) -> None:
-  """Checks the files of a run folder, if there are any, against their digests, and the file of --variants.
+  """Checks the files of a run folder that have digests, and the file of --variants.
 
   Raises:
     UserError: for a file that is missing or changed, and for another file of variants than that of the run.
@@ -186,7 +186,7 @@ def evaluate_split(run: Run, split: str) -> tuple[dict[str, MetricValue], Any]:
     The metrics, and the predictions.
 
   Raises:
-    UserError: for an unknown split.
+    UserError: as `System.evaluate`.
   """
   choose(split, run.system.splits, 'split')
   return run.system.evaluate(run.params, split)

@@ -66,8 +66,8 @@ class TranslationDataConfig:
       also where tfds data sets, such as dates, are stored.
     vocabulary: a spec of data.vocab.VOCABULARIES.
     shared_vocabulary: whether source and target have one vocabulary.
-    buckets: maximum (source, target) lengths, the end-of-sentence token included. A pair is padded to the smallest
-      bucket that holds it; each bucket is one compilation.
+    buckets: maximum (source, target) lengths, the end-of-sentence token included. In training, a pair is padded to the
+      smallest bucket that holds it; each bucket is one compilation.
     batch_size, batch_unit: size of a batch, in rows ('sentences') or in tokens ('tokens'): rows times the longer side
       of the bucket, padding included. By tokens, the number of rows is a multiple of 8, at least 8.
   """
@@ -93,8 +93,8 @@ class TranslationEvaluationConfig:
     group_references: whether the targets of rows with the same source are alternative references of one example.
     beams: beam size of the evaluation after training, and by default of programs that search; 1 is greedy. Validation
       during training is greedy.
-    alpha, beta, gamma: weights of the length penalty ((5 + length) / 6)^alpha, the coverage penalty and the
-      end-of-sentence normalisation in the ranking of hypotheses, see decoding.ranking.Ranking; 0 disables each.
+    alpha, beta, gamma: exponent of the length penalty ((5 + length) / 6)^alpha, and factors of the coverage penalty and
+      the end-of-sentence normalisation, in the ranking of hypotheses, see decoding.ranking.Ranking; 0 disables each.
     max_length: maximum length of hypotheses, the end-of-sentence token included; 0 for the longest target of the
       buckets.
     batch_size: number of sources that are searched at once.

@@ -29,8 +29,8 @@ class CompileAhead(contextlib.AbstractContextManager):
     compile_for: (batch, when_lowered) -> None; compiles the update for the shapes of a batch, so that the update itself
       compiles nothing. It calls `when_lowered()` before the compiler starts.
     batches: one batch of each shape, in the order in which the shapes occur.
-    compile_evaluation: compiles the programs of an evaluation; its argument returns whether it should stop. None for
-      no evaluation.
+    compile_evaluation: compiles the programs of an evaluation; its argument returns whether it should stop. None
+      compiles none ahead.
     make_state: returns the state before the first update; it compiles programs of its own. None for a resumed run.
   """
 

@@ -218,7 +218,7 @@ class Checkpoints:
     """Reads a checkpoint.
 
     Args:
-      like: a state, or jax.ShapeDtypeStructs (jax.eval_shape) with shardings, of the same shapes and dtypes.
+      like: a state, or jax.ShapeDtypeStructs with shardings, of the same shapes and dtypes.
       kind: LATEST or BEST.
       step: the step to read; None means the last one.
 
@@ -227,7 +227,7 @@ class Checkpoints:
 
     Raises:
       DamagedCheckpointError: if it cannot be read, or differs from its checksums.
-      UserError: if there is no checkpoint, or if it holds another model.
+      UserError: if there is no checkpoint, or if it has no checksums or holds another model.
     """
     step, host = self._read_host(kind, step)
     state = like._replace(**self._read_arrays(kind, step, host, like._asdict()))
@@ -323,7 +323,7 @@ class Checkpoints:
     other_steps = sorted({other for name in (LATEST, BEST) for other in self.steps(name)} - {step})
     if self._read_only:
       steps = f'select another one by its step: {", ".join(map(str, other_steps))}'
-      remedy = steps if other_steps else 'the folder has no other one; choose another folder'
+      remedy = steps if other_steps else 'the folder has none of another step; choose another folder'
     else:
       paths = f'{self.folder / kind} and {self.folder / SAVED_FILE}'
       remedy = f'choose another folder, or delete {paths} to continue without it'

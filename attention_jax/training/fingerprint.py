@@ -1,4 +1,4 @@
-"""Digests of all splits of the data of a run: resuming with other data is an error."""
+"""Digests of the data of a run, by split: resuming with other data is an error."""
 
 import hashlib
 import json

@@ -106,7 +106,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
   """Returns the config that a run folder holds.
 
   Raises:
-    UserError: if there is none, or if it is not a JSON object.
+    UserError: if there is none, or if it cannot be read or is not a JSON object.
   """
   path = Path(folder).absolute() / CONFIG
   try:

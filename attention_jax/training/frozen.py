@@ -29,7 +29,7 @@ def check_frozen(spec: str, params: Any) -> None:
     params: the parameters of the model, or their shapes.
 
   Raises:
-    UserError: for a name that is neither a parameter nor a module with parameters, and if none remains to be trained.
+    UserError: for a name that is neither a parameter nor a module with parameters, and if all parameters are frozen.
   """
   names = [_dotted(path) for path, _ in jax.tree.leaves_with_path(params)]
   frozen = parse_frozen(spec)

@@ -99,7 +99,7 @@ class FiniteGuard:
     return f' of seed {self._seeds[run[0]]}' if run else ''
 
   def _handle(self, update: int, problem: str) -> None:
-    """Stores the batch of an update, and raises UserError unless the update has been skipped."""
+    """Stores the batch of an update and logs it or raises UserError, with the limits that FiniteGuard describes."""
     self._skipped_in_a_row += 1
     stored = self._recorder.store(update) if self._recorder and self._skipped_in_a_row <= MAX_STORED else None
     batch = f'; its batch is {stored}, which the program replay examines' if stored else ''
@@ -210,7 +210,7 @@ class Evaluator:
     best: the best evaluation so far.
 
   Raises:
-    UserError: for an unknown direction and, when called, for a metric that `evaluate` does not return.
+    UserError: for an unknown direction; when called, if `evaluate` lacks the metric or the state cannot be saved.
   """
 
   def __init__(

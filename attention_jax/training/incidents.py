@@ -63,9 +63,10 @@ class BatchRecorder:
     return path
 
   def describe_rows(self, update: int, run: tuple[int, ...] = ()) -> str:
-    """Returns 'rows 7, 2, ...', numbers of a batch's rows in the training split; '' if the batch has no `index`.
+    """Returns 'rows 7, 2, ...', the `index` of the rows of a batch; '' if it has none.
 
-    It lists the first MAX_ROWS rows; of several processes, those of this one's share.
+    An index is a number in the training split or, if batches are generated, in the batch. The first MAX_ROWS are
+    listed; of several processes, those of this one's share.
 
     Args:
       update: number of the update, from 1.

@@ -193,11 +193,11 @@ def fit(
     params: seed -> initial parameters; called for values only if there is no checkpoint.
     stream: (start, stop) -> the batches of steps `start` to `stop` - 1, a pure function of the step.
     shapes: (start, stop) -> the first batch of each shape among those batches, in their order. The later ones are
-      compiled in a thread while training runs on those that are ready.
+      compiled ahead of their use, see ahead.CompileAhead.
     evaluate: state -> metrics by name, among them `training.select`; `training.state.evaluation_params` returns the
       parameters to evaluate.
-    compile_evaluation: (shapes of a state, is_stopped) -> None; compiles the programs of `evaluate`, in a thread while
-      training runs, and returns soon after `is_stopped()` becomes true. None leaves that to the first evaluation.
+    compile_evaluation: (shapes of a state, is_stopped) -> None; compiles the programs of `evaluate` ahead of its first
+      call, and returns soon after `is_stopped()` becomes true. None leaves that to the first evaluation.
     direction: 'min' if a lower value of `training.select` is better, 'max' if a higher one is.
     mesh: the mesh of the devices; by default all.
     after_save: called when a checkpoint of the latest state is on disk, see hooks.CheckpointSaver.
@@ -207,8 +207,8 @@ def fit(
     The last state, why training stopped, the best evaluation, and the number of batch shapes.
 
   Raises:
-    UserError: if the loss or the gradient is not finite (with training.on_nonfinite='skip': in more than
-      hooks.MAX_SKIPPED updates in a row), or if a checkpoint cannot be read or written.
+    UserError: for an invalid option of training, if the loss or the gradient is not finite (with on_nonfinite='skip':
+      in more than hooks.MAX_SKIPPED updates in a row), or if a checkpoint cannot be read or written.
   """
   mesh = mesh or make_mesh()
   train_step, initializer = prepare_training(training, loss, params, mesh, training.seed)

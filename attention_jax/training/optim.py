@@ -72,7 +72,7 @@ def _muon(**options) -> optax.GradientTransformation:
 
 
 def _hidden_kernels(params: Any) -> Any:
-  """Axes of each kernel that Muon orthogonalises, [D, F], or [N, D, F] with N heads; None for every other parameter."""
+  """Axes that Muon orthogonalises: of hidden kernels [D, F], and of all [N, D, F] with N heads; None for the others."""
 
   def dimension_numbers(path, leaf):
     names = [getattr(key, 'key', str(key)) for key in path]

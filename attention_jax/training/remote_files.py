@@ -72,7 +72,7 @@ class RemoteFiles:
     return posixpath.join(self._root, name)
 
   def _make_parent(self, path: str) -> None:
-    """Makes the folder of a file; object stores have none and ignore it."""
+    """Makes the folder of a file; object stores have none and ignore the call."""
     self._system.makedirs(posixpath.dirname(path), exist_ok=True)
 
   @contextlib.contextmanager

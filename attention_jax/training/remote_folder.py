@@ -61,7 +61,7 @@ class RemoteFolder:
 
     Args:
       log: called with a line if files are downloaded or moved aside.
-      read_only: whether the working copy is only read; local changes are then overwritten.
+      read_only: whether the working copy is only read; a newer state then overwrites local changes.
 
     Returns:
       Whether there is a state.

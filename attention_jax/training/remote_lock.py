@@ -107,7 +107,7 @@ def _describe(record: dict[str, Any]) -> str:
 def process_table() -> str:
   """Returns an identifier of the process table of this machine or container, in which a pid names one process.
 
-  Host names do not identify it: several containers, or several machines, may have the same one.
+  On Linux it is not the host name, which several containers or machines may share.
   """
   try:
     boot = Path('/proc/sys/kernel/random/boot_id').read_text().strip()
@@ -117,7 +117,7 @@ def process_table() -> str:
 
 
 def _is_abandoned(record: dict[str, Any]) -> bool:
-  """Whether the owner of a lock has ended, or has not renewed it for ABANDONED seconds."""
+  """Whether the owner of a lock is known to have ended, or has not renewed it for ABANDONED seconds."""
   if time.time() - record.get('time', 0) > ABANDONED:
     return True
   if record.get('process_table') != process_table():

@@ -65,7 +65,7 @@ def test_splits_are_evaluated_and_drawn(trained, tmp_path):
     assert run('inspect_attention', f'--workdir={folder}', '--split=unseen', '--rows=0,5', *flags).code == 0
   assert (folder / 'memory.png').exists() and '<html' in (tmp_path / 'page.html').read_text('utf-8')
   result = run('inspect_attention', f'--workdir={folder}', '--text=7')
-  assert result.code == 2 and '--text: this run reads bits' in result.err
+  assert result.code == 2 and '--text: this run reads vectors' in result.err
 
 
 @pytest.mark.parametrize(

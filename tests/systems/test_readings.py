@@ -40,7 +40,7 @@ def test_each_line_has_the_requested_hypotheses_and_an_empty_line_raises(reader,
 
 
 def test_a_number_of_hypotheses_that_does_not_exist_raises(reader, predictor):
-  with pytest.raises(UserError, match='hypotheses must be at most 3, the beam size of the run, got 4'):
+  with pytest.raises(UserError, match='hypotheses must be at most 3, the beam size, got 4'):
     reader.read_lines(predictor, 3, ReadingRequest(inputs=['a b'], hypotheses=4))
   with pytest.raises(UserError, match='hypotheses must be 1 for rows, which are read with their reference, got 2'):
     reader.read_rows(Corpus(['a b'], ['d']), ReadingRequest(rows=['0'], hypotheses=2))
