@@ -50,7 +50,7 @@ def show(
     *lines: the sources.
     layers: whether to add the weights of every layer and head.
     analyses: specs of inference.analyses.ANALYSES, such as 'leave_one_out'.
-    hypotheses: number of hypotheses of each line, at most the beam size of the run.
+    hypotheses: number of hypotheses of each line, at most the beam size.
     edit: a spec of functional.edits.EDITS, such as 'uniform(layer=0)'; the page compares the run with and without it.
     relative: whether the darkest colour is the largest weight instead of 1.
     height: of the frame, pixels.

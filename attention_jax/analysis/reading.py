@@ -33,7 +33,7 @@ class ReadingRequest(NamedTuple):
     inputs: new inputs to read instead, unless empty.
     layers: whether to add the weights of every layer and head.
     analyses: specs of inference.analyses.ANALYSES.
-    hypotheses: number of hypotheses for each input, at most the beam size of the run; 1 for rows.
+    hypotheses: number of hypotheses for each input, at most the beam size; 1 for rows.
     words: whether to merge the weights of subwords or characters to those of words.
     edit: a spec of functional.edits.EDITS that edits the weights of the model; '' for none.
   """

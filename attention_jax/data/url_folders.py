@@ -59,9 +59,11 @@ def _update(url: str, copy: Path) -> None:
   # Digests of the properties that the file system reports, such as size, tag and time; over http, of the URL alone.
   versions = {name: system.ukey(path) for name, path in paths.items()}
   stored = _read_versions(copy)
-  for name in stored.keys() - versions.keys():
-    (copy / name).unlink(missing_ok=True)
-    del stored[name]
+  if deleted := stored.keys() - versions.keys():
+    for name in deleted:
+      (copy / name).unlink(missing_ok=True)
+      del stored[name]
+    write_text(copy / VERSIONS, json.dumps(stored) + '\n')
   changed = [name for name in paths if stored.get(name) != versions[name] or not (copy / name).is_file()]
   if not changed:
     return

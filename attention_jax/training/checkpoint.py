@@ -320,10 +320,12 @@ class Checkpoints:
   def _damaged(self, kind: str, step: int, reason: str) -> DamagedCheckpointError:
     """Returns the error of a damaged checkpoint, with a remedy."""
     path = self.folder / kind / str(step)
-    other_steps = sorted({other for name in (LATEST, BEST) for other in self.steps(name)} - {step})
     if self._read_only:
-      steps = f'select another one by its step: {", ".join(map(str, other_steps))}'
-      remedy = steps if other_steps else 'the folder has none of another step; choose another folder'
+      other_kind, name = (LATEST, 'latest') if kind == BEST else (BEST, 'best')
+      other_steps = sorted({*self.steps(LATEST), *self.steps(BEST)} - {step})
+      names = [name] if self.steps(other_kind) else []
+      names += map(str, other_steps)
+      remedy = f'select another one: {", ".join(names)}' if names else 'it is the only one; choose another folder'
     else:
       paths = f'{self.folder / kind} and {self.folder / SAVED_FILE}'
       remedy = f'choose another folder, or delete {paths} to continue without it'

@@ -31,6 +31,8 @@ def _rsqrt(*, peak: float = 1e-3, warmup: int = 4000) -> Schedule:
 
 
 def _cosine(*, steps: int, peak: float = 1e-3, warmup: int = 0, end: float = 0.0) -> Schedule:
+  if not peak:
+    raise ValueError(f'peak must be greater than 0, got {peak}')
   return _warm(optax.cosine_decay_schedule(peak, max(steps - warmup, 1), end / peak), peak, warmup)
 
 

@@ -265,14 +265,15 @@ class Uploader:
       UserError: if it cannot be uploaded, or if this process has lost the lock of the folder.
     """
     self._wait()
+    self._has_failed = True  # until the end
+    self._check()
     try:
-      self._check()
       self._folder.push(self._folder.local)
     except UserError as error:
-      self._has_failed = True
       raise UserError(
         f'{error}; {self._folder.local} has all files of the run; rerun the same command to upload them'
       ) from error
+    self._has_failed = False
 
   def __exit__(self, kind, error, traceback) -> None:
     self._wait()

@@ -165,7 +165,7 @@ def test_muon_leaves_the_layer_of_the_logits_to_adam(model, inputs):
     (lambda: make_schedule('rsqr', 10), "did you mean 'rsqrt'"),
     (lambda: make_schedule('rsqrt(warm=3)', 10), "did you mean 'warmup'"),
     (lambda: make_schedule("rsqrt(warmup='x')", 10), 'warmup must be a number'),
-    (lambda: make_schedule('cosine(peak=0)', 10), 'cannot be built'),
+    (lambda: make_schedule('cosine(peak=0)', 10), 'cannot be built: peak must be greater than 0, got 0'),
     (lambda: make_schedule('halve(every=0)', 10), 'every must be at least 1, got 0'),
     (lambda: make_schedule('constant(rate=-1.0)', 10), 'rate must be at least 0, got -1.0'),
     (lambda: make_optimizer('adam(b1=True)', make_schedule('constant', 10)), 'b1 must be a number, got True'),
