@@ -194,7 +194,7 @@ def score_terms(fn: Callable, params: Params, query: Float[Array, 'T D'], memory
   Args:
     fn: `Product.fn` or `TanhSum.fn`, of which only the first term depends on the query.
     params: parameters as `init_params` returns them.
-    query: not yet projected.
+    query: not yet projected if `params` contain 'query'.
     memory: its key is already projected.
 
   Returns:

@@ -217,7 +217,7 @@ ANALYSES: Mapping[str, Analysis] = {
   ),
   'norms': Analysis(_norms, 'length of each weighted value vector (Kobayashi et al. 2020)'),
   'self_attention': Analysis(_self_attention, 'self-attention weights of a layer of the encoder, the mean over heads'),
-  'updates': Analysis(_updates, 'number of updates of each source token in a layer with adaptive computation time'),
+  'updates': Analysis(_updates, "number of updates of each source token in a layer of the encoder 'act'"),
   'rollout': Analysis(_rollout, "the encoder's self-attention through all layers (Abnar & Zuidema 2020)"),
   'flow': Analysis(_flow, "maximum flow through the encoder's self-attention (Abnar & Zuidema 2020)"),
   'gradient_times_input': Analysis(

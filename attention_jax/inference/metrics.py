@@ -259,7 +259,7 @@ def rouge(
     hypotheses: one string per row.
     references: one or more strings per row.
     kind: 'rouge1', 'rouge2' or 'rougeL'; rows of METRICS are rouge_1, rouge_2 and rouge_l.
-    tokenize: 'ascii', lower-cased words of a to z and digits, or 'space', words between spaces, for any script.
+    tokenize: 'ascii', lower-cased words of letters a to z and digits, or 'space', words between spaces, for any script.
     stem: whether suffixes of English words are removed, with the tokenizer 'ascii' only.
 
   Raises:

@@ -56,8 +56,8 @@ class Prediction(NamedTuple):
   Attributes:
     source: the source text.
     tokens: its tokens, without EOS.
-    hypotheses: best first; samples in the order of sampling; none for a source longer than
-      `Predictor.max_source_length`, or if no hypothesis has a finite probability.
+    hypotheses: best first; samples in the order of sampling; none for a source that is too
+      long, see Predictor.max_source_length, or if no hypothesis has a finite probability.
   """
 
   source: str
