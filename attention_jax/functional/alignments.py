@@ -33,7 +33,7 @@ from attention_jax.functional.sampling import gumbel, gumbel_annealed, hard, har
 from attention_jax.functional.sparse import entmax, entmax15, sparsemax
 from attention_jax.functional.table import LocalWindow, Param, RequiredLoss, Row, check_table
 
-# A layer of `features` tanh units over the query and a vector of the memory, followed by one linear unit.
+# A layer of `features` tanh units over the query and a value or a context, followed by one linear unit.
 _UNIT_PARAMS = {
   'w': Param(('query', 'features')),
   'u': Param(('value', 'features')),

@@ -1,7 +1,7 @@
 """One step of attention, and all steps of one sequence.
 
-A variant that takes `previous`, `coverage`, `step` or `state` is recurrent, and its queries are scanned in order. Every
-other variant is vmapped over its queries.
+A variant that takes `previous`, `coverage`, `step` or `state` is recurrent. Queries are scanned in order if the score
+or the alignment is recurrent, and vmapped otherwise.
 """
 
 import functools
@@ -28,13 +28,13 @@ class Memory(NamedTuple):
   Attributes:
     key: [S, D], already projected if the score projects.
     value: [S, V].
-    mask: [S], True = may be attended to.
+    mask: [S] or, per query, [T, S]; True = may be attended to.
     remembered: result of the alignment's `Row.remember`, if any; for None, `attend_step` and `attend` compute it anew.
   """
 
   key: Float[Array, 'S D']
   value: Float[Array, 'S V']
-  mask: Bool[Array, ' S']
+  mask: Bool[Array, '*T S']
   remembered: Float[Array, 'S ...'] | None = None
 
 
@@ -72,7 +72,7 @@ def zero_masked_memory(memory: Memory) -> Memory:
   After this not even a NaN at such a position can reach a result or a gradient.
 
   Args:
-    memory: its mask may be [..., S] or, per query, [..., T, S], with the leading axes of the key.
+    memory: its mask may be [..., S] or, per query, [..., T, S], with as many leading axes as the key.
   """
   is_per_query = memory.mask.ndim > memory.key.ndim - 1
   mask = memory.mask.any(-2) if is_per_query else memory.mask
@@ -89,7 +89,7 @@ def with_remembered(alignment: Row, params: Params, memory: Memory) -> Memory:
 
 
 def is_recurrent(score: Row, alignment: Row) -> bool:
-  """Returns whether queries must be processed in order."""
+  """Returns whether the definition scans the queries of this pair in order."""
   return score.is_recurrent or alignment.is_recurrent
 
 
@@ -194,7 +194,7 @@ def score_terms(fn: Callable, params: Params, query: Float[Array, 'T D'], memory
   Args:
     fn: `Product.fn` or `TanhSum.fn`, of which only the first term depends on the query.
     params: parameters as `init_params` returns them.
-    query: not yet projected.
+    query: not yet projected if `params` contain 'query'.
     memory: its key is already projected.
 
   Returns:
@@ -331,7 +331,7 @@ def attend(
   deterministic: bool = True,
   return_weights: bool = True,
 ) -> Attended:
-  """Attends with all queries of one sequence: scanned for recurrent variants, vmapped for the others.
+  """Attends with all queries of one sequence: scanned if the score or the alignment is recurrent, else vmapped.
 
   This is implementation 'xla', the definition that every other implementation is tested against.
 

@@ -2,8 +2,8 @@
 
 As with scores, every formula is written for one query. V is the size of the vocabulary and S the number of source
 positions. The source is given by ids [S]: an id below V is a word of the vocabulary; V + s is an out-of-vocabulary word
-that occurs at position s for the first time. Every formula returns log-probabilities [V + S], at least float32: the
-vocabulary, followed by the out-of-vocabulary words. The probability of a word is summed over all its positions.
+that occurs at position s for the first time. Every formula returns log-probabilities [V + S] of these ids, at least
+float32. The probability of a word is summed over all its positions.
 
 Words that cannot be emitted get log(MIN_PROBABILITY), so that losses stay finite. Weights that do not sum to 1, such as
 those of sigmoid or those that remain after dropout, are divided by their sum.

@@ -20,7 +20,7 @@ def keep_mask(rng: jax.Array, rate: float, shape: tuple[int, ...]) -> Bool[Array
   """Samples a dropout mask.
 
   Two 32-bit words are drawn from rng, and the index of every entry is hashed with both. The mask is a function of these
-  words and the shape alone, also under vmap and on any number of devices.
+  words, the rate and the shape alone, also under vmap and on any number of devices.
 
   Args:
     rng: a PRNG key, consumed.

@@ -173,8 +173,8 @@ def replace_weights(weights: Float[Array, 'T S']) -> Callable:
 def with_edit(alignment: str | Row | Callable, edit: str | Row | Callable | Edit) -> Row:
   """Adds an edit to an alignment: w = edit(alignment(e, mask), mask), and 0 at masked positions.
 
-  An edited alignment is an alignment: it obeys the contract of masks and weights, context and carry use its weights,
-  and every module takes it. Its private state stays that of the alignment without the edit.
+  An edited alignment is an alignment: it obeys the contract of masks and weights, and context and carry use its
+  weights. Its private state stays that of the alignment without the edit.
 
   Args:
     alignment: a spec string, a table row or a function.

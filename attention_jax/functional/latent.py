@@ -7,7 +7,7 @@ estimated from samples (`reinforce`). The two kinds are:
 - order one: a_t depends on a_{t-1}, and the forward algorithm computes the sum.
 
 The weights of a latent alignment are the prior of a_t given the previous outputs. Once y_t is known, the caller passes
-log p(y_t | a) to `observe`. `posterior` returns the distribution of a_t given the whole output.
+log p(y_t | a) to `observe`, if it is not None. `posterior` returns the distribution of a_t given the whole output.
 """
 
 from collections.abc import Callable
@@ -127,9 +127,9 @@ def reinforce(
   """Σ_t log π(a_t) (G_t - b_t), whose gradient estimates that of E[Σ_t r_t] + λ H without bias. Williams 1992.
 
   G_t is the sum of the rewards from step t on, because the sample at t has no influence on earlier ones. With `entropy`
-  λ every step has the additional reward -λ log π(a_t), whose expectation is the entropy of all samples (Xu et al. 2015,
-  section 4.1). With `discount` γ the reward of k steps later is multiplied by γᵏ, which lowers the variance but biases
-  the estimate, since it underrates the later effects of a sample.
+  λ every step has the additional reward -λ log π(a_t); their expectations sum to λ times the entropy H of all samples
+  (Xu et al. 2015, section 4.1). With `discount` γ the reward of k steps later is multiplied by γᵏ, which lowers the
+  variance but biases the estimate, since it underrates the later effects of a sample.
 
   Args:
     log_probs: log π(a_t) of the samples.

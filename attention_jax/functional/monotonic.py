@@ -51,10 +51,10 @@ def init_at_first_position(size: Dimension, dtype) -> Weights:
 
 @check_single_query
 def monotonic(scores: Scores, mask: Mask, *, state: Weights, rng: jax.Array, noise: float = 1.0) -> WeightsAndState:
-  """Expected weights of a walk that stops at s with probability pₛ = σ(eₛ + noise). Raffel et al. 2017, section 2.
+  """Expected weights of a walk that stops at s with probability pₛ = σ(eₛ + nₛ). Raffel et al. 2017, section 2.
 
-  wₛ = pₛ qₛ, qₛ = (1 - pₛ₋₁) qₛ₋₁ + w'ₛ, with w' the previous weights, which are the state. Gaussian noise of standard
-  deviation `noise` drives the learned probabilities towards 0 and 1. Consumes rng. The test-time
+  wₛ = pₛ qₛ, qₛ = (1 - pₛ₋₁) qₛ₋₁ + w'ₛ, with w' the previous weights, which are the state. n is Gaussian noise of
+  standard deviation `noise`, which drives the learned probabilities towards 0 and 1. Consumes rng. The test-time
   counterpart is `hard_monotonic`.
 
   Raises:
@@ -62,7 +62,7 @@ def monotonic(scores: Scores, mask: Mask, *, state: Weights, rng: jax.Array, noi
   """
   check_at_least('monotonic', 'noise', noise, 0)
   scores = at_least_float32(scores)
-  # Always drawn in float32, so that a seed gives the same walk in every precision.
+  # Always drawn in float32, so that a seed gives the same noise in every precision.
   stop_logits = scores + noise * jax.random.normal(rng, scores.shape, jnp.float32).astype(scores.dtype)
   weights = _stopping_probabilities(stop_logits, mask, state)
   return weights, weights

@@ -1,4 +1,4 @@
-"""Score functions: how well one query matches each memory position. query [D], key [S, D] -> scores [S].
+"""Score functions: how well one query matches each memory position. query [Dq], key [S, Dk] -> scores [S].
 
 Every formula is written for ONE query; `attend` lifts it over queries, heads and batch. Scores are at least float32.
 Keyword-only arguments without a default are learned parameters (shapes in SCORES), or `previous` and `coverage`, which

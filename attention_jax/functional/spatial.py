@@ -77,7 +77,7 @@ class Transform(NamedTuple):
 
 
 def affine(params: Float[Array, '6']) -> Float[Array, '2 3']:
-  """θ itself. Jaderberg et al. 2015, equation 1."""
+  """The six entries of θ, row by row. Jaderberg et al. 2015, equation 1."""
   return params.reshape(2, 3)
 
 

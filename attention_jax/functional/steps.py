@@ -38,7 +38,7 @@ Variant = str | Row | Callable
 
 
 class ProjectedMemory(NamedTuple):
-  """A memory from `remember`; its fields are those of Memory. The type shows that its keys are projected."""
+  """A memory from `remember`; its fields are those of Memory. The type shows that its keys need no projection."""
 
   key: Float[Array, 'S D']
   value: Float[Array, 'S V']

@@ -152,7 +152,7 @@ class Row(NamedTuple):
 
   @property
   def is_recurrent(self) -> bool:
-    """Whether its queries must be scanned in order; every other variant is vmapped over them."""
+    """Whether the definition scans the queries of any pair with this variant in order."""
     return bool(self.required_inputs & RECURRENT)
 
   @property

@@ -86,7 +86,7 @@ def _norms(subject: Subject) -> Measurement:
   return _by_pair(subject, norms.weighted_norms(jnp.asarray(subject.weights), value_vectors(subject.pair)))
 
 
-def _of_layer(values: np.ndarray, layer: int) -> np.ndarray:
+def _select_layer(values: np.ndarray, layer: int) -> np.ndarray:
   if not -len(values) <= layer < len(values):
     raise UserError(f'analysis: layer must be from {-len(values)} to {len(values) - 1}, got {layer}')
   return values[layer]
@@ -94,12 +94,12 @@ def _of_layer(values: np.ndarray, layer: int) -> np.ndarray:
 
 def _self_attention(subject: Subject, *, layer: int = -1) -> Measurement:
   weights = np.asarray(_compiled(encoder_weights, subject.pair)).mean(1)
-  return Measurement(_of_layer(weights, layer), (subject.source_tokens, subject.source_tokens))
+  return Measurement(_select_layer(weights, layer), (subject.source_tokens, subject.source_tokens))
 
 
 def _updates(subject: Subject, *, layer: int = -1) -> Measurement:
   updates = np.asarray(_compiled(source_updates, subject.pair))
-  return Measurement(_of_layer(updates, layer), (subject.source_tokens,))
+  return Measurement(_select_layer(updates, layer), (subject.source_tokens,))
 
 
 def _through_encoder(fn: Callable[[np.ndarray], np.ndarray], subject: Subject) -> Measurement:
@@ -217,7 +217,7 @@ ANALYSES: Mapping[str, Analysis] = {
   ),
   'norms': Analysis(_norms, 'length of each weighted value vector (Kobayashi et al. 2020)'),
   'self_attention': Analysis(_self_attention, 'self-attention weights of a layer of the encoder, the mean over heads'),
-  'updates': Analysis(_updates, 'number of updates of each source token by an encoder with adaptive computation time'),
+  'updates': Analysis(_updates, "number of updates of each source token in a layer of the encoder 'act'"),
   'rollout': Analysis(_rollout, "the encoder's self-attention through all layers (Abnar & Zuidema 2020)"),
   'flow': Analysis(_flow, "maximum flow through the encoder's self-attention (Abnar & Zuidema 2020)"),
   'gradient_times_input': Analysis(

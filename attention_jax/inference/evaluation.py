@@ -119,8 +119,8 @@ def alignment_metrics(
     weights: [T, S] per row, or None.
     source_vocab: source vocabulary of the run.
     target_vocab: target vocabulary of the run.
-    unlinked_targets: whether links of target tokens without any gold link are errors; otherwise these tokens (the '-'
-      of an ISO date) are left out.
+    unlinked_targets: whether links of target words (or characters) without any gold link are errors; otherwise these,
+      such as the '-' of an ISO date, are left out.
   """
   rows = [row for row, matrix in enumerate(weights) if matrix is not None]
   if not rows:

@@ -1,4 +1,4 @@
-"""Whether attention weights explain the outputs of a model: the measures of Jain & Wallace 2019 for many examples.
+"""Measures of whether attention weights explain the outputs of a model, for many examples. Jain & Wallace 2019.
 
 One formulation serves classifiers, which have one output and one query, and encoder-decoders, which have an output and
 a query for each target token (by teacher forcing). Examples are padded to one shape, so that one program measures them
@@ -162,7 +162,7 @@ def _explain_one(
   def change_with_mask(mask):
     return total_variation(read(example._replace(mask=example.mask & mask))[0], outputs)
 
-  def of_output(t, rng):
+  def measure_at(t, rng):
     def change(row):
       rows = jnp.full(weights.shape, jnp.nan).at[t].set(row)
       return read(example, rows=rows)[0][t]
@@ -176,7 +176,7 @@ def _explain_one(
   gradients = jnp.abs(gradient_times_input(target_probabilities, reader.embed(model, params, example.source)))
   left_out = jax.vmap(change_with_mask)(~jnp.eye(example.mask.size, dtype=bool)).T
   indices = jnp.arange(len(weights))
-  return Explanations(weights, gradients, left_out, *jax.vmap(of_output)(indices, jax.random.split(rng, len(weights))))
+  return Explanations(weights, gradients, left_out, *jax.vmap(measure_at)(indices, jax.random.split(rng, len(weights))))
 
 
 def read_weights(reader: ExampleReader, model: Any, params: Any, examples: Example, batch: int = 100) -> np.ndarray:

@@ -259,7 +259,7 @@ def rouge(
     hypotheses: one string per row.
     references: one or more strings per row.
     kind: 'rouge1', 'rouge2' or 'rougeL'; rows of METRICS are rouge_1, rouge_2 and rouge_l.
-    tokenize: 'ascii', lower-cased letters a to z and digits, or 'space', words between spaces, for any script.
+    tokenize: 'ascii', lower-cased words of letters a to z and digits, or 'space', words between spaces, for any script.
     stem: whether suffixes of English words are removed, with the tokenizer 'ascii' only.
 
   Raises:
@@ -349,7 +349,7 @@ def _error_rate(counts: RowCounts, signature: str) -> MetricValue:
   return MetricValue(counts.rate, '%', f'{signature}|refs:nearest')
 
 
-# Without effective_order, a hypothesis of fewer words than `order` always has a BLEU of 0.
+# Without effective_order, a hypothesis of fewer tokens than `order` always has a BLEU of 0.
 SENTENCE_BLEU = (('effective_order', True),)
 
 _TOKEN_ERRORS = Metric(token_error_rate, False, count=_count_token_edits)

@@ -56,8 +56,8 @@ class Prediction(NamedTuple):
   Attributes:
     source: the source text.
     tokens: its tokens, without EOS.
-    hypotheses: best first; samples in the order of sampling; none for a source that is too long
-      for the model, or if no hypothesis has a finite probability.
+    hypotheses: best first; samples in the order of sampling; none for a source that is too
+      long, see Predictor.max_source_length, or if no hypothesis has a finite probability.
   """
 
   source: str
@@ -150,7 +150,7 @@ class Predictor:
   ) -> Iterable[tuple[int, Prediction]]:
     """Yields (row, prediction) as soon as a batch, of sources of similar length, is finished.
 
-    Sources that are too long for the model come first.
+    Sources that are too long, see `max_source_length`, come first.
 
     Args:
       lines: the sources.
@@ -332,7 +332,7 @@ def check_shortlist(model: EncoderDecoder) -> None:
 
 
 def search_lengths(buckets: Sequence[Sequence[int]], longest: int) -> tuple[int, ...]:
-  """Returns the lengths to which a search pads sources of up to `longest` tokens."""
+  """Returns the source lengths of the buckets, and `longest` rounded up to a multiple of 32 if it exceeds them."""
   lengths = sorted({source for source, _ in buckets})
   if longest > lengths[-1]:
     lengths.append(-(-longest // 32) * 32)

@@ -40,7 +40,7 @@ class Implementation(NamedTuple):
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
   'auto': Implementation(
     'one of the others, by sizes and platform: on CPUs the fastest, as measured; on accelerators by estimates of time '
-    'and memory; `chunked` where `xla` needs too much memory',
+    'and memory; `chunked` where `xla` would store a large array [T, S, F]',
     auto.attend,
     auto.attend_step,
     auto.unsupported_reason,

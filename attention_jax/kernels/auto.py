@@ -44,7 +44,7 @@ MIN_SCORES: Mapping[str, Mapping[str, int]] = {
   # about 2^8 scores on, if F = 256 and 64 sequences share 2 to 3 TB/s; 2^10 leaves a margin.
   'tpu': {'window': 2**16, 'pallas_additive': 2**10},
 }
-MEASURED = ('cpu',)  # platforms whose MIN_SCORES were measured; the others are estimates
+MEASURED = ('cpu',)  # platforms whose MIN_SCORES were measured; those of other platforms are estimates
 MIN_CHUNKED_SCORES = 2**20  # T S of a sequence; with 256 features, [T, S, F] is then 1 GiB
 MIN_RECOMPUTE = {'cpu': 2**7}  # by platform: T S from which recomputing [S, F] is faster than storing it per query
 # Candidates that do not support every dtype or width: (score, params, query, memory) -> the reason, or ''.
@@ -52,7 +52,7 @@ INPUT_CHECKS: Mapping[str, Callable] = {
   'cudnn': cudnn.unsupported_inputs,
   'pallas_additive': pallas_additive.unsupported_inputs,
 }
-RESTRICTIONS = {'cudnn': ' (16-bit)'}  # part of the description of a candidate
+RESTRICTIONS = {'cudnn': ' (16-bit)'}  # follows the name of a candidate in `describe_choice`
 
 
 def choose_implementation(
@@ -85,7 +85,7 @@ def describe_choice(score: Row, alignment: Row) -> str:
 
 
 def _thresholds(score: Row, alignment: Row, inputs: tuple[Any, jax.Array, Memory] | None) -> list[tuple[int, str]]:
-  """(smallest T S, implementation) of the implementations that compute this pair, in ascending order."""
+  """(smallest T S, implementation) of the alternatives to 'xla' for this pair, in ascending order."""
 
   def is_supported(name: str) -> bool:
     if CANDIDATES[name].unsupported_reason(score, alignment):

@@ -4,8 +4,8 @@ Without returned weights, a bias and a mask per query, which are [T, S] each, me
 of a recurrent pair also stores one carry for each block. A block has complete rows of scores, so that every score and
 every alignment is supported: recurrent ones pass their carry from block to block.
 
-Block sizes apply to one sequence. A block has at most MAX_BLOCK_SCORES scores [T, S] and, for a TanhSum that this
-implementation computes itself, at most MAX_BLOCK_ENTRIES entries of its array [T, S, F], but at least one query; with
+Block sizes apply to one sequence. A block has at most MAX_BLOCK_SCORES scores [T, S] and, for a TanhSum unless
+'factored' computes it, at most MAX_BLOCK_ENTRIES entries of its array [T, S, F], but at least one query; with
 symbolic sizes, it has at most SYMBOLIC_BLOCK queries. The sequences of a batch and their heads are computed together,
 one block of each at a time.
 """

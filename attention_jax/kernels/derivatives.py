@@ -1,4 +1,4 @@
-"""Implementations with a gradient of their own, which cannot be differentiated again."""
+"""An error for second derivatives of implementations with a gradient of their own, which cannot be differentiated."""
 
 from collections.abc import Callable
 
