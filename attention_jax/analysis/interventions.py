@@ -74,7 +74,7 @@ def edited_model(model: EncoderDecoder, edit: Any) -> EncoderDecoder:
 
 def _check_index(name: str, index: int | None, count: int) -> None:
   if index is not None and index >= count:
-    raise UserError(f'edit: {name} must be less than {count}, the number of {name}s of the decoder, got {index}')
+    raise UserError(f'edit: {name} must be less than {count}, the number of attention {name}s, got {index}')
 
 
 def output_log_probs(pair: AnalysedPair, mask: jax.Array | None = None) -> jax.Array:
