@@ -81,7 +81,7 @@ def permutation_effect(
     count: number of permutations.
 
   Returns:
-    [], from 0 (the order of the weights does not matter) to 1.
+    [], from 0 (no change) to 1.
   """
   original = fn(weights)
   unmasked_first = jnp.argsort(~mask)

@@ -1,4 +1,4 @@
-"""Documents as an HTML page: words shaded by their attention weights, and a bar for the weight of each sentence."""
+"""An HTML page of attention weights: documents with shaded words and bars for sentences, pairs of texts as tables."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape

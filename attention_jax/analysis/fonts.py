@@ -64,8 +64,8 @@ def font_file(text: str) -> str:
 def visible_form(token: str) -> str:
   """Returns `token` with visible signs for white space and controls, and a dotted circle under a lone combining mark.
 
-  An empty token becomes '∅'. Format characters (joiners, direction marks) are named only in a token without other
-  characters: elsewhere they shape the text.
+  An empty token becomes '∅'. The circle is drawn only if one font has both characters. Format characters (joiners,
+  direction marks) are named only in a token without other characters: elsewhere they shape the text.
   """
   if not token:
     return '∅'

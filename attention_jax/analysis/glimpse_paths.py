@@ -39,8 +39,8 @@ def write(items: Sequence[GlimpsePath], path: str | Path, size: int, scales: int
   Args:
     items: images; they may have different numbers of glimpses.
     path: ends with .html or .png.
-    size: side of the finest patch of the retina, see models.glimpses.retina, or of a region, pixels.
-    scales: number of patches of the retina, each twice as wide as the one before.
+    size: side of the finest patch of the retina, see models.glimpses.retina, or of a resampled region, pixels.
+    scales: number of patches of the retina, each twice as wide as the one before; not used for regions.
 
   Raises:
     UserError: for a path that ends neither with .html nor with .png, or cannot be written.
@@ -159,7 +159,7 @@ def _glimpse(picture: np.ndarray, centre: np.ndarray, size: int, scales: int) ->
 
 
 def _outline(theta: np.ndarray) -> np.ndarray:
-  """Corners (x, y) of the region that a transform reads, from -1 to 1, [4, 2]."""
+  """Corners (x, y) of the region that a transform reads, [4, 2]; the picture extends from -1 to 1."""
   return np.array([[-1, -1, 1], [1, -1, 1], [1, 1, 1], [-1, 1, 1]]) @ np.asarray(theta).T
 
 

@@ -30,8 +30,8 @@ class CaptionOverlay(NamedTuple):
     title: title of the panel without weights, or the name of the example on a page; not part of the animation.
     boxes: gold box (left, top, right, bottom) in pixels, or None, for each word.
     cell_centres: centres of the rows and columns of the maps, from 0 to 1; None if cells divide the image evenly.
-    references: reference captions; the first MAX_REFERENCES are shown.
-    gold: all gold boxes of the references.
+    references: reference captions; a page and the panels show the first MAX_REFERENCES.
+    gold: all gold boxes of the references, outlined in the image without weights.
   """
 
   picture: np.ndarray

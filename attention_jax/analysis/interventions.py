@@ -74,7 +74,7 @@ def edited_model(model: EncoderDecoder, edit: Any) -> EncoderDecoder:
 
 def _check_index(name: str, index: int | None, count: int) -> None:
   if index is not None and index >= count:
-    raise UserError(f'edit: {name} must be less than {count}, the number of {name}s of the decoder, got {index}')
+    raise UserError(f'edit: {name} must be less than {count}, the number of attention {name}s, got {index}')
 
 
 def output_log_probs(pair: AnalysedPair, mask: jax.Array | None = None) -> jax.Array:
@@ -130,7 +130,7 @@ def encode_source(pair: AnalysedPair) -> Encoded:
 
 
 def source_updates(pair: AnalysedPair) -> jax.Array:
-  """Returns the numbers of updates of an encoder with adaptive computation time, [L, S] for L layers.
+  """Returns the numbers of updates of an encoder with adaptive computation time, [layers x directions, S].
 
   Raises:
     UserError: for an encoder without adaptive computation time.
@@ -142,7 +142,7 @@ def source_updates(pair: AnalysedPair) -> jax.Array:
 
 
 def encoder_weights(pair: AnalysedPair) -> jax.Array:
-  """Returns the weights of the encoder's self-attention or intra-attention, [L, N, S, S] for L layers.
+  """Returns the weights of the encoder's self-attention or intra-attention, [layers x directions, N, S, S].
 
   Raises:
     UserError: for an encoder that does not attend to its own positions.
@@ -165,7 +165,7 @@ def encoder_weights(pair: AnalysedPair) -> jax.Array:
 
 
 def value_vectors(pair: AnalysedPair) -> jax.Array:
-  """Returns the vectors that the decoder's attention weighs and adds, [S, D].
+  """Returns the vectors that the decoder's attention weighs and adds, [S, V].
 
   Raises:
     UserError: for a decoder without attention or with attention in each of its layers, and for attention that projects

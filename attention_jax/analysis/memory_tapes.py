@@ -21,9 +21,9 @@ class MemoryTape(NamedTuple):
     inputs: [N, I], the inputs of the first N steps.
     targets: [A, O], the target bits of the last A steps.
     probabilities: [A, O], the predicted probability of each bit.
-    heads: weights [T, H, S] by the kind of heads; kinds with H = 0 are not drawn.
+    heads: weights [T, H, S] of H heads over S slots, by the kind of heads; kinds with H = 0 are not drawn.
     answer_start: number of steps before the answer, T - A.
-    title: above the column of the episode in a picture, or the name of its example on a page.
+    title: heading of the episode's column in a picture, or the name of its example on a page.
   """
 
   inputs: np.ndarray

@@ -1,4 +1,4 @@
-"""Checks and errors that all writers of pictures share."""
+"""Checks and errors that writers of pictures and pages share."""
 
 import contextlib
 from collections.abc import Iterator, Mapping

@@ -14,7 +14,7 @@ from attention_jax.analysis.reading import rounded
 from attention_jax.atomic import write_text
 
 DIGITS = 3  # significant digits of the numbers on a page
-Rectangle = tuple[float, float, float, float]  # left, top, right, bottom; from 0 to 1
+Rectangle = tuple[float, float, float, float]  # left, top, right, bottom; the picture extends from 0 to 1
 
 
 class StepTable(NamedTuple):
@@ -41,7 +41,7 @@ class SteppedExample(NamedTuple):
     frames: pictures [height, width, C] uint8: none, one, or one for all steps together followed by one for each step.
     boxes: rectangles that are outlined in the picture: none, or a list of them for all steps together, followed by one
       for each step.
-    path: [T, 2], points x and y of the picture from 0 to 1, which are numbered; none by default.
+    path: [T, 2], points (x, y), which are numbered; the picture extends from 0 to 1. None by default.
     details: pictures beside the frame, one for each step; none by default.
     tables: values at each step.
   """

@@ -10,7 +10,7 @@ def coverage(weights: np.ndarray) -> np.ndarray:
     weights: [T, S]; 0 at masked positions.
 
   Returns:
-    [S]; 1 everywhere where each position is attended to once.
+    [S]; 1 for a position that is attended to once.
   """
   return np.asarray(weights, np.float64).sum(0)
 

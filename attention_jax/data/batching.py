@@ -21,7 +21,7 @@ class Batch(NamedTuple):
   Attributes:
     source: int32 [B, S], each row ending with EOS, then PAD; for captions, pictures or features [B, height, width, C].
     source_mask: bool [B, S], True = real; for captions [B, 1].
-    target: int32 [B, T], each row ending with EOS, without BOS.
+    target: int32 [B, T], each row ending with EOS, then PAD; without BOS.
     target_mask: bool [B, T].
     index: int32 [B], the row in its split; -1 = a filler row, whose masks are all False.
     links: bool [B, T, S], True = a gold link between the target token and the source token; all False in rows without
@@ -60,7 +60,7 @@ BATCH_UNITS = {'sentences': _rows_by_sentences, 'tokens': _rows_by_tokens}  # (b
 
 
 class Share(NamedTuple):
-  """The part of each batch that one process reads. Batches are the same whatever the number of processes and devices.
+  """The part of each batch that one process reads. The real rows of a batch do not depend on the number of processes.
 
   Attributes:
     index: index of this share.

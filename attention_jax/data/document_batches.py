@@ -124,7 +124,7 @@ def encode_documents(
   for row, sentences in enumerate(documents.sentences):
     pieces, num_left_out = cut_document(sentences, vocabulary.encode, limits, joined=joined, pairs=documents.pairs)
     if len(pieces) < min_pieces:
-      raise UserError(f'{documents.location(row)}: the text has no token, got {" ".join(sentences)[:40]!r}')
+      raise UserError(f'{documents.location(row)}: a text has no token, got {" ".join(sentences)[:40]!r}')
     num_truncated_words += num_left_out
     flat += itertools.chain.from_iterable(pieces)
     sentence_lengths += map(len, pieces)

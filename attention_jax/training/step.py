@@ -298,7 +298,7 @@ def _only_live_runs(apply_gradients: Callable) -> Callable:
 def _accumulate(sums_and_gradients: Callable, parts: int, layout: jax.sharding.NamedSharding) -> Callable:
   """Returns a function that processes `parts` slices of the batch one by one.
 
-  Its sums and gradients are the same, except for rounding and random numbers: each slice has its own rng.
+  The sums and gradients are those of the whole batch up to rounding and random numbers: each slice has its own rng.
   """
 
   def split(x):

@@ -38,7 +38,7 @@ PROGRESS_LABELS = {
 class JsonLines:
   """Writer that appends one JSON object per record to `metrics.jsonl`, each in one write.
 
-  A run that is killed and resumed repeats the steps since its last checkpoint, whose records are therefore removed.
+  Records of steps after `start` are removed first: a run that is killed and resumed repeats these steps.
 
   Args:
     folder: the run folder.
@@ -123,7 +123,7 @@ def _parse(path: Path, content: bytes) -> list[dict[str, Any]]:
       record['step'] = int(record['step'])
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
       raise UserError(
-        f"{path}:{number}: not a record of metrics: expected a JSON object with 'step', got "
+        f"{path}:{number}: not a record of metrics: expected a JSON object with an integer 'step', got "
         f'{line[:60].decode(errors="replace")!r}; restore the file, or move it away'
       ) from error
     records.append(record)

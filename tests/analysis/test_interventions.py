@@ -113,8 +113,8 @@ def test_edits_of_several_layers_and_heads_combine(transformer):
 @pytest.mark.parametrize(
   ('edit', 'message'),
   [
-    ('uniform(layer=2)', 'layer must be less than 2, the number of layers of the decoder, got 2'),
-    ('uniform(head=4)', 'head must be less than 4, the number of heads of the decoder, got 4'),
+    ('uniform(layer=2)', 'layer must be less than 2, the number of attention layers, got 2'),
+    ('uniform(head=4)', 'head must be less than 4, the number of attention heads, got 4'),
     (Edit('uniform', head=-1), 'edit: head must be at least 0, got -1'),
     ('uniform(layer=True)', 'edit: layer must be a whole number, got True'),
   ],

@@ -61,7 +61,7 @@ def test_a_text_without_tokens_raises(sentences, pairs):
   subwords = vocab.train('subword(size=12)', ['a b c d'] * 9)
   assert encode_documents(Documents([['a', '▁']], ['x'], 'here', [1]), subwords, ['x'], (2, 4), False).rows == 1
   documents = Documents([['a', 'b'], sentences], ['x', 'x'], 'here', [1, 2], pairs)
-  with pytest.raises(UserError, match='here:2: the text has no token, got'):
+  with pytest.raises(UserError, match='here:2: a text has no token, got'):
     encode_documents(documents, subwords, ['x'], (2, 4), joined=False)
 
 

@@ -304,7 +304,7 @@ def test_a_page_compares_runs_and_hypotheses(trained, tmp_path):
     ('--analyses=what_if(edit="unifrom")', "unknown edit 'unifrom' (did you mean 'uniform'?)"),
     ('--analyses=rollout', "this encoder has no self-attention; expected the encoder 'transformer'"),
     ('--edit=unifrom', "unknown edit 'unifrom' (did you mean 'uniform'?)"),
-    ('--edit=uniform(head=1)', 'head must be less than 1, the number of heads of the decoder, got 1'),
+    ('--edit=uniform(head=1)', 'head must be less than 1, the number of attention heads, got 1'),
     ('--edit=fixed(at=99)', "edit 'fixed(at=99)': at must be less than "),
     ('--analyses=what_if(edit="fixed(position=99)")', "edit 'fixed(position=99)': position must be less than "),
     ('--output=weights.jpg', "unknown format of weights.jpg: '.jpg'"),

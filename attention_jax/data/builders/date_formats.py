@@ -181,7 +181,7 @@ def normalize_text(text: str) -> str:
 
 
 def is_digit(char: str) -> bool:
-  """Whether `char` is a decimal digit of any script."""
+  """Returns whether `char` is a decimal digit of any script."""
   return unicodedata.category(char) == 'Nd'
 
 
@@ -209,7 +209,7 @@ def language(code: str) -> Language:
 
 
 def is_unambiguous_name(label: str, name: str) -> bool:
-  """Whether a name is that of no other month in any of SEEN_LOCALES and UNSEEN_LOCALES.
+  """Returns whether a name is that of no other month in any of SEEN_LOCALES and UNSEEN_LOCALES.
 
   A month is ambiguous if its name is that of another month in one of these locales, and a weekday if its name is that
   of a month (mar: Tuesday in Spanish, March in English). No example contains an ambiguous name.
@@ -224,7 +224,7 @@ def is_unambiguous_name(label: str, name: str) -> bool:
 
 @functools.cache
 def _months_by_name() -> Mapping[str, frozenset[int]]:
-  """Folded name -> the months that it means in any locale."""
+  """Folded name -> the months that it means in SEEN_LOCALES and UNSEEN_LOCALES."""
   months = {}
   for code in SEEN_LOCALES + UNSEEN_LOCALES:
     for field, names in language(code).names.items():
@@ -236,7 +236,7 @@ def _months_by_name() -> Mapping[str, frozenset[int]]:
 
 
 def is_decidable(pattern: Pattern) -> bool:
-  """Whether a pattern can be read without its locale.
+  """Returns whether a pattern can be read without its locale.
 
   - A month in digits: day-month-year, or year-month-day with a year of four digits. Never month-day-year.
   - A month by name: any order, but a year of two digits comes after the day.

@@ -21,7 +21,7 @@ Gold links join each target character with the source characters that it comes f
 - both digits of a month by name without digits have links to the whole name;
 - the two '-' have no links.
 
-Metrics that distinguish sure from possible links count a single link as sure and several as possible.
+Metrics that distinguish sure from possible links count the only link of a character as sure, and several as possible.
 """
 
 import calendar

@@ -54,7 +54,7 @@ MAX_WORDS = 300  # of a kind from one country
 NUM_PEOPLE = (2, 3, 4)
 NAMESAKE_SHARE = 0.15  # of the people after the first share a name with an earlier one
 COLLEAGUE_SHARE = 0.3  # of the people after the first have the occupation of the one before
-UNSEEN_SLOTS = 7  # of 23 slots: names whose hash lies in the first 7 belong to the split 'unseen' alone
+UNSEEN_SLOTS = 7  # of 23 slots: names and towns with a hash in the first 7 belong to the split 'unseen' alone
 FIRST_NAME, LAST_NAME, TOWN = 1, 2, 3  # positions in Person.words
 
 
