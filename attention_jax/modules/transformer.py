@@ -71,7 +71,7 @@ def self_attention_mask(positions: jax.Array, size: int, *, causal: bool, window
     positions: positions of the queries, [T].
     size: number of positions S that are attended to, 0 ... size - 1.
     causal: whether positions after a query are masked.
-    window: largest distance of an unmasked position; 0 for no limit.
+    window: largest distance of an unmasked position that is not a sink; 0 for no limit.
     sinks: number of initial positions that are unmasked at any distance (Xiao et al. 2024).
   """
   right = 0 if causal else size

@@ -42,7 +42,7 @@ class Unit:
     setting_id: hash of the config, see resolve.config_id.
     setting: the fields that the sweep varies, with their values.
     path: config file and preset.
-    overrides: further fields of the config that the command sets.
+    overrides: the fields of the config that differ from `path`; the command sets them.
     seeds: consecutive seeds.
     folder: the run folder, relative to the folder of the sweep; absolute for an adopted run.
     variants: the file of --variants, or ''.
