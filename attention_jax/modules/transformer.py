@@ -20,7 +20,7 @@ from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.linear import Dense
 from attention_jax.specs import Fraction
 
-EPSILON = 1e-5  # default number added to the variance in normalisation
+EPSILON = 1e-5  # default number added to the variance (layer) or mean square (rms)
 
 
 class Norm(NamedTuple):
@@ -120,7 +120,7 @@ class Residual(nn.Module):
     norm: a row of NORMS.
     norm_first: whether to normalise the input of f (pre-norm, Xiong et al. 2020) instead of the sum.
     dropout: dropout rate of f(x).
-    epsilon: added to the variance.
+    epsilon: added to the variance (layer) or mean square (rms).
   """
 
   norm: str = 'layer'
@@ -144,7 +144,7 @@ def make_norm(name: str, dtype, epsilon: float = EPSILON) -> nn.Module:
   Args:
     name: a key of NORMS.
     dtype: dtype of the computation.
-    epsilon: added to the variance.
+    epsilon: added to the variance (layer) or mean square (rms).
 
   Raises:
     UserError: for an unknown name.

@@ -182,6 +182,6 @@ def make_executor(folder: Path, spec: str) -> ClusterExecutor:
   """Returns the executor that a spec of CLUSTERS selects: 'slurm(timeout_min=120, partition="gpu")'.
 
   Raises:
-    UserError: as `parse_cluster`, and on a machine without that cluster.
+    UserError: as `parse_cluster`, and if submitit rejects the cluster on this machine or a parameter.
   """
   return ClusterExecutor(folder, *parse_cluster(spec))

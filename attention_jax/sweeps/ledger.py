@@ -66,7 +66,7 @@ class UnitState:
     unit: the unit.
     state: the name of its last event.
     steps: the number of updates with which it last finished; 0 if it has never finished.
-    seconds: duration of its processes, summed over all attempts that have ended.
+    seconds: recorded duration of its processes, summed over all attempts.
     attempts: number of times that it was started.
     started: when it was last started, seconds since 1970.
     error: the message of the last failure; '' once it has been started again.
