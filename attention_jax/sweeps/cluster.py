@@ -153,7 +153,7 @@ def slurm(
 
 
 def local(*, jobs: Size = 1, timeout_min: Size = 240) -> tuple[str, int, dict[str, Any]]:
-  """Processes of this machine as jobs, for a trial: they continue when the process of the sweep ends.
+  """Processes of this machine as jobs, for a trial. They continue when the sweep ends, but Ctrl-C interrupts them too.
 
   Args:
     jobs: maximum number of processes at a time.
