@@ -244,7 +244,7 @@ def _field_default(field: dataclasses.Field) -> Any:
 
 
 def _option(annotation: Any, default: Any) -> Option:
-  """An option with the range of an Annotated type; without an annotation the type is that of the default."""
+  """An option with the range of an Annotated type; an absent type, or Any, is that of a default other than None."""
   limits = None
   if typing.get_origin(annotation) is Annotated:
     annotation, *metadata = typing.get_args(annotation)

@@ -15,9 +15,9 @@ class Normed(nn.Module):
 
   Attributes:
     features: F.
-    variance: variance of the outputs at initialisation. It is 4 before a gated linear unit, which keeps about a quarter
-      of it. After dropout it is multiplied by the keep probability, because dropout divides by that (Gehring et al.
-      2017, section 3.5).
+    variance: variance of the outputs at initialisation. It is 4 before a gated linear unit, which keeps a quarter of a
+      small variance. After dropout it is multiplied by the keep probability, because dropout divides by that (Gehring
+      et al. 2017, section 3.5).
   """
 
   features: int
@@ -40,7 +40,7 @@ class GatedConvolution(nn.Module):
 
   Attributes:
     features: F.
-    dropout: dropout rate of the inputs before `windows`; it determines the initial scale.
+    dropout: dropout rate that the caller applies before `windows`; it determines the initial scale.
   """
 
   features: int

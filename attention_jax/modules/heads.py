@@ -50,7 +50,7 @@ def init_heads(
     score, alignment: a spec string, a table row, or a function.
 
   Raises:
-    UserError: for an unknown variant or option, a width or heads below 1, and if features is no multiple of heads.
+    UserError: for an unknown variant, a wrong option, a width or heads below 1, or heads that do not divide features.
   """
   if min(query, key, features) < 1:
     raise UserError(f'attention: query, key and features must be at least 1, got {query}, {key} and {features}')

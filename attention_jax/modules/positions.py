@@ -26,7 +26,7 @@ from attention_jax.specs import Range, Size, bind, schema_of
 
 
 class Positions(nn.Module):
-  """No positions: without a causal mask, attention is independent of the order of the tokens.
+  """No positions: without a causal mask or a window, attention is independent of the order of the tokens.
 
   Attributes:
     heads, features: number N of heads, and features F of each.

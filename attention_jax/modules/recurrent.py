@@ -1,8 +1,7 @@
 """Recurrent layers: the recurrences as pure functions, and modules that own their parameters.
 
-The projection of the inputs does not depend on the recurrence. It is computed for all steps at once, outside the scan.
-A masked step leaves the state unchanged, and outputs at masked positions are zero. A reverse layer therefore starts at
-the last unmasked position.
+`RecurrentLayer` projects its inputs for all steps at once, outside the scan. A masked step leaves the state unchanged,
+and outputs at masked positions are zero. A reverse layer therefore starts at the last unmasked position.
 """
 
 from collections.abc import Callable, Mapping
@@ -117,7 +116,7 @@ class RecurrentCell(nn.Module):
     return self.step()(state, projected)
 
   def step(self) -> Callable[[State, jax.Array], State]:
-    """Returns the step as a plain function of (state, projected), for jax.lax.scan."""
+    """Returns the step as a plain function of (state, projected), for the body of jax.lax.scan."""
     kernel = self.kernel
     bias = self.bias
     dtype = self.dtype
@@ -190,13 +189,13 @@ class RecurrentLayer(nn.Module):
 
 
 class RecurrentStack(nn.Module):
-  """Stacked recurrent layers of a decoder, one step at a time; `project` computes the inputs of the lowest layer.
+  """Stacked recurrent layers of a decoder, one step at a time; `project` projects the inputs of the lowest layer.
 
   Attributes:
     kind: a row of RECURRENCES.
     features: features F of each layer.
     layers: number of layers.
-    residual: whether the input of every layer above the first is added to its output (Wu et al. 2016).
+    residual: whether the output of each layer, after dropout, is added to that of the next (Wu et al. 2016).
     dropout: dropout rate between layers.
     bridge: whether the initial states are a learned function of a summary of the source; otherwise they are zeros.
   """

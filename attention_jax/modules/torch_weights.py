@@ -38,7 +38,7 @@ def convert_weights(layout: str, arrays: Arrays, heads: int = 1) -> dict[str, np
 
   Args:
     layout: a name of LAYOUTS.
-    arrays: the state dict.
+    arrays: the state dict, as arrays of numpy.
     heads: number of heads of multi-head attention, which no array shows; layouts without it ignore it.
 
   Raises:
@@ -80,7 +80,9 @@ def _head_kernel(name: str, weight: str, bias: str, heads: int, part: int = 0, p
   def kernel(w):
     w = np.split(w, parts)[part].T[order]
     if heads < 1 or w.shape[1] % heads:
-      raise UserError(f'{weight}: heads must divide {w.shape[1]}, the width of all heads together, got {heads}')
+      raise UserError(
+        f'{weight}: heads must be at least 1 and divide {w.shape[1]}, the width of all heads together, got {heads}'
+      )
     return np.moveaxis(w.reshape(w.shape[0], heads, -1), 1, 0)
 
   return [
@@ -106,7 +108,7 @@ def _layers(arrays: Arrays, prefix: str) -> range:
 
 
 def multihead_attention(arrays: Arrays, heads: int) -> list[Entry]:
-  """nn.MultiheadAttention as Attention('scaled_dot', heads=N, bias=True)."""
+  """nn.MultiheadAttention as Attention('scaled_dot', heads=N, project_values=True, bias=True)."""
   return _torch_attention('', '', heads)
 
 

@@ -20,7 +20,7 @@ from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.linear import Dense
 from attention_jax.specs import Fraction
 
-EPSILON = 1e-5  # default number added to the variance in normalisation
+EPSILON = 1e-5  # default number added to the variance (layer) or mean square (rms)
 
 
 class Norm(NamedTuple):
@@ -71,7 +71,7 @@ def self_attention_mask(positions: jax.Array, size: int, *, causal: bool, window
     positions: positions of the queries, [T].
     size: number of positions S that are attended to, 0 ... size - 1.
     causal: whether positions after a query are masked.
-    window: largest distance of an unmasked position; 0 for no limit.
+    window: largest distance of an unmasked position that is not a sink; 0 for no limit.
     sinks: number of initial positions that are unmasked at any distance (Xiao et al. 2024).
   """
   right = 0 if causal else size
@@ -120,7 +120,7 @@ class Residual(nn.Module):
     norm: a row of NORMS.
     norm_first: whether to normalise the input of f (pre-norm, Xiong et al. 2020) instead of the sum.
     dropout: dropout rate of f(x).
-    epsilon: added to the variance.
+    epsilon: added to the variance (layer) or mean square (rms).
   """
 
   norm: str = 'layer'
@@ -144,7 +144,7 @@ def make_norm(name: str, dtype, epsilon: float = EPSILON) -> nn.Module:
   Args:
     name: a key of NORMS.
     dtype: dtype of the computation.
-    epsilon: added to the variance.
+    epsilon: added to the variance (layer) or mean square (rms).
 
   Raises:
     UserError: for an unknown name.

@@ -35,7 +35,7 @@ class Stack(nn.Module):
     norm_first: whether to normalise the inputs of sublayers; see Residual.
     normalize_last: whether to normalise the result of the last layer although `norm_first` is False, as nn.Transformer
       of torch does.
-    epsilon: added to the variance in normalisation.
+    epsilon: added to the variance (layer) or mean square (rms) in normalisation.
     bias: whether the projections of self-attention have biases.
     activation: a row of ACTIVATIONS.
     dropout: dropout rate of the results of sublayers; that of embeddings is a field of their module.

@@ -39,7 +39,7 @@ def plan_adoption(state: SweepState, sweep_folder: Path, folder: Path, resolved:
     state: the state of the sweep.
     sweep_folder: the folder of the sweep.
     folder: the folder of the run.
-    resolved: the settings of the sweep, one of which must have the config of the run.
+    resolved: the settings of the sweep; the config of one must equal that of the run, but for IRRELEVANT_FIELDS.
 
   Raises:
     UserError: if the folder has no config, the run is not finished, or no setting has its config.

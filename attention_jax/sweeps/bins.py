@@ -32,7 +32,7 @@ def _rarest_frequencies(corpus: Corpus, train: Corpus) -> list[int]:
   return [min((counts[unit] for unit in split(line)), default=0) for line in corpus.source]
 
 
-# (split, training split) -> a number for each row. Lengths are counted in the units of the task, words or characters.
+# (split, training split) -> a number for each row. All count the units of the task, words or characters.
 PROPERTIES: Mapping[str, Callable[[Corpus, Corpus], list[int]]] = {
   'rarest_word': _rarest_frequencies,
   'source_length': _source_lengths,
@@ -129,7 +129,7 @@ def add_teacher_forcing_metrics(
   vocabularies: tuple[Vocabulary, Vocabulary],
   attends: bool,
 ) -> BinnedMetrics:
-  """Adds metrics of the references by teacher forcing: the loss and, for a corpus with links, the alignment error rate.
+  """Adds metrics by teacher forcing: the loss and, with gold links and attention weights, the alignment error rate.
 
   Args:
     table: metrics of texts by bins. The added metrics count each row of the split whose value is in a bin. If rows with

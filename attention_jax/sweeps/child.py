@@ -1,7 +1,7 @@
-"""Runs a command on chosen cores; on Linux, it ends when its parent does: python child.py PARENT CORES COMMAND...
+"""Runs a command; on Linux, on chosen cores and until its parent ends: python child.py PARENT CORES COMMAND...
 
 A process must itself request the signal at the end of its parent. This is a separate program, because `preexec_fn` of
-subprocess is not safe in a process that has threads, such as those of jax. CORES is '0,1', or '' for all.
+subprocess is not safe in a process that has threads, such as those of jax.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ def main(parent: str, cores: str, *command: str) -> None:
 
   Args:
     parent: id of the process that starts this one. On Linux, the command gets SIGTERM when that process ends.
-    cores: the cores to run on.
+    cores: the cores to run on, such as '0,1'; '' for all.
     *command: program and arguments.
   """
   with contextlib.suppress(OSError, AttributeError):  # other systems have no such call

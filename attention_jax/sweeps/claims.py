@@ -1,4 +1,4 @@
-"""Rows of the tables of docs/claims/ from a finished sweep: by setting, source length, gradient distance and probe."""
+"""Rows of the tables of docs/claims/ from a finished sweep: by setting, bin, gradient distance and probe."""
 
 import datetime
 import functools
@@ -98,8 +98,8 @@ def setting_rows(
   """Returns a row for each setting, with its differences from the baseline.
 
   Differences are those of runs with the same seed, or of two single runs, with the interval of the t distribution; the
-  p of a paired t-test is corrected for the number of all comparisons (Benjamini & Hochberg). A metric for which neither
-  direction is better has none.
+  p of a paired t-test is corrected for the number of all comparisons (Benjamini & Hochberg). The difference is empty if
+  neither direction of a metric is better.
 
   Args:
     settings: the settings.
@@ -176,10 +176,10 @@ def claim_row(
 def bin_rows(
   settings: Sequence[SettingRuns], split: str, factors: Sequence[Factor], bins: int = 5, by: str = 'source_length'
 ) -> list[Row]:
-  """Returns a row for each setting and each bin of a property, with the metrics of texts of the config.
+  """Returns a row for each setting and each bin of a property, with the text metrics of config.evaluation.
 
   Args:
-    settings: the settings; all have the same data.
+    settings: the settings; all have the same data and evaluation.
     split: the split.
     factors: how rows are named; a factor with the name of the property is added, such as 'source length'.
     bins: number of bins with about equally many rows.

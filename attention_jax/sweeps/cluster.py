@@ -153,7 +153,7 @@ def slurm(
 
 
 def local(*, jobs: Size = 1, timeout_min: Size = 240) -> tuple[str, int, dict[str, Any]]:
-  """Processes of this machine as jobs, for a trial: they continue when the process of the sweep ends.
+  """Processes of this machine as jobs, for a trial. They continue when the sweep ends, but Ctrl-C interrupts them too.
 
   Args:
     jobs: maximum number of processes at a time.
@@ -172,7 +172,7 @@ def parse_cluster(spec: str) -> tuple[str, int, dict[str, Any]]:
   """Returns the name of the cluster that a spec selects, its maximum number of jobs, and the parameters of submitit.
 
   Raises:
-    UserError: for an unknown cluster or option.
+    UserError: as `specs.bind`.
   """
   _, function, options = bind(spec, CLUSTERS, 'cluster')
   return function(**options)
@@ -182,6 +182,6 @@ def make_executor(folder: Path, spec: str) -> ClusterExecutor:
   """Returns the executor that a spec of CLUSTERS selects: 'slurm(timeout_min=120, partition="gpu")'.
 
   Raises:
-    UserError: for an unknown cluster or option, and on a machine without that cluster.
+    UserError: as `parse_cluster`, and if submitit rejects the cluster on this machine or a parameter.
   """
   return ClusterExecutor(folder, *parse_cluster(spec))

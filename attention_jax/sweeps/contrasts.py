@@ -47,7 +47,7 @@ class Contrast(NamedTuple):
     setting: the setting.
     column: the column.
     comparison: over seeds.
-    corrected_p: its p after the correction for the number of comparisons of one `contrast_all`.
+    corrected_p: `p` after the correction for the number of comparisons of one `contrast_all`.
     rows: comparisons of the outputs of each pair of runs; empty if outputs were not compared.
   """
 
@@ -130,7 +130,7 @@ class _OutputComparer:
     self._systems: dict[str, SupportsCorpus] = {}  # by the config of their data
 
   def compare(self, pairs: Sequence[tuple[FinishedRun, FinishedRun]], column: MetricColumn) -> list[RowComparison]:
-    """Returns a comparison for each pair; none if the metric is not one of texts, or if outputs cannot be compared."""
+    """Returns a comparison for each pair; none if the config has no such text metric, or outputs cannot be compared."""
     config = pairs[0][0].config
     specs = {parse(spec, 'metric')[0]: spec for spec in config['evaluation'].get('metrics', ())}
     if column.metric not in METRICS or column.metric not in specs:

@@ -42,7 +42,7 @@ class Unit:
     setting_id: hash of the config, see resolve.config_id.
     setting: the fields that the sweep varies, with their values.
     path: config file and preset.
-    overrides: further fields of the config that the command sets.
+    overrides: the fields of the config that differ from `path`; the command sets them.
     seeds: consecutive seeds.
     folder: the run folder, relative to the folder of the sweep; absolute for an adopted run.
     variants: the file of --variants, or ''.
@@ -66,7 +66,7 @@ class UnitState:
     unit: the unit.
     state: the name of its last event.
     steps: the number of updates with which it last finished; 0 if it has never finished.
-    seconds: duration of its processes, summed over all attempts that have ended.
+    seconds: recorded duration of its processes, summed over all attempts.
     attempts: number of times that it was started.
     started: when it was last started, seconds since 1970.
     error: the message of the last failure; '' once it has been started again.

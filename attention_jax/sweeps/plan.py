@@ -20,13 +20,13 @@ def trains_seeds_together(choice: str, backend: str, settings: int, seeds: int, 
   """Returns whether the seeds of a setting are trained side by side in one process.
 
   With 'auto', seeds are trained side by side, so that several small models fill an accelerator, unless the backend is
-  'cpu' or there are fewer settings than slots. In these cases, and with 'no', they are trained in turn, the first seed
-  of all settings first: an early report then compares all settings, and the slots are full for longer.
+  'cpu' or there are fewer settings than slots. In these cases, and with 'no', each seed has a process, the first
+  seed of all settings first: an early report then compares all settings, and the slots are full for longer.
 
   On a CPU, 'yes' is faster for short runs, because a setting starts one process for all of its seeds. With nothing
   compiled before, three seeds of dates:luong2015_birnn with 300 updates took 137 s side by side on one core, and 171 s
-  in turn, although the later seeds load the programs of the first. With training.on_nonfinite='stop', a loss that is
-  not finite stops all seeds of a process; with 'no', it stops one seed.
+  in three processes, although the later seeds load the programs of the first. With training.on_nonfinite='stop', a
+  loss that is not finite stops all seeds of a process; with --together=no, it stops one seed.
 
   Args:
     choice: one of TOGETHER_CHOICES.

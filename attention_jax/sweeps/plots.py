@@ -99,7 +99,7 @@ def _draw_cell(axes: Any, cell: ReportCell, y: float, colour: str) -> None:
 
 
 def _draw_curves(report: Report) -> Picture | None:
-  """The validation metric that selects parameters, by the number of updates: mean and range over seeds."""
+  """The validation metric that training.select of the baseline names, by updates: mean and range over seeds."""
   select = report.baseline.config['training']['select']
   name = f'validation/{select}'
   curves = {row.setting.label: _mean_curve(row, name) for row in _curve_rows(report)}
@@ -121,7 +121,7 @@ def _draw_curves(report: Report) -> Picture | None:
 
 
 def _curve_rows(report: Report) -> Sequence[ReportRow]:
-  """All rows, or the best ones and the baseline if there are too many to distinguish."""
+  """All rows; if there are too many to distinguish, the best ones in the first column and the baseline."""
   if len(report.rows) <= MAX_CURVES:
     return report.rows
   column = report.columns[0]

@@ -205,5 +205,5 @@ def test_mismatches_are_named_in_one_line(layout, change, message):
 @pytest.mark.parametrize('heads', [0, 3])
 def test_heads_that_do_not_divide_the_width_raise(heads):
   weights, _ = read('multihead_attention')
-  with pytest.raises(aj.UserError, match=f'in_proj_weight: heads must divide 8, .*, got {heads}'):
+  with pytest.raises(aj.UserError, match=f'in_proj_weight: heads must be at least 1 and divide 8, .*, got {heads}'):
     convert_weights('multihead_attention', weights, heads)
