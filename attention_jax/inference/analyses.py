@@ -104,7 +104,13 @@ def _updates(subject: Subject, *, layer: int = -1) -> Measurement:
 
 def _through_encoder(fn: Callable[[np.ndarray], np.ndarray], subject: Subject) -> Measurement:
   """Applies fn to the self-attention weights [L, S, S] of the encoder; each row is then divided by its sum."""
-  result = fn(np.asarray(_compiled(encoder_weights, subject.pair)).mean(1))
+  weights = np.asarray(_compiled(encoder_weights, subject.pair)).mean(1)
+  layers = subject.pair.model.encoder.layers
+  if len(weights) != layers:
+    raise UserError(
+      f'analysis: rollout and flow follow one direction through all layers; this encoder has {len(weights) // layers}'
+    )
+  result = fn(weights)
   return Measurement(result / result.sum(-1, keepdims=True), (subject.source_tokens, subject.source_tokens))
 
 
