@@ -8,7 +8,7 @@ ADVICE = {
   'score': {
     'dot': (
       'Query and key have the same width and were learned together, as the two sides of an encoder-decoder by '
-      'Luong et al. It has no parameters. With wide vectors its weights become sharper; those of `scaled_dot` do not.'
+      'Luong et al. It has no parameters. With wide vectors its weights are sharper than those of `scaled_dot`.'
     ),
     'scaled_dot': (
       'The default of Transformers: wide vectors, several heads, long sequences. `flash` and `cudnn` support it.'
