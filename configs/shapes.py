@@ -8,7 +8,7 @@ Measurements: RESULTS.md; with the smaller overlap of shapes of earlier versions
 from attention_jax.systems.config import default_config
 from attention_jax.systems.presets import apply_preset
 
-# Updates of a preset that has more than the 8000 of the others: it learns more slowly, from sampled positions.
+# Presets with another number of updates than 8000.
 STEPS = {'xu2015_hard_immediate_reward': 12_000}
 
 

@@ -36,7 +36,7 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_multi_string('grid', [], 'field=value,value,...; several form every combination')
 flags.DEFINE_multi_string('pair', [], 'field=value,value; field=value,value: values that are paired by position')
-flags.DEFINE_multi_string('setting', [], 'field=value; field=value: one more setting, or the only one')
+flags.DEFINE_multi_string('setting', [], 'field=value; field=value: a setting beside those of --grid, --pair, --search')
 flags.DEFINE_multi_string('search', [], 'field=log(low=1e-4, high=1e-2), linear, integer or log_integer: a range')
 flags.DEFINE_integer('points', 16, 'number of settings that --search draws')
 flags.DEFINE_string('search_method', 'halton', 'halton, sobol, latin_hypercube or random')

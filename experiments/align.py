@@ -41,8 +41,8 @@ def main() -> None:
   """Prints the alignments of --source and --target.
 
   Raises:
-    UserError: for a missing flag, for more than two files of --links, for flags without effect, and for a run without
-      attention.
+    UserError: for a missing flag, flags without effect, more than two files of --links, possible links in them, files
+      that do not match, and a run without attention.
   """
   from attention_jax.data.text import read_parallel
   from attention_jax.inference.word_alignment import compare_with_gold, swap_links, swap_sides
@@ -81,7 +81,7 @@ def _check_flags() -> None:
 
 
 def _read_links(path: str, source: str, target: str) -> list:
-  """The alignments of another program. Raises UserError for possible links, which are those of gold alignments."""
+  """The alignments of another program. Raises UserError for possible links, which only gold alignments have."""
   from attention_jax.data.text import read_parallel
 
   corpus = read_parallel(source, target, path, FLAGS.level)

@@ -23,7 +23,7 @@ from absl import flags
 from experiments.launch import FLAGS, launch
 
 flags.DEFINE_list(
-  'suites', [], 'names of suites; by default all of them, without prepared unless --pairs and translation unless --run'
+  'suites', [], 'names of suites; by default all, but prepared only with --pairs, and translation only with --run'
 )
 flags.DEFINE_string('out', 'runs/benchmark', 'the folder for benchmark.json, benchmark.md and the pictures')
 flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'dtype in which attention and models compute')

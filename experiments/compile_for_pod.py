@@ -38,8 +38,8 @@ def main() -> None:
   """Prints the costs of the updates of --config for --topology.
 
   Raises:
-    UserError: if --config is missing or has a mistake, and with --try_meshes if none of the meshes tried fits. Without
-      it, if the compiler rejects an update that does not fit, or if the mesh cannot shard the largest parameter.
+    UserError: if --config is missing or has a mistake; with --try_meshes, if none of the meshes tried fits; otherwise,
+      if the compiler rejects an update that does not fit, or if the mesh cannot shard the largest parameter.
   """
   if FLAGS.config is None:
     raise UserError(

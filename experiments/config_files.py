@@ -38,7 +38,7 @@ def load_config(path: str) -> ConfigDict:
     The config.
 
   Raises:
-    UserError: naming the file, and the line of a mistake in it.
+    UserError: for a file or preset that does not exist, and for a mistake in the file.
   """
   path, *preset = find_config(path).split(':', 1)
   if not os.path.isfile(path):

@@ -67,7 +67,7 @@ def _requested_by_flags() -> bool:
     raise UserError(f'--process must be less than --processes={FLAGS.processes}, got {FLAGS.process}')
   host, _, port = FLAGS.coordinator.rpartition(':')
   if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-    raise UserError(f'--coordinator must be HOST:PORT, got {FLAGS.coordinator!r}')
+    raise UserError(f'--coordinator must be HOST:PORT with a port from 1 to 65535, got {FLAGS.coordinator!r}')
   if FLAGS.process == 0:
     _check_port(int(port))
   return True

@@ -72,14 +72,14 @@ python -m experiments.inspect_attention --workdir=runs/transformer --rows=0 --la
 ```
 
 - Attributions, `leave_one_out` and `what_if` are of the log-probability of each target token by teacher forcing. Where
-  the probability is nearly 1, all of them are nearly 0.
+  the probability is nearly 1, its gradient is nearly 0, and so is `gradient_times_input`.
 - Whether attention weights explain an output depends on the model and on what explaining means (Jain & Wallace 2019;
   Wiegreffe & Pinter 2019). `kendall` compares weights with another measure; `permutation` and `adversarial` change the
   weights of one step and compare its output.
 - `--edit` shows the run with edited weights beside the run itself; for `--text`, each has its own translation. The
   page of `--serve` has a field for an edit.
 - An edit changes the weights of every layer and head of a decoder over the source, or of those that `layer` and `head`
-  name, counted from 0. `aj.with_edit(alignment, edit)` makes an alignment of any alignment and an edit, for
+  name, counted from 0. `aj.with_edit(alignment, edit)` adds an edit to an alignment that is not latent, for
   `aj.attend` and for modules. An edit is the name of a row below, or a function of weights [S] and mask [S].
 - The functions themselves are in `aj.analysis`, on arrays and on functions of arrays. Some of them need scipy or optax,
   which are in the extra `train`."""

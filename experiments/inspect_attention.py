@@ -9,8 +9,8 @@
   python -m experiments.inspect_attention --workdir=runs/dates --text='5 mars 1999' --edit='uniform' --output=page.html
   python -m experiments.inspect_attention --workdir=runs/dates --serve
 
-For rows of a split of translation, weights are those of the reference target, and gold links are outlined squares if
-the split has them. For a --text of translation, weights are those of the --hypotheses best hypotheses; for captions,
+For rows of a split of translation, weights are those of the reference target, and gold links are marked if the split
+has them. For a --text of translation, weights are those of the --hypotheses best hypotheses; for captions,
 those of the best one. For a run of translation, the suffix of --output selects the format: .png for heatmaps, .html for
 a page that shows weights token by token in a browser and needs no network, .json for all numbers. For captions,
 glimpses and memories, .png is a picture, and .html a page with a slider over words or steps; for classification, .html
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def _check_flags() -> None:
-  """Raises UserError for a flag that another one makes ineffective."""
+  """Raises UserError for a flag that has no effect with, or without, another one."""
   for flag, other in (('output', 'serve'), ('text', 'serve'), ('rows', 'serve'), ('rows', 'text')):
     if _is_set(flag) and _is_set(other):
       raise UserError(f'--{flag} has no effect with --{other}; leave one of them out')

@@ -238,8 +238,8 @@ def _has_devices() -> bool:
 def _enable_compilation_cache() -> None:
   """Stores compiled programs in the user's cache folder, or in that of JAX_COMPILATION_CACHE_DIR.
 
-  It stores programs that took 0.1 seconds to compile, unless JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS sets another
-  limit. By default jax stores only those that took a second or more: few of the programs of small models.
+  It stores programs that took at least 0.1 seconds to compile, or the limit JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS.
+  By default jax stores only those that took a second or more: few of the programs of small models.
   """
   if not jax.config.jax_compilation_cache_dir:
     jax.config.update('jax_compilation_cache_dir', cache_folder('compiled'))

@@ -8,7 +8,7 @@ ADVICE = {
   'score': {
     'dot': (
       'Query and key have the same width and were learned together, as the two sides of an encoder-decoder by '
-      'Luong et al. It has no parameters. With wide vectors its weights become sharper; those of `scaled_dot` do not.'
+      'Luong et al. It has no parameters. With wide vectors its weights are sharper than those of `scaled_dot`.'
     ),
     'scaled_dot': (
       'The default of Transformers: wide vectors, several heads, long sequences. `flash` and `cudnn` support it.'
@@ -56,7 +56,7 @@ ADVICE = {
       '`softmax`, and slightly better links of letters and phonemes, but not of dates.'
     ),
     'entmax': 'As `entmax15` with another α, or with one that is learned.',
-    'hardmax': 'At test time, or in analyses: it has no gradient and cannot be trained.',
+    'hardmax': 'At test time, or in analyses: it has no gradient, so that scores cannot be trained.',
     'coverage_penalised': 'A trained model repeats itself: the penalty needs no parameters.',
     'local_m': (
       'Source and target run at the same pace, such as letters and phonemes; the cost of a query does not grow '

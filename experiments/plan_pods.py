@@ -6,8 +6,8 @@
 Compiles the update of the longest sequences for each slice, see compile_for_pod.py, with batches that grow with the
 slice: --tokens tokens of each side for each chip. config.mesh.fsdp is reduced to its greatest common divisor with the
 number of devices. Each row has the memory of a device, lower bounds of the time of each resource by the published rates
-of the chip, and the target tokens per second, padding included, of an update that takes no longer; or 'does not fit'
-where the memory of a device is too small for the update, or a mesh cannot shard the largest parameter. Nothing is
+of the chip, and the target tokens per second, padding included, of an update that takes no longer. 'does not fit' marks
+slices whose devices have too little memory for the update, or whose mesh cannot shard the largest parameter. Nothing is
 measured. One slice takes minutes to compile. Needs libtpu, see requirements-bench.txt.
 """
 

@@ -3,9 +3,9 @@
   python -m experiments.score --workdir=runs/dates --source=lines.txt --target=translations.txt
   python -m experiments.score --workdir=runs/transformer --source=lines.txt --target=translations.txt --layers
 
-Prints one JSON object per pair: log_prob of the whole target with EOS, the target's tokens, log_probs of each token
-and of EOS, alignment (source-target pairs, counted from 0) and weights, one row per token and one for EOS; with
---layers also the weights of every layer and head. Blank pairs are skipped and reported on stderr.
+Prints one JSON object per pair: line, source, target, tokens of the target, log_prob of the target with EOS, log_probs
+of each token and of EOS, alignment (source-target pairs, counted from 0) and weights, a row for each token and for EOS;
+with --layers also the weights of every layer and head. Blank pairs are skipped and reported on stderr.
 """
 
 from experiments.process_settings import prepare_process

@@ -1,6 +1,6 @@
 """Pages of the documentation site that are not Markdown files of docs/: the hook of mkdocs.yml.
 
-The site has the paths of the repository, so that the links of a document hold in both. Besides the files of docs/, it
+The site has the paths of the repository, so that the links of a document hold in both. Besides files of docs/, it
 contains the documents of the root, a page for each mechanism (mechanisms.py), the API reference, the lesson as a page,
 and pages that show what ready-made models attend to. Links to files of the repository that are not in the site, such as
 configs, become plain text.
@@ -52,7 +52,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-  """Moves the files of docs/ to the paths that they have in the repository, and adds the other pages."""
+  """Moves files of docs/ to the paths that they have in the repository, and adds the other pages."""
   theme_files = [file for file in files if DOCS not in Path(file.abs_src_path or '').parents]
   pages = [_make_file(config, path, source) for path, source in site_files().items()]
   return Files([*theme_files, *pages])
@@ -230,5 +230,5 @@ def _make_file(config: MkDocsConfig, path: str, source: Source) -> File:
 
 
 def _definition(value: Any) -> str | None:
-  """Path of the definition of a function or a class; None for a table."""
+  """Path of the definition of a function or a class; None for other values."""
   return f'{value.__module__}.{value.__qualname__}' if isinstance(value, Callable | type) else None

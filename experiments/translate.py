@@ -15,7 +15,7 @@ tabs: line number, score, hypothesis and, with --alignments, source-target pairs
 Lines without a hypothesis then have no line of output: blank ones, and those too long for the model. --json prints one
 object per input line. --stream prints each token as soon as enough of its line has arrived on stdin. It searches
 greedily, whatever the config has, and needs the alignment monotonic or mocha, a score of the query and one position
-alone, one head, rnn(direction="forward") and bridge=False.
+alone, one head, rnn(direction="forward"), bridge=False, and an output layer that does not copy.
 """
 
 from experiments.process_settings import prepare_process
@@ -109,7 +109,7 @@ def main() -> None:
 
 
 def _translate_lines(run, sampling) -> None:
-  """Translates whole lines in windows, sorted by length."""
+  """Translates whole lines, one window of lines after the other."""
   from attention_jax.data.files import read_lines, split_lines
 
   beams = run.config['evaluation']['beams']
@@ -151,7 +151,7 @@ def _translate_lines(run, sampling) -> None:
 
 
 def _check_hypothesis_count(nbest: int, hypothesis_count: int) -> None:
-  """Checks --nbest and --mbr against the number of hypotheses of each line."""
+  """Raises UserError if a line has fewer hypotheses than --nbest, or fewer than two with --mbr."""
   if nbest > hypothesis_count:
     limit = f'--samples={FLAGS.samples}' if FLAGS.samples else f'--beams={hypothesis_count}'
     raise UserError(f'--nbest must be at most {limit}, got {FLAGS.nbest}')
@@ -269,7 +269,7 @@ def _translate_stream(run) -> None:
 def _report_problems(
   empty: list[int], truncated: list[int], max_length: int, without_hypothesis: Sequence[int] = ()
 ) -> None:
-  """Reports on stderr which lines have an incomplete output.
+  """Reports on stderr the lines whose output is empty or may be truncated.
 
   Args:
     empty: numbers of lines that are empty.

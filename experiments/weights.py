@@ -60,7 +60,7 @@ def _open():
 
 
 def _convert():
-  """Weights of --input under our names."""
+  """Weights of --input under the names of this package, and their layout."""
   from attention_jax.modules.torch_weights import convert_weights
   from attention_jax.modules.weights import read_arrays
 

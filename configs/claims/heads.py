@@ -1,4 +1,4 @@
-"""1 to 16 heads at equal parameters: of a recurrent decoder with products or additive scores, and of a Transformer.
+"""1 to 16 heads at equal parameters: in a recurrent decoder with scaled_dot or additive scores, and in a Transformer.
 
   python -m experiments.ablate --config=configs/claims/heads.py --workdir=runs/claims/heads --workers=2
 

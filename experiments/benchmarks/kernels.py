@@ -66,7 +66,7 @@ GROWTH = {
   'N': ([1, 2, 4, 8, 16], lambda size: (1, size, 512, 512)),
 }
 FITTED_POINTS = 4  # number of largest sizes to which the exponent of the growth is fitted
-# score, alignment, features, implementations that 'auto' may select, (batch, T = S) in increasing order
+# score, alignment, features, implementations that 'auto' may select, (batch, T = S) in increasing order of T
 CROSSING = (
   ('additive', 'softmax', 256, ('factored', 'pallas_additive'), ((128, 8), (128, 14), (64, 32), (8, 128), (1, 512))),
   ('scaled_dot', 'softmax', 64, ('flash', 'cudnn'), ((64, 32), (32, 64), (16, 128), (8, 256), (8, 512), (8, 1024))),

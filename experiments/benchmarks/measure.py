@@ -92,7 +92,7 @@ class Timing:
     case: the work.
     side: the way in which it was done.
     median, low, high: median and quartiles, seconds.
-    speed: the median of the first side divided by that of this one.
+    speed: the median of the first side divided by that of this one; 1 where sides are not compared.
     amount: how much of `unit` one run does; 0 if there is no meaningful rate.
     unit: the unit of `amount`.
     memory: as in Side; in the suite memory, the peak resident bytes of a process without those of its imports.

@@ -1,7 +1,8 @@
 """Memory of training: the peak resident size of a process that makes updates and nothing else.
 
-`python -m experiments.benchmarks.memory SIDE NAME LONGEST` is such a process. It prints JSON with two peak
-resident sizes in bytes: `imports`, after the imports, which is the same for all sides, and `peak`, at the end.
+`python -m experiments.benchmarks.memory SIDE NAME LONGEST` is such a process: SIDE of SIDES trains NAME of
+systems.MODELS on sentences of at most LONGEST tokens. It prints JSON with two peak resident sizes in bytes: `imports`,
+after the imports, which are the same for all sides, and `peak`, at the end.
 """
 
 from experiments.process_settings import prepare_process, return_freed_memory
