@@ -70,7 +70,7 @@ def _time_searches(bench: BenchmarkContext, name: str, make_sides: Callable[...,
     case = f'{name}, {BATCH_SIZE} sentences of 14, beam {beams}, {STEPS} steps'
     timings = compare('decoding', case, sides, repeats=bench.repeats, amount=BATCH_SIZE, unit='sentences')
     yield from timings
-    if timings:
+    if timings and timings[0].side == 'attention_jax':
       yield matmul_limit(timings[0], count_search_matmuls(model, params, batch, beams), gradients=False)
   if joey:
     joey.close()
