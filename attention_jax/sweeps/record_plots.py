@@ -1,4 +1,4 @@
-"""Pictures of result tables: a metric by one factor of the rows, a line for each value of up to two others."""
+"""Pictures of result tables: metrics by one factor of the rows, a line for each combination of up to two others."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -25,8 +25,8 @@ class Plot(NamedTuple):
   Attributes:
     x: the factor on the horizontal axis: numbers, or names at equal distances.
     panels: metric -> label of the vertical axis; each metric has a panel.
-    colour: the factor whose values have different colours and marks; '' for none.
-    style: the factor whose values have different line styles, which are visible if `joined` only; '' for none.
+    colour: the factor that determines colours and marks; '' for none.
+    style: the factor that determines line styles, which are visible only if `joined`; '' for none.
     log_x, log_y: whether the axis is logarithmic.
     joined: whether the points of a line are joined; False for factors without an order.
   """

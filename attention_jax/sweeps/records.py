@@ -149,7 +149,7 @@ def _abbreviate(flags: str, abbreviations: Mapping[str, str]) -> str:
 
 
 def format_metric(row: Row, column: Column) -> str:
-  """Returns '99.5 ± 0.3 %' for the metric of a row, or its difference from the baseline; '' if it was not measured."""
+  """Returns the metric of a row: '99.5 ± 0.3 %', its text, or its difference from the baseline; '' if it has none."""
   entry = row.get('metrics', {}).get(column.metric, {})
   if column.shows_difference:
     is_measured = 'value' in entry and not row.get('published')
@@ -199,8 +199,8 @@ def fill_blocks(text: str, folder: Path) -> str:
     folder: the folder of NAME.json.
 
   Raises:
-    UserError: for a table that cannot be read, conditions that it does not have, or a reference to a row or a metric
-      that does not exist.
+    UserError: for a table that cannot be read, conditions that it does not have, or a reference that does not
+      select one row with its metric.
   """
 
   def fill(match: re.Match) -> str:

@@ -37,7 +37,7 @@ class ReportOptions(NamedTuple):
   Attributes:
     baseline: the setting that the others are compared with, by some of its fields; None for the first.
     metrics: the metrics to report, the most important first; () for those of training.select and evaluation.metrics in
-      the config, and the alignment error rate, or for all metrics if no run has one of these.
+      the first config, and the alignment error rate, or for all metrics if no run has one of these.
     title: the question that the report answers; '' for none.
     test: a key of statistics.TESTS, the paired test over seeds.
     compares_rows: whether outputs are also compared row by row, which reads the data.
@@ -116,7 +116,7 @@ class Report(NamedTuple):
 
 
 def sweep_report(folder: Path, options: ReportOptions, log: Log) -> Report:
-  """Builds the report of a sweep from its ledger and its finished runs, of which there must be one at least.
+  """Builds the report of a sweep from its ledger and the finished runs of settings that are not dropped.
 
   Args:
     folder: the folder of the sweep.
@@ -124,14 +124,14 @@ def sweep_report(folder: Path, options: ReportOptions, log: Log) -> Report:
     log: called with a line if outputs cannot be compared.
 
   Raises:
-    UserError: if the folder has no ledger, if no run has finished yet, if files of a run have changed, and for an
-      unknown metric or test, or a baseline that does not match exactly one setting.
+    UserError: if the folder has no ledger or no such runs, if files of a run have changed, and for an unknown metric or
+      test, or a baseline that does not match exactly one setting.
   """
   folder = folder.absolute()
   state = read_state(folder)
   settings = collect_sweep(folder, state)
   if not settings:
-    raise UserError(f'{folder}: no run of this sweep has finished')
+    raise UserError(f'{folder}: no run of this sweep has finished; those of dropped settings do not count')
   costs = {setting_id: event['update_flop'] for setting_id, event in state.costs.items()}
   return _build(folder, settings, state, costs, options, log)
 
@@ -276,7 +276,7 @@ def _describe_group(verdict: str, contrasts: Sequence[Contrast], is_only_verdict
   if verdict in ('better', 'worse'):
     return f'{verdict}: {", ".join(map(_describe_contrast, contrasts))}'
   if is_only_verdict and len(contrasts) > 1:
-    return f'{verdict}: all {len(contrasts)} other settings'
+    return f'{verdict}: all {len(contrasts)} compared settings'
   return f'{verdict}: {", ".join(contrast.setting.label for contrast in contrasts)}'
 
 

@@ -155,8 +155,8 @@ def resolve(base: Base, setting: Setting) -> Resolved:
   """Applies a setting to its preset.
 
   Raises:
-    UserError: for unknown fields (also for fields of the command line that the preset lacks), for FIXED_FIELDS, and for
-      values of another type; all mistakes at once.
+    UserError: for a preset that `base.load` rejects; otherwise with all unknown fields (also those of the command line
+      that the preset lacks), FIXED_FIELDS, and values of another type.
   """
   path = base.path
   if PRESET in setting:
@@ -191,7 +191,7 @@ def config_id(fields: Mapping[str, Any]) -> str:
 
 
 def _apply(fields: Fields, field: str, value: Any) -> Any:
-  """Sets a field, or an option of the spec string of a field, in place; returns the value with the field's type."""
+  """Sets a field, or an option of the spec string of a field, in place; returns the parsed value."""
   if field in FIXED_FIELDS:
     raise UserError(f'config.{field} {FIXED_FIELDS[field]}; it cannot be varied')
   if field in fields:
@@ -207,7 +207,7 @@ def _apply(fields: Fields, field: str, value: Any) -> Any:
 
 
 def _unknown_field(fields: Mapping[str, Any], field: str) -> str:
-  """The message for a field that does not exist; suggests a field that ends with the same name, or a similar one."""
+  """The message for a path that is no field: suggests one with the same end or a similar name, or names the group."""
   same_end = [name for name in fields if name.endswith(f'.{field}')]
   if same_end:
     return f"unknown field of config: '{field}' (did you mean '{same_end[0]}'?)"
@@ -231,7 +231,7 @@ def parse_value(field: str, value: Any, default: Any) -> Any:
   Args:
     field: its path.
     value: a value, or its text for a field that is not a string.
-    default: the value of the field in the preset, which determines the type.
+    default: a value of the field, which determines the type.
 
   Raises:
     UserError: for a value of another type.

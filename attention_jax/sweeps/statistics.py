@@ -1,7 +1,7 @@
 """Statistics over seeds and over rows, with scipy and sacrebleu.
 
-Runs of two settings with the same seed are paired, because they are trained on the same batches in the same order,
-unless the settings differ in the data or the batch size.
+Runs of two settings with the same seed are paired. They are trained on the same batches in the same order, unless the
+settings differ in the data or the batch size.
 """
 
 import math
@@ -16,9 +16,9 @@ from attention_jax.inference.metrics import RowCounts, count_rows, reference_str
 
 CONFIDENCE = 0.95
 SEED = 0  # of the random generator, so that a report can be repeated
-SEED_RESAMPLES = 9999  # resamples of the training seeds
-ROW_RESAMPLES = 1000  # resamples of the rows of a data set
-ROW_BATCH = 100  # resamples at a time, which bounds the memory
+SEED_RESAMPLES = 9999  # resamples, or permutations, of the training seeds
+ROW_RESAMPLES = 1000  # resamples, or permutations, of the rows of a data set
+ROW_BATCH = 100  # resamples or permutations at a time, which bounds the memory
 TRIMMED = 0.25  # share of the values at each end that the interquartile mean leaves out
 
 
@@ -260,7 +260,7 @@ def bootstrap_ratio(counts: RowCounts, scale: float = 1) -> Interval:
   """Returns `scale` times the ratio of two sums over rows, with its bootstrap interval over rows.
 
   Args:
-    counts: numerator and denominator of each row.
+    counts: numerator and denominator of each row; a sum of denominators that is 0 counts as 1.
     scale: 100 for %.
   """
   rows = np.arange(len(counts.total))

@@ -136,8 +136,8 @@ def run_sweep(request: SweepRequest, resolved: Sequence[Resolved], log: Log) -> 
     The numbers of units of these settings and seeds.
 
   Raises:
-    UserError: if jax finds no device, if the cluster cannot be used, if the ledger cannot be opened, see `open_ledger`,
-      for a run that cannot be adopted, and for a number of workers or a value of --together that is not valid.
+    UserError: if jax cannot list its devices, if the cluster cannot be used, if the ledger cannot be opened, see
+      `open_ledger`, for a run that cannot be adopted, and for an invalid number of workers or value of --together.
   """
   executor, backend = _make_executor(request)
   seeds = requested_seeds(request, resolved)

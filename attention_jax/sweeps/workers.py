@@ -61,7 +61,7 @@ class Executor(Protocol):
   slots: int
 
   def start(self, requests: Sequence[Request]) -> Sequence[Job]:
-    """Starts commands, at most as many as there are slots without a running job."""
+    """Starts commands; the caller passes at most as many as there are slots without a running job."""
 
   def find(self, record: Mapping[str, Any]) -> Job | None:
     """Returns the job of a record that an earlier process wrote, or None if it cannot be found."""
@@ -114,7 +114,7 @@ def divide_resources(workers: int, backend: str, ids: Sequence[int]) -> list[Res
     ids: the cores or devices.
 
   Raises:
-    UserError: for fewer than one worker, an unknown backend, or more workers than cores or devices.
+    UserError: for fewer than one worker; for several, if the backend is unknown or has fewer cores or devices.
   """
   if workers < 1:
     raise UserError(f'--workers must be at least 1, got {workers}')
@@ -134,13 +134,13 @@ def detect_devices() -> tuple[str, list[int]]:
   Runs jax in a separate process, because in this one it would keep the memory of an accelerator.
 
   Raises:
-    UserError: if jax finds no device.
+    UserError: if this process fails, such as when jax finds no device.
   """
   result = subprocess.run([sys.executable, '-c', DETECT_DEVICES], capture_output=True, text=True)
   if result.returncode:
     lines = result.stderr.strip().splitlines()
     reason = lines[-1] if lines else f'its process ended with exit status {result.returncode}'
-    raise UserError(f'jax finds no device (JAX_PLATFORMS={os.environ.get("JAX_PLATFORMS", "")!r}): {reason}')
+    raise UserError(f'jax cannot list its devices (JAX_PLATFORMS={os.environ.get("JAX_PLATFORMS", "")!r}): {reason}')
   backend, count = result.stdout.split()
   if backend == 'cpu':
     return backend, sorted(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else [*range(os.cpu_count())]

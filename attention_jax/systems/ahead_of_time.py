@@ -42,7 +42,8 @@ class CompiledUpdate(NamedTuple):
     compiled: the compiled update.
     parameters: number of parameters of the model.
     state: shapes and shardings of the training state; with several seeds, of all runs together.
-    flop: FLOP of the matrix products of all runs, on all devices together, counted as in `costs.update_flop`.
+    flop: FLOP of the matrix products of all runs, on all devices together, counted as in `costs.update_flop`, but
+      with those of the optimiser.
   """
 
   shape: tuple[int, ...]

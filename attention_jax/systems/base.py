@@ -80,7 +80,7 @@ class System(abc.ABC):
   @classmethod
   @abc.abstractmethod
   def check(cls, config: Config, training: Training) -> None:
-    """Raises UserError for every mistake in a config that can be found without its data."""
+    """Raises UserError for mistakes in a config that can be found without its data."""
 
   @classmethod
   @abc.abstractmethod
@@ -90,7 +90,7 @@ class System(abc.ABC):
   @classmethod
   @abc.abstractmethod
   def load(cls, config: Config, folder: str | None) -> 'System':
-    """Returns the system with its data, for training. Writes no file.
+    """Returns the system with its data, for training. Writes nothing into `folder`.
 
     Args:
       config: the whole config of the run.
@@ -312,7 +312,7 @@ def check_setting(training: Training, field: str, expected: Any, system: str) ->
 
 
 def check_parameter_options(training: Training, params: Any) -> None:
-  """Raises UserError for options of training that name parameters which the model does not have.
+  """Raises UserError if training.anneal or training.frozen does not suit the parameters of a model.
 
   Args:
     training: the options of training.

@@ -299,7 +299,7 @@ class CaptioningSystem(System):
     return [p.hypotheses[0].text if p.hypotheses else '' for p in predictions]
 
   def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
-    """Writes a picture with one map per word, and the same as an animation (.gif).
+    """Writes a .png with one map per word and the same as an animation (.gif), or a page (.html).
 
     Rows are pictures of the split, and `inputs` are image files. Image files are drawn at
     caption_overlays.IMAGE_SIZE. A split with image files is drawn from them, as its pictures may be features.
@@ -391,7 +391,7 @@ class CaptioningSystem(System):
     return Prediction(name, [], texts)
 
   def _pointing_metrics(self, pictures: Pictures, weights: Iterable[np.ndarray | None]) -> dict[str, MetricValue]:
-    """Pointing game: share of tokens, and of phrases (adjacent tokens of a box), whose largest weight is in the box."""
+    """Pointing game: share of tokens, and of phrases (adjacent tokens with one box), whose largest weight is in it."""
     rows = [
       (matrix, [boxes[word] if word >= 0 else None for word in self.vocabulary.word_ids(caption)])
       for boxes, caption, matrix in zip(pictures.boxes, pictures.captions, weights, strict=True)

@@ -73,8 +73,8 @@ class ClassificationDataConfig:
     folder: folder that relative paths of the task start from; also where tfds data sets are stored.
     vocabulary: a spec of data.vocab.VOCABULARIES.
     joined: whether a document is read as one sentence, without its sentence boundaries.
-    buckets: (sentences, words) of documents; each is one compilation. The largest bucket bounds what is read: longer
-      sentences are split (joined documents and texts of a pair are cut), and further sentences are dropped.
+    buckets: (sentences, tokens of a sentence) of documents; each is one compilation. The largest bucket bounds what is
+      read: longer sentences are split (joined documents and texts of a pair are cut), further sentences are dropped.
     batch_size: documents of a batch.
   """
 

@@ -1,4 +1,4 @@
-"""Configs: every field of a system, with the default and the description of the dataclass that uses it."""
+"""Configs: the fields of a system, their defaults and their descriptions."""
 
 import dataclasses
 import inspect
@@ -85,7 +85,7 @@ class FieldDescription(NamedTuple):
     type: its annotation, without module names.
     default: its default; specs.REQUIRED if it has none.
     range: the allowed range of a number, or None.
-    meaning: its entry in the 'Attributes:' section of the class; '' if it has none.
+    meaning: its entry in TOP_LEVEL_MEANINGS, or in the 'Attributes:' section of the class; '' if it has none.
   """
 
   type: str

@@ -23,9 +23,9 @@ COUNTED_BATCHES = 100  # at most; enough for the mean over the shapes of the buc
 def update_flop(system: System) -> float:
   """Returns the FLOP of the matrix products of one update, forward and backward; the mean over the first batches.
 
-  Convolutions and element-wise operations, such as exponentials, are not counted. The implementations `flash`, `cudnn`
-  and `pallas_additive` count as the definition of attention, because their own products are in kernels, or in loops
-  and branches whose repetitions depend on the mask.
+  Convolutions, element-wise operations such as exponentials, and the optimiser are not counted. The implementations
+  `flash`, `cudnn` and `pallas_additive` count as the definition of attention, because their own products are in
+  kernels, or in loops and branches whose repetitions depend on the mask.
 
   Args:
     system: a system with its data.

@@ -245,7 +245,7 @@ def check_config(config: Config) -> None:
     config: a config with every field.
 
   Raises:
-    UserError: for every mistake that can be found from the config alone.
+    UserError: for mistakes that can be found from the config alone.
   """
   if config['seeds'] < 1:
     raise UserError(f'config.seeds must be at least 1, got {config["seeds"]}')
@@ -273,7 +273,7 @@ def measurable_metrics(config: Config) -> set[str]:
 def _check_data(system: System, log: Log) -> None:
   """Raises UserError for mistakes in the config that only the data reveal."""
   if 'validation' not in system.splits:
-    log('no validation split: training.select and training.patience have no effect, the last step is evaluated')
+    log('no validation split: training.select and training.patience have no effect, the last step counts as the best')
   system.check_data(log)
 
 

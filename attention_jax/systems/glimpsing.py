@@ -227,7 +227,7 @@ class GlimpsingSystem(System):
     return [_format_labels(prediction.label) for prediction in predictions]
 
   def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
-    """Writes pictures of a split with the sampled path of glimpses, and what the network reads at each.
+    """Writes pictures of a split with the first sampled path of glimpses, and what the network reads at each.
 
     Arguments: see `System.plot`.
 
@@ -281,8 +281,8 @@ class GlimpsingSystem(System):
     losses = np.zeros(rows)
 
     def classify(batch: DigitBatch) -> Any:
-      divides = len(batch.index) % self.mesh.devices.size == 0
-      return self._classify(params, shard_batch(batch, self.mesh) if divides else batch)
+      is_divisible = len(batch.index) % self.mesh.devices.size == 0
+      return self._classify(params, shard_batch(batch, self.mesh) if is_divisible else batch)
 
     for batch, results in map_batches(classify, batches):
       for i in np.flatnonzero(batch.index >= 0):

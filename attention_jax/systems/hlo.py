@@ -16,7 +16,7 @@ BYTES |= {'f32': 4, 's64': 8, 'u64': 8, 'f64': 8, 'c64': 8, 'c128': 16}
 BYTES |= dict.fromkeys(('f8e3m4', 'f8e4m3', 'f8e4m3fn', 'f8e4m3fnuz', 'f8e4m3b11fnuz', 'f8e5m2', 'f8e5m2fnuz'), 1)
 BYTES |= {'f8e8m0fnu': 1, 'f4e2m1fn': 1}
 COLLECTIVES = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute')
-# Instructions that move nothing, or whose parts are counted by themselves.
+# Instructions that are not counted: most move nothing; the parts of asynchronous ones are counted by themselves.
 FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'after-all', 'partition-id', 'replica-id')
 FREE += ('iota', 'async-update', 'async-done')
 # Instructions that run other computations, whose instructions are counted in their place.

@@ -30,7 +30,9 @@ def embedding_tables(system: System, params: Any) -> dict[str, EmbeddingTable]:
   names = flatten_names(params)
   in_model = {name: table for name, table in tables.items() if name + TABLE in names}
   if not in_model:
-    raise UserError(f'system {system.config["system"]!r} has no embeddings that can start from word vectors')
+    raise UserError(
+      f'the model of system {system.config["system"]!r} has no embeddings that can start from word vectors'
+    )
   return in_model
 
 
@@ -71,7 +73,7 @@ def read_initial_vectors(
     Arrays by the name of their parameters; None if config.initial_vectors is empty.
 
   Raises:
-    UserError: as `embedding_tables` and `read_word_vectors`, and for more files than tables.
+    UserError: as `read_stored_initial`, `embedding_tables` and `read_word_vectors`, and for more files than tables.
   """
   if not config['initial_vectors']:
     return None

@@ -42,14 +42,14 @@ def check_state_memory(config: Config, params: Any) -> None:
 
 
 def check_batch_memory(config: Config, batches: BatchSequence) -> None:
-  """Checks that the largest batch fits into memory, if each of its positions has an id and a mask.
+  """Checks that the largest batch fits into memory, as if each of its positions had an id and a mask only.
 
   Args:
     config: the config.
     batches: the batches of one run.
 
   Raises:
-    UserError: if they do not fit; the message contains the shape of the batch.
+    UserError: if it does not fit; the message contains the shape of the batch.
   """
 
   def needed_bytes(shape):

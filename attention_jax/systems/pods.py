@@ -120,7 +120,7 @@ def update_costs(
   Args:
     config: the config of a run; its group `mesh` has the sizes of the mesh.
     devices: the devices of a topology.
-    chip: their rates.
+    chip: the rates and the memory of one device, see `chip_of`.
     platform: the platform to lower for.
     vocabulary_size, largest: see ahead_of_time.compile_updates.
 
@@ -138,7 +138,7 @@ def try_meshes(
 ) -> Iterator[Attempt]:
   """Tries meshes for the longest sequences, in the order of `_candidates`, and ends with the first that fits.
 
-  The arguments are those of `update_costs`.
+  The arguments are those of `update_costs`, except that the group `mesh` of the config has no effect.
 
   Raises:
     UserError: for mistakes in the config or its data.

@@ -33,7 +33,8 @@ class Preset(NamedTuple):
     settings: values of config fields by dotted path. They may contain the sizes that `apply_preset` fills in:
       {features}, size of every layer; {layers}, number of layers of deep recurrent models; {depth}, number of layers of
       GNMT, convolutional models and Transformers; {positions}, length of the longest memory; {heads}, the largest
-      number of heads with at least 64 features each, or 1; {hidden}, width of feed-forward networks, 4 {features}.
+      divisor of {features} that leaves each head at least 64 features, or 1; {hidden}, width of feed-forward networks,
+      4 {features}.
   """
 
   paper: str

@@ -81,7 +81,7 @@ def test_options_select_the_baseline_and_the_metrics(folder):
   assert [column.metric for column in report.columns] == ['loss', 'entropy']
   assert {contrast.column.metric for contrast in report.contrasts} == {'loss'}  # neither high nor low entropy is better
   assert {contrast.verdict for contrast in report.contrasts} == {'no difference found'}  # all losses are equal
-  expected = 'loss, test, compared with score=general, alignment=softmax: no difference found: all 3 other settings.'
+  expected = 'loss, test, compared with score=general, alignment=softmax: no difference found: all 3 compared settings.'
   assert report.findings == [expected]
 
 

@@ -63,7 +63,7 @@ def test_a_machine_without_the_device_raises_with_the_reason(monkeypatch, stderr
   monkeypatch.setenv('JAX_PLATFORMS', 'cuda')
   failed = subprocess.CompletedProcess([], -9, stdout='', stderr=stderr)
   monkeypatch.setattr(subprocess, 'run', lambda *args, **options: failed)
-  with pytest.raises(UserError, match=rf"no device \(JAX_PLATFORMS='cuda'\): {reason}$"):
+  with pytest.raises(UserError, match=rf"list its devices \(JAX_PLATFORMS='cuda'\): {reason}$"):
     detect_devices()
 
 
