@@ -1,4 +1,7 @@
-"""Labelled documents as ids of the words of their sentences, and batches of them, pure functions of (seed, step)."""
+"""Labelled documents as ids of the words of their sentences, and batches of them, pure functions of (seed, step).
+
+Words are the tokens of the vocabulary, whichever its kind: words, subwords or characters.
+"""
 
 import itertools
 import math

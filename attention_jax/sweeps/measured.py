@@ -46,7 +46,7 @@ def measured_rows(
     paths = {'': path}
     settings = [SettingRuns('', str(folder), {}, runs[0].config, runs)]
   if not settings:
-    raise UserError(f'{folder}: no run of this sweep has finished')
+    raise UserError(f'{folder}: no run of this sweep has finished; those of dropped settings do not count')
   if not all(':' in path for path in paths.values()):
     raise UserError(f'{folder} does not record its config file and preset; expected --config=FILE:PRESET')
   return [_measured_row(setting, table, paths[setting.id], load, hardware) for setting in settings]

@@ -307,7 +307,10 @@ def _drop_settings(
   ledger.append(RUNG, steps=rung, select=select, values=values, dropped=dropped)
   for setting in new:
     if setting.id in dropped:
-      log(f'not continued after {rung} updates: {label(setting.setting)}, validation {select} {values[setting.id]:.4g}')
+      steps = min(rung, setting.config['training']['steps'])
+      log(
+        f'not continued after {steps} updates: {label(setting.setting)}, validation {select} {values[setting.id]:.4g}'
+      )
 
 
 def _summarize(request: SweepRequest, state: SweepState, entries: Sequence[UnitState], log: Log) -> Outcome:

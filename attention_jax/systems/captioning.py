@@ -402,7 +402,7 @@ class CaptioningSystem(System):
     for name, merge_phrases in (('pointing', True), ('pointing_words', False)):
       counts = [count_pointing_hits(matrix, boxes, cell_centres, merge_phrases=merge_phrases) for matrix, boxes in rows]
       hits, total = map(sum, zip(*counts, strict=True))
-      unit = 'phrases' if merge_phrases else 'words'
+      unit = 'phrases' if merge_phrases else 'tokens'
       signature = f'argmax cell in box|targets:forced|{unit}:{total}'
       metrics[name] = MetricValue(100 * hits / max(total, 1), '%', signature)
     return metrics

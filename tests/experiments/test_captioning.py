@@ -50,7 +50,7 @@ def test_a_run_writes_results_and_hypotheses(trained):
   results = record['results']
   assert set(results['test']) == {'loss', 'accuracy', 'exact_match', 'bleu', 'entropy', 'pointing', 'pointing_words'}
   boxes = [box for scene in shapes.generate('test') for box in scene.boxes if box]
-  assert results['test']['pointing_words']['signature'].endswith(f'words:{len(boxes)}')
+  assert results['test']['pointing_words']['signature'].endswith(f'tokens:{len(boxes)}')
   assert results['test']['pointing']['signature'].endswith(f'phrases:{len(set(boxes))}')
   assert len((folder / 'hypotheses.unseen.txt').read_text().split('\n')) == 17
 
