@@ -31,7 +31,7 @@ def test_kendall_counts_pairs():
   np.testing.assert_allclose(tau, [np.mean(signs), 1, -1])
 
 
-def test_kendall_of_bfloat16():
+def test_kendall_accepts_bfloat16():
   weights = jnp.array([[0.1, 0.5, 0.4]], jnp.bfloat16)
   np.testing.assert_allclose(analysis.kendall(weights, -weights), [-1])
 
@@ -41,8 +41,12 @@ def test_kendall_compares_unmasked_positions_only():
   b = np.array([[1.0, 2.0, 3.0, -9.0]])
   assert analysis.kendall(a, b) < 1
   assert analysis.kendall(a, b, np.array([True, True, True, False])) == 1
+
+
+def test_kendall_of_a_constant_or_of_one_position_is_nan():
+  a = np.array([[1.0, 2.0, 3.0, 9.0]])
   assert np.isnan(analysis.kendall(a, np.ones((1, 4)))[0])
-  assert np.isnan(analysis.kendall(a[:, :1], b[:, :1])[0])
+  assert np.isnan(analysis.kendall(a[:, :1], a[:, :1])[0])
 
 
 def test_distances_of_distributions():
@@ -89,7 +93,7 @@ def test_the_output_of_adversarial_weights_is_within_epsilon():
   assert adversarial.weights.sum() == pytest.approx(1, rel=1e-5) and adversarial.weights[4] == 0
 
 
-def test_adversarial_weights_of_a_constant_output_are_opposite():
+def test_adversarial_weights_of_a_constant_output_are_far_from_the_original_ones():
   adversarial = analysis.adversarial_weights(constant, jnp.array([1.0, 0, 0, 0, 0]), MASK, jax.random.key(1))
   assert adversarial.divergence > 0.9 * np.log(2) and adversarial.weights[0] < 0.1
 
@@ -100,7 +104,7 @@ def test_adversarial_weights_are_the_original_ones_if_no_step_is_within_epsilon(
   assert adversarial.divergence == 0
 
 
-def test_adversarial_weights_of_bfloat16():
+def test_adversarial_weights_of_bfloat16_are_float32():
   weights = WEIGHTS.astype(jnp.bfloat16)
   adversarial = analysis.adversarial_weights(outputs, weights, MASK, jax.random.key(1), steps=3)
   assert adversarial.weights.dtype == jnp.float32 and np.isfinite(adversarial.divergence)

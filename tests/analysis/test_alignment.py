@@ -24,7 +24,7 @@ LINKS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12)
     ([(0, 0), (1, 1)], [], [(0, 0)], 0.5),
   ],
 )
-def test_error_rate_by_hand(links, sure, possible, expected):
+def test_error_rate_equals_that_by_hand(links, sure, possible, expected):
   possible = None if possible is None else iter(possible)
   assert analysis.alignment_error_rate(iter(links), iter(sure), possible) == pytest.approx(expected)
 
@@ -51,6 +51,7 @@ def test_corpus_scores_sum_counts_over_sentences():
 def test_links_skip_zero_rows_eos_and_padding():
   weights = np.array([[0.1, 0.7, 0.2, 0.0], [0.0, 0.0, 0.0, 0.0], [0.1, 0.1, 0.8, 0.0], [0.9, 0.0, 0.1, 0.0]])
   assert analysis.links_from_weights(weights, source_length=2, target_length=3) == ((1, 0),)  # column 2 is the EOS
+  assert analysis.links_from_weights(weights, source_length=1, target_length=3) == ((0, 2),)  # 2 and 3 are padding
   assert analysis.links_from_weights(weights, source_length=3, target_length=4) == ((1, 0), (2, 2), (0, 3))
   assert analysis.links_from_weights(weights[:, :2], source_length=2, target_length=1) == ((1, 0),)
   assert analysis.links_from_weights(weights, source_length=3, target_length=0) == ()
@@ -58,7 +59,7 @@ def test_links_skip_zero_rows_eos_and_padding():
     analysis.links_from_weights(weights, source_length=2, target_length=5)
 
 
-def test_merged_weights_by_hand():
+def test_merged_weights_equal_those_by_hand():
   weights = [[0.1, 0.2, 0.3, 0.4, 0.0], [0.5, 0.1, 0.0, 0.4, 0.0], [0.2, 0.2, 0.2, 0.2, 0.2], [0.0, 0.0, 0.0, 0.0, 1.0]]
   merged = analysis.merge_weights(np.array(weights, np.float32), source_words=[0, 0, 1, 1], target_words=[0, 0, 1])
   np.testing.assert_allclose(merged, [[0.45, 0.55, 0.0], [0.4, 0.4, 0.2], [0.0, 0.0, 1.0]], rtol=1e-6)
@@ -93,7 +94,7 @@ def test_the_entropy_of_no_weights_is_empty(shape):
     ([], []),
   ],
 )
-def test_monotonicity_by_hand(largest, expected):
+def test_monotonicity_equals_that_by_hand(largest, expected):
   weights = np.full((len(largest) + 1, 6), 0.1)  # the last row is the EOS, the last two columns are padding
   for row, best in zip(weights, largest, strict=False):
     row[:] = 0 if best is None else row + 0.5 * (np.arange(6) == best)

@@ -27,9 +27,10 @@ def test_patches_of_an_odd_side_are_where_the_retina_reads_them():
   picture = np.random.default_rng(0).integers(0, 256, (16, 16, 1)).astype(np.uint8)
   location = np.array([-0.25, 0.25])  # pixel (6, 10): the patches begin 1 and 3 pixels before it
   (glimpse,) = glimpse_paths._patches(glimpse_paths.GlimpsePath(picture, location[None]), 3, 2)
-  finest, _ = retina(picture.astype(np.float32), location, 3, 2)
+  finest, widest = retina(picture.astype(np.float32), location, 3, 2)
   np.testing.assert_array_equal(finest, picture[5:8, 9:12])
   np.testing.assert_array_equal(glimpse[2:5, 2:5], finest)
+  np.testing.assert_allclose(glimpse[::5, ::5], widest[::2, ::2], rtol=1e-6)  # the corners
   axes = Figure().subplots()
   glimpse_paths._draw_patch(axes, glimpse, 3, range(1))
   assert axes.patches[0].get_xy() == (1.5, 1.5)

@@ -24,7 +24,7 @@ SIZE = 11
 
 
 def linear_recurrence(inputs, steps, attends):
-  """h' = DECAY h + x over the source, then h' = DECAY h over the target; with attention, each step reads all x."""
+  """Outputs of h' = DECAY h + x over the source, then of h' = DECAY h over the target; attention adds all x to each."""
   states = [jnp.zeros(inputs.shape[1])]
   for row in inputs:
     states.append(DECAY * states[-1] + row)

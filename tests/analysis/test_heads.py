@@ -20,7 +20,7 @@ def transformer():
 
 
 def attend(params, gates=None):
-  """Returns the contexts of ATTENTION, with values multiplied by the gate of their head; initial params for None."""
+  """Returns the contexts of ATTENTION, with values times the gate of their head; without params, initial params."""
   query = jax.random.normal(jax.random.key(1), (2, 4, 5))
   encoded = jax.random.normal(jax.random.key(2), (2, 7, 5))
 
@@ -58,8 +58,8 @@ def test_parameters_of_one_attention_have_gates():
   np.testing.assert_allclose(attend(pruned), attend(params, jnp.array([1.0, 0.0, 1.0])), rtol=1e-5, atol=1e-6)
 
 
-def test_sensitivity_is_the_slope_of_the_loss(transformer):
-  """By the chain rule it is the sum of kernel x gradient over the rows of a head, which scale with its gate."""
+def test_sensitivity_is_the_absolute_slope_of_the_loss(transformer):
+  """The slope is the sum of kernel x gradient over the rows of a head, by the chain rule: its gate scales them."""
   model, params = transformer
 
   def loss(params):

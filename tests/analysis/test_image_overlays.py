@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from matplotlib import font_manager
+from matplotlib.figure import Figure
 from PIL import Image
 
 from attention_jax.analysis import fonts, image_overlays
@@ -10,7 +11,7 @@ from attention_jax.analysis import fonts, image_overlays
 GREY = np.full((8, 8, 3), 200, np.uint8)
 
 
-def test_every_word_has_a_frame_and_an_empty_caption_has_one(tmp_path):
+def test_every_word_has_a_frame_and_a_panel_and_an_empty_caption_has_one_frame(tmp_path):
   captioned = image_overlays.CaptionOverlay(GREY, ['a', 'cat'], np.eye(4).reshape(4, 2, 2)[:2])
   empty = image_overlays.CaptionOverlay(GREY, [], np.zeros((0, 2, 2)), cell_centres=(np.array([0.3, 0.8]),) * 2)
   for items, frames in (([captioned], 2), ([empty], 1), ([captioned, empty], 3)):
@@ -19,9 +20,12 @@ def test_every_word_has_a_frame_and_an_empty_caption_has_one(tmp_path):
       assert film.n_frames == frames
   with Image.open(tmp_path / 'out.png') as panels:
     assert panels.width > panels.height
+  figure = Figure()
+  image_overlays._draw_item(figure, captioned, 1)
+  assert [axes.get_title() for axes in figure.axes if axes.images] == ['', 'a', 'cat']
 
 
-def test_references_are_above_and_gold_boxes_in_the_image(tmp_path):
+def test_references_add_height_and_gold_boxes_are_drawn(tmp_path):
   gold_colour = np.array([0xE8, 0x59, 0x0C])
   item = image_overlays.CaptionOverlay(GREY, ['a'], np.ones((1, 2, 2)))
 
@@ -68,7 +72,7 @@ def test_frames_keep_the_shape_of_the_picture_and_boxes_their_place(tmp_path, he
   np.testing.assert_allclose(gold, blue, atol=1)
 
 
-def test_fonts_of_frames_cover_every_script():
+def test_fonts_of_frames_cover_latin_cyrillic_and_japanese_words():
   for word in ('Grün', 'Жук', '木', 'あ'):
     covered = font_manager.get_font(fonts.font_file(word)).get_charmap()
     assert all(ord(letter) in covered for letter in word)

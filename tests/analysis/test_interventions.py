@@ -1,4 +1,4 @@
-"""Interventions on models: stepping equals scanning with edited weights, and each changes only what it should."""
+"""Interventions on models: stepping equals scanning with edited weights, and other weights are unchanged."""
 
 import functools
 
@@ -11,6 +11,7 @@ from attention_jax.analysis import interventions
 from attention_jax.analysis.interventions import AnalysedPair, edited_model
 from attention_jax.errors import UserError
 from attention_jax.functional.edits import Edit, largest, replace_weights
+from attention_jax.tokens import BOS
 from tests.models.helpers import S, T, build_conv, build_tiny, build_transformer, inputs
 from tests.modules.helpers import variables
 
@@ -54,7 +55,7 @@ def step_through(model, params, source, mask, target):
     return model.apply({'params': params}, source, mask, target.shape[1], method='start')
 
   carry, memory = jax.jit(start)()
-  tokens = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=1)
+  tokens = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
   logits, weights = [], []
   for t in range(target.shape[1]):
     carry, output = step(carry, tokens[:, t], memory)
@@ -84,7 +85,7 @@ def transformer():
 
 
 @pytest.mark.parametrize('layer', [pytest.param(0, marks=pytest.mark.long), 1])
-def test_an_edit_of_one_layer_and_head_leaves_the_other_weights_unchanged(transformer, layer):
+def test_an_edit_of_one_layer_and_head_changes_no_other_weights_up_to_its_layer(transformer, layer):
   model, params, (source, mask, target) = transformer
   natural = apply(model, params, source, mask, target)
   edited = edited_model(model, f'fixed(at=2, position=1, layer={layer}, head=3)')
@@ -126,8 +127,9 @@ def test_layers_and_heads_that_do_not_exist_raise(edit, message):
 
 def test_a_recurrent_decoder_has_one_layer_and_one_head():
   assert edited_model(build_tiny(), 'uniform(layer=0, head=0)').decoder.attention.implementation == 'xla'
-  with pytest.raises(UserError, match='layer must be less than 1'):
-    edited_model(build_tiny('gnmt', 'layers=2'), 'uniform(layer=1)')
+  for name in ('layer', 'head'):
+    with pytest.raises(UserError, match=f'{name} must be less than 1'):
+      edited_model(build_tiny('gnmt', 'layers=2'), f'uniform({name}=1)')
 
 
 def test_weights_that_are_replaced_by_themselves_change_nothing():
@@ -172,7 +174,7 @@ def test_source_vectors_can_be_replaced(shared):
   assert abs(expected - same).max() > 1e-4
 
 
-def test_encoder_weights_are_those_of_each_layer_and_head():
+def test_encoder_weights_are_a_distribution_for_each_layer_and_head():
   pair = make_pair(build_transformer(heads=4))
   weights = jax.jit(lambda params: interventions.encoder_weights(pair._replace(params=params)))(pair.params)
   assert weights.shape == (2, 4, S, S)

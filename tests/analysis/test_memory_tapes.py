@@ -31,7 +31,7 @@ def test_panels_are_inputs_targets_predictions_and_heads():
   assert inputs.picture.shape == targets.picture.shape == predictions.picture.shape == (2, 5)
   assert np.array_equal(inputs.picture[:, :2], np.eye(2))
   assert not inputs.picture[:, 2:].any()
-  assert not targets.picture[:, :2].any()
+  assert not targets.picture[:, :2].any() and (targets.picture[:, 2:] == 1).all()
   assert (predictions.picture[:, 2:] == 0.5).all()
   assert writes.title == 'write weights, slots 6 to 2'
   assert writes.row_numbers.tolist() == [6, 7, 0, 1, 2]

@@ -35,7 +35,7 @@ def test_pictures_are_embedded_and_text_is_escaped(tmp_path):
   assert record['boxes'] == [[], [[0, 0.25, 1, 0.333]]] and record['path'] == record['tables'] == []
 
 
-def test_pictures_of_any_number_of_channels_have_colours():
+def test_pictures_of_any_number_of_channels_get_three():
   assert as_colours(RED) is RED
   assert as_colours(RED[..., :1]).tolist() == np.full((4, 8, 3), 255).tolist()
   assert as_colours(np.concatenate([RED, RED], -1)).tolist() == np.full((4, 8, 3), 85).tolist()

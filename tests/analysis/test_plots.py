@@ -54,7 +54,7 @@ def test_every_character_of_the_basic_plane_has_a_glyph():
   assert len(missing) <= (50 if is_newer else 0), missing
 
 
-def test_mark_and_base_have_the_same_font():
+def test_the_first_font_of_a_word_is_one_for_its_script_and_marks():
   assert fonts.font_families('январь')[0] == 'DejaVu Sans'
   assert fonts.font_families('रविवार')[0] == 'NotoSansDevanagari'
   assert fonts.font_families('◌ि')[0] == 'NotoSansDevanagari'
@@ -123,7 +123,7 @@ def test_weights_and_gold_are_drawn(tmp_path):
   heatmap(WEIGHTS * 0, SOURCE, TARGET, tmp_path / 'empty.png')
   heatmap(WEIGHTS, SOURCE, TARGET, tmp_path / 'gold.png', gold=[(0, 0), (6, 4), (7, 0)])  # the last one is outside
   plain, empty, gold = (imread(tmp_path / f'{name}.png')[..., :3] for name in ('plain', 'empty', 'gold'))
-  assert count_dark(plain) > count_dark(empty) + 4 * 40**2
+  assert count_dark(plain) > count_dark(empty) + 4 * 40**2  # most of five cells of 48 x 48 pixels
   assert count_orange(gold) > 200 > count_orange(plain) == 0
   links = [(0, 0), (6, 4)]
   heatmap(WEIGHTS, SOURCE, TARGET, tmp_path / 'sure.png', gold=links, sure=links)
@@ -136,6 +136,7 @@ def test_weights_and_gold_are_drawn(tmp_path):
 def test_size_grows_with_the_number_of_tokens(tmp_path, tokens):
   heatmap(np.eye(tokens), ['a'] * tokens, ['b'] * tokens, tmp_path / 'a.png')
   height, width = imread(tmp_path / 'a.png').shape[:2]
+  # A cell has 28.8 to 48 pixels, and labels take the remainder.
   assert 28 * tokens < height < 48 * tokens + 160
   assert 28 * tokens < width < 48 * tokens + 260
 

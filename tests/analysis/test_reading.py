@@ -25,7 +25,7 @@ READING = Reading(
 )
 
 
-def test_maps_have_a_value_for_each_target_and_source_token():
+def test_only_measurements_with_is_map_are_maps():
   assert READING.maps.keys() == {'map'}
   square = {'self_attention': Measurement(np.eye(2), (TARGET, TARGET))}
   assert not READING._replace(source_tokens=TARGET, measurements=square).maps

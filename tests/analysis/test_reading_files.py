@@ -47,9 +47,13 @@ def test_relative_colours_do_not_depend_on_the_size_of_the_weights(tmp_path):
   darkest = [imread(tmp_path / f'{name}.png')[..., 0].min() for name in ('absolute', 'relative')]
   cells = [(imread(tmp_path / f'{name}.png')[..., 0] < 0.1).sum() for name in ('absolute', 'relative')]
   assert darkest[1] <= darkest[0] and cells[1] > cells[0] + 1000
+  reading_files.write([READING._replace(measurements={})], tmp_path / 'large.png', relative=True)
+  # Without the labels of the colour bar, which begin at pixel 323.
+  heatmaps = [imread(tmp_path / f'{name}.png')[:, :300] for name in ('relative', 'large')]
+  np.testing.assert_allclose(*heatmaps, atol=0.01)
 
 
-def test_maps_without_any_value_are_drawn(tmp_path):
+def test_maps_of_zeros_are_drawn(tmp_path):
   measured = Measurement(np.zeros((2, 3)), (TARGET, SOURCE), is_map=True)
   reading_files.write([READING._replace(measurements={'zeros': measured})], tmp_path / 'zeros.png')
   assert (tmp_path / 'zeros.png').exists()

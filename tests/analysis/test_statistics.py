@@ -41,7 +41,7 @@ def weights_at(*positions, size=5):
     (weights_at(2, 1, 3), (4, 3), (3 + 3 - 4 / 3 + 4 - 8 / 3) / 3),  # a position that has been read stays read
   ],
 )
-def test_average_lagging(weights, lengths, expected):
+def test_average_lagging_equals_that_by_hand(weights, lengths, expected):
   assert analysis.average_lagging(weights, *lengths) == pytest.approx(expected)
 
 

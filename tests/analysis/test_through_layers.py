@@ -37,7 +37,7 @@ def test_rollout_is_the_product_of_the_layers():
   np.testing.assert_allclose(rolled.sum(-1), 1)
 
 
-def test_layers_that_attend_to_themselves_pass_everything_on():
+def test_positions_that_attend_to_themselves_pass_everything_on():
   np.testing.assert_array_equal(analysis.rollout(np.stack([IDENTITY] * 2))[-1], IDENTITY)
   np.testing.assert_array_equal(analysis.flow(np.stack([IDENTITY] * 2)), IDENTITY)
 
@@ -59,7 +59,7 @@ def test_flow_is_the_smallest_cut():
 
 
 def test_a_narrow_edge_bounds_the_flow():
-  # Position 0 of the top attends to 1 only, and 1 to 2 only with 0.2: paths 0-0-2, 0-1-2 end in 2.
+  # Position 0 of the top reaches input 2 only by way of position 1, whose edge to 2 has a capacity of 0.5 * 0.2.
   top = np.array([[0, 1, 0], [0, 1, 0], [0, 0, 1.0]])
   bottom = np.array([[1, 0, 0], [0, 0.8, 0.2], [0, 0, 1.0]])
   assert analysis.flow(np.stack([bottom, top]))[0, 2] == pytest.approx(0.1, abs=1e-5)

@@ -5,6 +5,7 @@ import pytest
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
+  """A function that writes a file into the working directory, an empty folder, and returns its name."""
   monkeypatch.chdir(tmp_path)
 
   def write_file(name, content):

@@ -63,7 +63,7 @@ def test_an_epoch_contains_every_fitting_row_once(lengths, size, seed):
 
 
 @given(ROWS, st.integers(1, 9))
-def test_evaluation_contains_every_fitting_row_once_sorted_by_source_length(lengths, size):
+def test_evaluation_contains_every_fitting_row_once_sorted_by_source_length_in_each_bucket(lengths, size):
   all_batches = list(eval_batches(make_split(lengths), BUCKETS, size))
   index = np.concatenate([batch.index for batch in all_batches] or [[]])
   assert sorted(index[index >= 0]) == fitting_rows(lengths)

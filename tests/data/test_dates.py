@@ -1,4 +1,4 @@
-"""The dates data set: one reading per example, links, disjoint splits, and a round trip through tfds."""
+"""The dates data set: targets that follow from the sources, links, disjoint splits, and a round trip through tfds."""
 
 import datetime
 import functools
@@ -94,13 +94,13 @@ def test_links_are_in_range_and_join_equal_digits(stride):
     source = row['source']
     target = row['target']
     by_target = {place: [i for i, j in parse_links(row['links']) if j == place] for place in range(10)}
-    assert not by_target.pop(4)
+    assert not by_target.pop(4)  # 4 and 7 are the hyphens of an ISO date
     assert not by_target.pop(7)
     assert all(0 <= i < len(source) for span in by_target.values() for i in span)
     assert all(by_target.values())
-    century = len(by_target[0]) == 2  # a year of two digits: its century is not in the source
+    is_short_year = len(by_target[0]) == 2  # its century is not in the source
     for place, span in by_target.items():
-      is_in_source = not (century and place < 2) and not (place in (5, 8) and target[place] == '0')
+      is_in_source = not (is_short_year and place < 2) and not (place in (5, 8) and target[place] == '0')
       if is_in_source and len(span) == 1 and source[span[0]].isdigit():
         assert unicodedata.digit(source[span[0]]) == int(target[place]), row
       elif is_in_source and len(span) > 1:  # only the name of a month, to which both digits link
@@ -152,14 +152,14 @@ def parse_date(source, names, pattern):
 
 # Every ninth or third row of the end of train and of all other splits.
 @pytest.mark.parametrize('stride', [9, pytest.param(3, marks=pytest.mark.long)])
-def test_every_source_has_one_reading(stride):
+def test_the_target_follows_from_the_source(stride):
   names, pattern = known_names()
   for row in itertools.islice(all_rows(), 17000, None, stride):
     assert parse_date(row['source'], names, pattern).isoformat() == row['target'], row
 
 
 @pytest.mark.parametrize('code', date_formats.SEEN_LOCALES + date_formats.UNSEEN_LOCALES)
-def test_formatted_pieces_equal_babel(code):
+def test_formatted_pieces_contain_the_long_format_of_babel(code):
   date = datetime.date(2005, 5, 14)
   language = date_formats.language(code)
   formatted = {
@@ -187,7 +187,7 @@ def few(monkeypatch):
   monkeypatch.setattr(dates, 'SIZES', dict.fromkeys(dates.SIZES, FEW))
 
 
-def test_round_trip_through_tfds(tmp_path, few, capfd):
+def test_loaded_rows_equal_the_generated_ones_without_output_or_tensorflow(tmp_path, few, capfd):
   loaded = dates.load('validation', str(tmp_path))
   assert loaded == {field: [row[field] for row in rows_of('validation')[:FEW]] for field in dates.FIELDS}
   assert dates.load('train', str(tmp_path))['source'] == [row['source'] for row in rows_of('train')[:FEW]]
@@ -215,7 +215,7 @@ def test_two_processes_prepare_concurrently(tmp_path):
   assert not [path for path in tmp_path.rglob('*') if 'incomplete' in path.name]
 
 
-def test_the_slower_of_two_processes_uses_the_prepared_data(tmp_path, few, monkeypatch):
+def test_the_slower_of_two_processes_loads_the_same_rows(tmp_path, few, monkeypatch):
   generate = dates.generate
 
   def generate_slowly(split, seed):

@@ -15,6 +15,7 @@ RNG = np.random.default_rng
 
 @pytest.fixture
 def folder(tmp_path):
+  """A folder with digits.npz, in which each pixel of picture i is i + 1."""
   pictures = np.arange(1, 13, dtype=np.uint8)[:, None, None] * np.ones((12, 4, 4), np.uint8)
   np.savez(
     tmp_path / 'digits.npz', x_train=pictures, y_train=np.arange(12) % 10, x_test=pictures[:3], y_test=np.arange(3)

@@ -68,13 +68,14 @@ def test_a_text_without_tokens_raises(sentences, pairs):
 def test_batches_are_a_function_of_seed_and_step():
   _, encoded = encode((5, 5))
   buckets = check_document_buckets([[5, 5], (2, 5)])
-  first, second = (DocumentBatches(encoded, buckets, 2, seed) for seed in (0, 1))
+  first, same, other = (DocumentBatches(encoded, buckets, 2, seed) for seed in (0, 0, 1))
   assert len(first) == 3 and first.shapes == [(2, 2, 5), (2, 5, 5)]
   epoch = [first[step] for step in range(len(first))]
   assert sorted(i for batch in epoch for i in batch.index if i >= 0) == [0, 1, 2, 3]
   for step in (5, 2, 9):
-    assert all(np.array_equal(x, y) for x, y in zip(first[step], first[step], strict=True))
-    assert first[step].source.shape == second[step].source.shape
+    assert all(np.array_equal(x, y) for x, y in zip(first[step], same[step], strict=True))
+    assert first[step].source.shape == other[step].source.shape
+  assert any(not np.array_equal(first[step].index, other[step].index) for step in range(9))
   filler = next(batch for batch in epoch if -1 in batch.index)
   assert not filler.source_mask[filler.index == -1].any() and not filler.source[filler.index == -1].any()
 

@@ -32,7 +32,7 @@ def test_each_text_of_a_pair_is_one_sentence(tmp_path):
   row = {'a': 'One. Two.', 'b': 'Three', 'gold': 'yes'}
   write_jsonl(tmp_path, [row, row | {'gold': 'no'}])
   config = {'task': "jsonl(train='train.jsonl', text=('a', 'b'), label='gold')", 'folder': str(tmp_path)}
-  assert load_documents(config)['train'][:1] == ([['one . two .', 'three']] * 2,)
+  assert load_documents(config)['train'].sentences == [['one . two .', 'three']] * 2
 
 
 @pytest.fixture(scope='module')
@@ -200,7 +200,7 @@ def test_parse_documents_uses_the_options_of_the_task():
 
 
 def test_lines_of_a_task_of_pairs_equal_the_rows_of_its_files(tmp_path):
-  """The config of the data decides, so that a classifier of single texts reads pairs too."""
+  """The task determines whether a line has two texts: here one with two fields of text."""
   write_jsonl(tmp_path, [{'a': 'One. Two', 'b': 'Three', 'label': label} for label in 'xy'])
   config = {'task': "jsonl(train='train.jsonl', text=('a', 'b'))", 'folder': str(tmp_path)}
   documents = parse_documents(['One. Two\tThree'], 'stdin', config, label='x')

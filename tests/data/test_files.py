@@ -22,7 +22,7 @@ def test_pipes_and_devices_are_not_read(read, tmp_path):
 
 
 @given(st.lists(LINE, min_size=1).filter(any), st.sampled_from(['\n', '\r\n']), st.booleans(), st.booleans())
-def test_read_lines_round_trip(tmp_path_factory, lines, end, has_bom, compress):
+def test_read_lines_returns_the_written_lines(tmp_path_factory, lines, end, has_bom, compress):
   path = tmp_path_factory.mktemp('text') / ('a.gz' if compress else 'a')
   data = (('\ufeff' if has_bom else '') + end.join(lines) + end).encode()
   path.write_bytes(gzip.compress(data) if compress else data)

@@ -16,7 +16,7 @@ LINES = ['the cat sat on the mat', 'a cat and a dog', 'schöne Grüße 漢字 Ω
 
 
 def make_read1(chunks):
-  """A read1 that returns one chunk per call."""
+  """Returns a function like BytesIO.read1 that returns one chunk per call."""
   chunks = iter(chunks)
   return lambda size: next(chunks, b'')
 

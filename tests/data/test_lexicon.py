@@ -37,7 +37,7 @@ def estimate(pairs, iterations):
 
 
 def reference(pairs, iterations, one=1.0):
-  """IBM model 1 in loops over sentences, target tokens and source tokens; Brown et al. 1993."""
+  """IBM model 1 in loops over sentences and tokens, in the type of number of `one`; Brown et al. 1993."""
   t = collections.defaultdict(lambda: one)
   for _ in range(iterations):
     counts = collections.defaultdict(lambda: 0 * one)
@@ -65,7 +65,7 @@ def test_model_1_equals_a_literal_loop(iterations):
   np.testing.assert_allclose([actual[pair] for pair in expected], list(expected.values()), rtol=1e-12)
 
 
-def test_model_1_on_a_corpus_solved_by_hand():
+def test_model_1_has_the_probabilities_of_a_corpus_solved_by_hand():
   """Das Haus, das Buch, ein Buch: the example of Koehn 2010, figure 4.4, after two iterations."""
   das, haus, buch, ein, the, house, book, a = range(4, 12)
   pairs = [([das, haus], [the, house]), ([das, buch], [the, book]), ([ein, buch], [a, book])]

@@ -41,7 +41,8 @@ def test_pairs_of_text_and_tsv_tasks_are_read_in_order(folder):
   write(f'{folder}/train.tsv', b'eins\tone\n\nzwei\ttwo')
   for task, files in ((TEXT, 2), (TABLE, 1)):
     stream, pairs = read(folder, task)
-    assert [pair for pair, _ in pairs] == [('eins', 'one'), ('', ''), ('zwei', 'two')] and pairs[-1][1] == 1
+    assert [pair for pair, _ in pairs] == [('eins', 'one'), ('', ''), ('zwei', 'two')]
+    assert pairs[-1][1] == 1  # the share of the file that has been read
     assert len(stream.state) == files
 
 

@@ -66,7 +66,7 @@ def test_paths_may_begin_with_the_home_folder(folder, monkeypatch):
     assert splits['test'].files == [str(folder / 'images' / '9.png')]
 
 
-def test_invalid_features_are_reported(folder):
+def test_invalid_features_and_options_are_reported(folder):
   path = folder / 'grid.npz'
   grids = {f'{i}.png': np.zeros((2, 2, 5)) for i in range(10)}
   for invalid, message in [

@@ -1,4 +1,4 @@
-"""Prepared data sets: the same batches as from memory, each process reads its own rows, damage is one error."""
+"""Prepared data sets: the same batches as from memory, each process reads its own rows, damage raises UserError."""
 
 import json
 import types
@@ -186,7 +186,7 @@ def test_identities_differ_if_and_only_if_rows_do(folder, both):
   assert not np.array_equal(changed.encoded['train'].identity, both[1].encoded['train'].identity)
 
 
-def test_damage_is_one_error(folder, both):
+def test_damage_raises_a_user_error(folder, both):
   prepared = folder / 'prepared'
   config = make_config(prepared, 'prepared')
 

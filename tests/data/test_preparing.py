@@ -1,4 +1,4 @@
-"""Preparation of data sets: the same files after any interruption, and one error for what cannot be prepared."""
+"""Preparation of data sets: the same files after any interruption, and UserError for what cannot be prepared."""
 
 import hashlib
 
@@ -65,7 +65,7 @@ def test_blank_lines_at_the_end_are_counted_once(folder, monkeypatch):  # noqa: 
 
 
 @pytest.mark.parametrize('content', ['', '[]', '{"shard": 3}'])
-def test_damaged_records_are_an_error(folder, monkeypatch, content):  # noqa: F811
+def test_damaged_records_raise_a_user_error(folder, monkeypatch, content):  # noqa: F811
   def kill(*arguments):
     raise KilledError
 
@@ -131,7 +131,7 @@ def test_links_of_the_training_files_are_reported_as_not_prepared(folder):  # no
   assert notes == [[], [f'{folder}/train.en: the links of the training split are not prepared']]
 
 
-def test_mistakes_are_one_error(folder, tmp_path):  # noqa: F811
+def test_mistakes_raise_a_user_error(folder, tmp_path):  # noqa: F811
   def error(config, output):
     with pytest.raises(UserError) as caught:
       prepare(config, output, quiet)

@@ -21,6 +21,7 @@ def test_repeat_copy_shows_the_number_of_repeats():
     inputs, answer, _ = task.draw(RNG(0), (2, times))
     vectors = inputs[1:3, :3]
     assert inputs[0].tolist() == [0, 0, 0, 1, 0] and not inputs[1:3, 3:].any()
+    # Normalised by the mean and the standard deviation of the numbers 1 to 4.
     np.testing.assert_allclose(inputs[3], [0, 0, 0, 0, (times - 2.5) / np.sqrt(5 / 4)], rtol=1e-6)
     assert np.array_equal(answer[:-1, :3], np.tile(vectors, (times, 1))) and not answer[:-1, 3].any()
     assert answer[-1].tolist() == [0, 0, 0, 1]
@@ -53,14 +54,14 @@ def test_ngrams_predict_the_next_bit_at_every_step():
 
 
 def test_probabilities_of_bits_of_ngrams_follow_a_beta_distribution():
-  """Beta(1/2, 1/2) has mean 1/2 and variance 1/8; estimates from 5000 bits have little more variance."""
+  """Beta(1/2, 1/2) has mean 1/2 and variance 1/8, that of a uniform one is 1/12; rare contexts are left out."""
   task = make_recall_task('ngrams(order=2, length=5000, beyond=5001)')
   shares = []
   for seed in range(200):
     inputs, answer, _ = task.draw(RNG(seed), (5000,))
     is_after_one = inputs[:, 0] == 1
     shares += [answer[is_after_one].mean()] if is_after_one.sum() > 500 else []
-  assert abs(np.mean(shares) - 0.5) < 0.12 and 0.08 < np.var(shares) < 0.17
+  assert abs(np.mean(shares) - 0.5) < 0.12 and 0.1 < np.var(shares) < 0.15
 
 
 def test_the_estimate_of_ngrams_counts_what_followed_each_context():

@@ -56,7 +56,7 @@ def test_resegmented_rows_have_the_same_text(data):
   batches = make_batches(data)
   epochs = [rows_of_epoch(batches, epoch) for epoch in range(3)]
   bucket_index = assign_buckets(encoded, BUCKETS)
-  plain = {row: [encode_row(encoded, row, side) for side in range(2)] for row in range(encoded.rows)}
+  plain = {row: [ids_of_row(encoded, row, side) for side in range(2)] for row in range(encoded.rows)}
   num_changed = 0
   for epoch in epochs:
     assert sorted(epoch) == np.flatnonzero(bucket_index >= 0).tolist()
@@ -66,10 +66,11 @@ def test_resegmented_rows_have_the_same_text(data):
       num_changed += list(pair[0]) != plain[row][0]
   assert num_changed > 10
   assert all(any(a[row] != b[row] for row in a) for a, b in ((epochs[0], epochs[1]), (epochs[1], epochs[2])))
-  assert any(list(map(list, pair)) == plain[row] for row, pair in epochs[0].items())  # a pair that would not have fit
+  # Such as a pair whose sample does not fit.
+  assert any(list(map(list, pair)) == plain[row] for row, pair in epochs[0].items())
 
 
-def encode_row(encoded, row, side):
+def ids_of_row(encoded, row, side):
   flat = encoded[2 * side]
   offsets = encoded[2 * side + 1]
   return flat[offsets[row] : offsets[row + 1]].tolist()
@@ -94,6 +95,7 @@ def test_shares_partition_the_batch(data):
   for i in range(2):
     part = make_batches(data, share=Share(i, 2))[1]
     np.testing.assert_array_equal(part.source, whole.source[2 * i : 2 * i + 2])
+    np.testing.assert_array_equal(part.target, whole.target[2 * i : 2 * i + 2])
 
 
 @pytest.mark.parametrize('spec', SPECS)

@@ -21,7 +21,6 @@ def test_scenes_are_a_function_of_split_and_seed():
 
 
 def test_each_shape_has_its_colour_in_its_box():
-  num_coloured = 0
   for scene in SCENES:
     words = scene.caption.split()
     assert len(words) == len(scene.boxes)
@@ -30,13 +29,13 @@ def test_each_shape_has_its_colour_in_its_box():
       if word in shapes.COLOURS:
         left, top, right, bottom = box
         distance = np.abs(scene.picture[top:bottom, left:right].astype(int) - shapes.COLOURS[word]).sum(-1)
-        num_coloured += (distance < 30).sum() > 8
-  assert num_coloured >= 0.98 * sum(word in shapes.COLOURS for scene in SCENES for word in scene.caption.split())
+        assert (distance < 30).sum() > 8
 
 
 def test_covered_shares_count_later_shapes_and_are_at_most_a_quarter_in_scenes():
 
   def square(x, y):
+    """A square with sides of 17.6 pixels around (x, y)."""
     return shapes.DrawnShape('large', 'red', '', 'square', x, y, 10.0)
 
   assert shapes.covered_shares([square(20, 20), square(28.8, 20)]) == [pytest.approx(0.5, abs=0.06), 0]

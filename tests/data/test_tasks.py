@@ -12,8 +12,7 @@ import pytest
 from attention_jax.data import tasks
 from attention_jax.data.splits import SPLITS
 from attention_jax.data.tasks import get_split, load, load_vocabularies, save_vocabularies
-from attention_jax.errors import UserError
-from tests.data.helpers import write_tfds_set
+from tests.data.helpers import error_message, write_tfds_set
 
 BUCKETS = ((4, 4), (8, 8))
 TEXT = "text(train='train', validation='val', source='en', target='de')"
@@ -27,13 +26,6 @@ def make_config(task, folder='', vocabulary='word', shared=False, buckets=BUCKET
     'shared_vocabulary': shared,
     'buckets': buckets,
   }
-
-
-def error_message(function, *args):
-  with pytest.raises(UserError) as caught:
-    function(*args)
-  assert '\n' not in str(caught.value)
-  return str(caught.value)
 
 
 @pytest.fixture
