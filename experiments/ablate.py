@@ -37,7 +37,9 @@ flags.DEFINE_integer(
 flags.DEFINE_multi_string('grid', [], 'field=value,value,...; several form every combination')
 flags.DEFINE_multi_string('pair', [], 'field=value,value; field=value,value: values that are paired by position')
 flags.DEFINE_multi_string('setting', [], 'field=value; field=value: a setting beside those of --grid, --pair, --search')
-flags.DEFINE_multi_string('search', [], 'field=log(low=1e-4, high=1e-2), linear, integer or log_integer: a range')
+flags.DEFINE_multi_string(
+  'search', [], 'field=log(low=1e-4, high=1e-2): a range to draw from, by log, linear, integer or log_integer'
+)
 flags.DEFINE_integer('points', 16, 'number of settings that --search draws')
 flags.DEFINE_string('search_method', 'halton', 'halton, sobol, latin_hypercube or random')
 flags.DEFINE_integer('search_seed', 0, 'seed of --search')
@@ -54,11 +56,15 @@ flags.DEFINE_bool('report', False, 'write the report of the sweep so far, and ru
 flags.DEFINE_string(
   'baseline',
   '',
-  'field=value; field=value: the setting that the report compares with; by default as in get_sweep(), or the first',
+  'field=value; field=value: the setting that the report compares with; by default as in get_sweep() of --config, or '
+  'the first',
 )
 flags.DEFINE_string('test', 't', 'paired test of the report over seeds: t, wilcoxon or permutation')
 flags.DEFINE_list(
-  'metrics', [], 'metrics of the report, the most important first; by default as in get_sweep() or the config'
+  'metrics',
+  [],
+  'metrics of the report, the most important first; by default as in get_sweep() of --config, or as in '
+  'the config of the first setting',
 )
 
 INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h, as train.py
@@ -90,9 +96,9 @@ def main() -> None:
     raise UserError('--config is missing; for example --config=configs/dates.py:luong2015_birnn')
   request = sweep_request(folder, config_overrides(), program_command('train'))
   resolved = sweep.check_request(request)
-  extends = (folder / LEDGER).exists()
-  check_baseline(resolved, report_options().baseline, extends)
-  check_metrics(resolved, report_options().metrics, extends)
+  has_earlier_settings = (folder / LEDGER).exists()
+  check_baseline(resolved, report_options().baseline, has_earlier_settings)
+  check_metrics(resolved, report_options().metrics, has_earlier_settings)
   if FLAGS.dry_run:
     sweep.describe_plan(request, resolved, log)
     return

@@ -29,7 +29,9 @@ class FixedVectors(nn.Module):
 
 
 class AnalysedPair(NamedTuple):
-  """A source and a target, as ids with EOS and without padding, and the model that reads them.
+  """A source and a target, as ids with EOS, and the model that reads them.
+
+  The functions of this module expect ids without padding, unless they take a mask.
 
   Attributes:
     model: the model that reads them.
@@ -48,8 +50,7 @@ def edited_model(model: EncoderDecoder, edit: Any) -> EncoderDecoder:
   """Returns the model with edited attention weights; its parameters are those of the model itself.
 
   The edit applies to the decoder's attention over the source: to every layer and head, or to those that the edit
-  names. Stepping and scanning agree as for any alignment, so that search, scoring and gradients work with the edited
-  model.
+  names. An edited alignment is an alignment like any other: search, scoring and gradients work with the edited model.
 
   Args:
     model: the model.
@@ -57,8 +58,8 @@ def edited_model(model: EncoderDecoder, edit: Any) -> EncoderDecoder:
       functional.edits.Edit, which names the layer and the head of a function.
 
   Raises:
-    UserError: for a decoder without attention, a layer or head that it does not have, and as `with_edit` for the edit
-      without its layer.
+    UserError: for a decoder without attention, a layer or head that it does not have, and as `with_edit`, except that
+      an edit of one layer is allowed.
   """
   if not model.traits.attends:
     raise UserError('edit: this decoder does not attend; expected a model with attention weights')
@@ -173,7 +174,10 @@ def value_vectors(pair: AnalysedPair) -> jax.Array:
   """
   decoder = pair.model.decoder
   if not decoder.traits.attends or isinstance(decoder, LayeredDecoder) or decoder.attention.projects_values:
-    raise UserError('norms: expected a recurrent decoder whose attention has one head and does not project values')
+    raise UserError(
+      'this decoder has no single attention that weighs its values unprojected; expected a recurrent decoder whose '
+      'attention has one head and does not project values'
+    )
 
   def remember(params):
     inputs = (pair.source[None], jnp.ones((1, *pair.source.shape), bool), pair.target.size)

@@ -105,7 +105,7 @@ def parallel_paths(prefix: str, source: str, target: str) -> tuple[str, str]:
 def existing_path(prefix: str, suffix: str | None) -> str | None:
   """Returns the path of an optional file: `a/train.links` for `a/train` and `links`.
 
-  It ends in `.gz` if only the compressed file exists. The result is None if neither exists, and without a suffix.
+  It ends in `.gz` if only the compressed file exists. The result is None if neither exists, or if the suffix is None.
 
   Args:
     prefix: the part of the path before the dot and the suffix, on a disk or behind a URL.

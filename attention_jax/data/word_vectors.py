@@ -19,8 +19,8 @@ from attention_jax.tokens import SPECIAL_TOKENS
 SHOWN_CHARACTERS = 60  # of a wrong line, in its error message
 
 
-class EmbeddingTable(NamedTuple):
-  """The vocabulary of an embedding table, and its training text.
+class EmbeddingText(NamedTuple):
+  """The vocabulary of an embedding, and its training text.
 
   Attributes:
     vocabulary: the vocabulary, with a token for each row.
@@ -39,9 +39,9 @@ def read_word_vectors(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, in
     vocabulary: a vocabulary of V tokens.
 
   Returns:
-    The vectors [V, F] float32, and the number of tokens that the file contains. Special tokens, and tokens that it does
-    not contain, have random vectors from a fixed seed: normally distributed, with mean 0 and the standard deviation of
-    the numbers of the tokens that it contains.
+    The vectors [V, F] float32, and the number of the vocabulary's tokens that the file contains. Special tokens, and
+    tokens that it does not contain, have random vectors from a fixed seed: normally distributed, with mean 0 and the
+    standard deviation of the numbers of the tokens that it contains.
 
   Raises:
     UserError: for a file that cannot be read or contains none of the tokens, for a first line without spaces, and for
@@ -78,7 +78,7 @@ def read_word_vectors(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, in
 
 def write_word_vectors(
   path: str,
-  table: EmbeddingTable,
+  table: EmbeddingText,
   features: int,
   *,
   window: int,
@@ -117,7 +117,7 @@ def write_word_vectors(
 
   tokens = {token for _, token in _tokens(table.vocabulary)}
   lines = ([token for token in table.vocabulary.tokenize(line) if token in tokens] for line in table.lines())
-  # Of a longer list, gensim ignores the rest.
+  # gensim ignores the tokens of a list beyond MAX_WORDS_IN_BATCH.
   limit = MAX_WORDS_IN_BATCH
   sentences = [line[start : start + limit] for line in lines for start in range(0, len(line), limit)]
   if not sentences:

@@ -75,9 +75,10 @@ class Sampling:
 
 
 def nucleus_threshold(logits: jax.Array, p: float) -> jax.Array:
-  """Returns the lowest logit [..., 1] of the nucleus: tokens whose likelier tokens have a total probability below p.
+  """Returns the lowest logit of the nucleus, [..., 1].
 
-  It is found by bisection: sorting a large vocabulary takes longer on a CPU than the step of a model.
+  A token is in the nucleus if all likelier tokens together have a probability below p. The lowest logit is found by
+  bisection: sorting a large vocabulary takes longer on a CPU than the step of a model.
 
   Args:
     logits: [..., V] float32.
@@ -90,8 +91,8 @@ def nucleus_threshold(logits: jax.Array, p: float) -> jax.Array:
   def halve(_, bounds):
     outside, inside = bounds
     middle = (outside + inside) / 2
-    likelier = jnp.where(logits > middle, probs, 0.0).sum(-1, keepdims=True)
-    return jnp.where(likelier < p, outside, middle), jnp.where(likelier < p, middle, inside)
+    mass_above = jnp.where(logits > middle, probs, 0.0).sum(-1, keepdims=True)
+    return jnp.where(mass_above < p, outside, middle), jnp.where(mass_above < p, middle, inside)
 
   outside, _ = jax.lax.fori_loop(0, BISECTIONS, halve, (lowest - 1, highest))
   return jnp.where(logits > outside, logits, jnp.inf).min(-1, keepdims=True)

@@ -128,7 +128,7 @@ class MeasureOptions(NamedTuple):
 def explain(
   reader: ExampleReader, model: Any, params: Any, examples: Example, options: MeasureOptions, seed: int = 0
 ) -> Explanations:
-  """Measures examples.
+  """Computes the measures of N examples.
 
   Args:
     reader: a row of READERS.
@@ -194,7 +194,7 @@ def read_weights(reader: ExampleReader, model: Any, params: Any, examples: Examp
 
 
 def summarize_examples(examples: Example, explanations: Explanations) -> dict[str, np.ndarray]:
-  """Returns a number per example, [N], by measure: the mean over the outputs of the example, NaN if all are undefined.
+  """Returns for each measure the means over the outputs of each example, [N]; NaN if it is undefined for all outputs.
 
   A pair of measures is compared by Kendall's tau, which is undefined where either is constant.
   """

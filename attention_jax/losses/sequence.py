@@ -1,7 +1,7 @@
 """Losses as sums over real tokens: the update divides once, by the tokens of the whole global batch.
 
-A loss returns `{'loss': [], 'tokens': [], ...}`, float32 sums over the batch. The quotient of 'loss' and 'tokens' is
-minimised; those of the other entries ('accuracy', auxiliary losses) are logged.
+A loss returns a dictionary of float32 scalars, sums over the batch: 'loss', 'tokens' and others. The quotient of 'loss'
+and 'tokens' is minimised; those of the other entries ('accuracy', auxiliary losses) are logged.
 """
 
 import jax
@@ -29,7 +29,7 @@ def cross_entropy(
     target: [B, T] ids.
     mask: [B, T], True = real.
     smoothing: ε.
-    smoothing_mask: [B, T, V] bool, True for the ids v that the smoothing sums over (and V counts); by default all.
+    smoothing_mask: [B, T, V] bool, True for the ids v of the smoothing sum; V is their number. By default all ids.
 
   Returns:
     The sums 'loss', 'tokens' and 'accuracy' (the number of tokens whose largest logit is that of the target).
@@ -52,7 +52,8 @@ def cross_entropy(
 def replace_unreachable_targets(model, batch):
   """Returns the batch with UNK in place of target ids from `model.output_size` on, which the model cannot emit.
 
-  These ids are out-of-vocabulary words of the source. A model that copies can emit them: nothing is replaced.
+  Without copying, `output_size` is V, and the ids from V on are out-of-vocabulary words of the source. With copying, it
+  is V + S, so that no id is replaced.
   """
   return batch._replace(target=oov_to_unk(batch.target, model.output_size(batch.source.shape[-1])))
 

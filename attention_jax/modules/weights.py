@@ -114,7 +114,8 @@ def _open(path: str | Path) -> Iterator[Any]:
 
   path = Path(path).expanduser()
   try:
-    # The library's own errors of files that cannot be opened have no `strerror`. Its function `load` lacks bfloat16.
+    # `open` raises the errors of files that cannot be opened: those of safe_open have no `strerror`. safe_open reads
+    # bfloat16, which safetensors.numpy.load does not.
     with path.open('rb'), safetensors.safe_open(path, 'numpy') as file:
       yield file
   except OSError as error:
@@ -127,7 +128,9 @@ def _library():
   try:
     import safetensors.numpy
   except ImportError:
-    raise UserError("weights in files need the package safetensors; pip install 'attention_jax[interop]'") from None
+    raise UserError(
+      "reading and writing weights needs the package safetensors; expected pip install 'attention_jax[interop]'"
+    ) from None
   return safetensors.numpy
 
 

@@ -47,7 +47,7 @@ class Driver:
     self._progress = progress
     self._stop = stop
     self._jobs: dict[str, Job] = {}
-    self._started: dict[str, float] = {}
+    self._start_times: dict[str, float] = {}  # time.monotonic() by the id of a unit
 
   def run(self, ids: Sequence[str], steps: Callable[[Unit], int]) -> None:
     """Runs units until each has finished, failed or been interrupted, or until a signal arrives.
@@ -103,13 +103,13 @@ class Driver:
       return
     units = [self._ledger.state.units[unit_id].unit for unit_id in ready]
     commands = [self._make_command(unit, steps(unit)) for unit in units]
-    logs = [self._open_log(unit, words) for unit, words in zip(units, commands, strict=True)]
+    logs = [self._open_log(unit, command) for unit, command in zip(units, commands, strict=True)]
     jobs = self._executor.start([Request(*pair) for pair in zip(commands, logs, strict=True)])
-    for unit, words, log, job in zip(units, commands, logs, jobs, strict=True):
+    for unit, command, log, job in zip(units, commands, logs, jobs, strict=True):
       self._ledger.append(
         STARTED,
         unit=unit.id,
-        command=format_command(words),
+        command=format_command(command),
         log=str(log.relative_to(self._ledger.folder)),
         job=dict(job.record),
         commit=code_version(),
@@ -117,18 +117,18 @@ class Driver:
       self._track(unit.id, job)
       self._progress.log_with_counts(self._entries(), self._running_seconds(), f'started {unit.id}')
 
-  def _open_log(self, unit: Unit, words: Sequence[str]) -> Path:
+  def _open_log(self, unit: Unit, command: Sequence[str]) -> Path:
     """Returns the log of a unit, to which its command has been appended."""
     log = self._ledger.folder / f'{unit.folder}.log'
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, 'a', encoding='utf-8') as file:
-      file.write(f'$ {format_command(words)}\n')
+      file.write(f'$ {format_command(command)}\n')
     return log
 
   def _track(self, unit_id: str, job: Job, seconds: float = 0.0) -> None:
     """Follows a job that was started `seconds` ago."""
     self._jobs[unit_id] = job
-    self._started[unit_id] = time.monotonic() - seconds
+    self._start_times[unit_id] = time.monotonic() - seconds
 
   def _collect(self, steps: Callable[[Unit], int]) -> None:
     """Records the units whose process has ended."""
@@ -137,7 +137,7 @@ class Driver:
       if code is None:
         continue
       del self._jobs[unit_id]
-      seconds = round(time.monotonic() - self._started.pop(unit_id), 1)
+      seconds = round(time.monotonic() - self._start_times.pop(unit_id), 1)
       unit = self._ledger.state.units[unit_id].unit
       is_complete = all((path / RESULTS).exists() for path in run_folders(unit, self._ledger.folder).values())
       if code == 0 and is_complete:
@@ -156,7 +156,7 @@ class Driver:
     return list(self._ledger.state.units.values())
 
   def _running_seconds(self) -> dict[str, float]:
-    return {unit_id: time.monotonic() - start for unit_id, start in self._started.items()}
+    return {unit_id: time.monotonic() - start for unit_id, start in self._start_times.items()}
 
 
 def describe_failure(code: int, log: Path, failure: str = '') -> str:
@@ -164,8 +164,8 @@ def describe_failure(code: int, log: Path, failure: str = '') -> str:
 
   Args:
     code: its exit status; negative for a signal, 0 for a process that ended without its results.
-    log: the file with its output, of which the last attempt counts.
-    failure: the failure outside of its command, see workers.Job.
+    log: the file with its output; only the part that the last attempt wrote is read.
+    failure: the reason of a failure that the log does not show, see workers.Job.
   """
   try:
     text = read_tail(log, LOG_TAIL_BYTES).decode(errors='replace').rpartition('\n$ ')[2]

@@ -109,35 +109,36 @@ def _describe_mistake(message: str, labels: Sequence[str]) -> str:
   return f'{message} (setting {labels[0]}{suffix})'
 
 
-def check_baseline(resolved: Sequence[Resolved], baseline: Setting | None, extends: bool = False) -> None:
+def check_baseline(resolved: Sequence[Resolved], baseline: Setting | None, has_earlier_settings: bool = False) -> None:
   """Checks that the baseline of the report is one of the settings.
 
   Args:
     resolved: the settings.
     baseline: some of its fields; None for the first setting.
-    extends: whether the sweep may also have earlier settings.
+    has_earlier_settings: whether the sweep may also have earlier settings.
 
   Raises:
-    UserError: unless it matches exactly one setting; with `extends`, none is allowed too.
+    UserError: unless it matches exactly one setting; with `has_earlier_settings`, none is allowed too.
   """
   matches = [result for result in resolved if _has_values(result, baseline or {})]
-  if baseline and len(matches) != 1 and not (extends and not matches):
+  if baseline and len(matches) != 1 and not (has_earlier_settings and not matches):
     names = '; '.join(label(result.setting) for result in resolved)
     raise UserError(f'--baseline: {label(baseline)} matches {len(matches)} settings, expected one of: {names}')
 
 
-def check_metrics(resolved: Sequence[Resolved], metrics: Sequence[str], extends: bool = False) -> None:
+def check_metrics(resolved: Sequence[Resolved], metrics: Sequence[str], has_earlier_settings: bool = False) -> None:
   """Checks that runs of the settings may measure the metrics of the report; some metrics depend on the data.
 
   Args:
     resolved: the settings.
     metrics: the metrics of the report.
-    extends: whether the sweep may also have earlier settings; then nothing is checked, because they may measure others.
+    has_earlier_settings: whether the sweep may also have earlier settings; then nothing is checked, because they may
+      measure others.
 
   Raises:
-    UserError: for a metric that no run of the settings can measure, unless `extends`.
+    UserError: for a metric that no run of the settings can measure, unless `has_earlier_settings`.
   """
-  if extends:
+  if has_earlier_settings:
     return
   names = set().union(*(measurable_metrics(result.config) for result in resolved))
   for metric in metrics:

@@ -25,7 +25,7 @@ class Job(Protocol):
   Attributes:
     record: what the ledger stores of it, to find it again.
     ends_with_sweep: whether it must be stopped with the process of the sweep; otherwise it continues on its own.
-    failure: why it failed outside of its command, of which its log has no trace; '' otherwise.
+    failure: the reason of a failure that its log does not show, such as a time limit of the cluster; otherwise ''.
   """
 
   record: Mapping[str, Any]
@@ -131,10 +131,10 @@ def divide_resources(workers: int, backend: str, ids: Sequence[int]) -> list[Res
 def detect_devices() -> tuple[str, list[int]]:
   """Returns the backend of jax, and the ids of the cores or devices that processes can be pinned to.
 
-  Runs jax in a separate process, because in this one it would keep the memory of an accelerator.
+  Runs jax in a subprocess, because it would keep the memory of an accelerator in the calling process.
 
   Raises:
-    UserError: if this process fails, such as when jax finds no device.
+    UserError: if the subprocess fails, for example because jax finds no device.
   """
   result = subprocess.run([sys.executable, '-c', DETECT_DEVICES], capture_output=True, text=True)
   if result.returncode:
@@ -197,10 +197,10 @@ class LocalExecutor:
   def _start(self, request: Request) -> LocalJob:
     resources = self._free.pop(0)
     cores = ','.join(map(str, resources.cores))
-    words = [sys.executable, str(CHILD), str(os.getpid()), cores, *request.command]
+    command = [sys.executable, str(CHILD), str(os.getpid()), cores, *request.command]
     with open(request.log, 'ab') as output:
       process = subprocess.Popen(
-        words,
+        command,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,

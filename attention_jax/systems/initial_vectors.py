@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from attention_jax.data.files import iter_raw_lines
-from attention_jax.data.word_vectors import EmbeddingTable, read_word_vectors
+from attention_jax.data.word_vectors import EmbeddingText, read_word_vectors
 from attention_jax.errors import UserError
 from attention_jax.modules.weights import flatten_names
 from attention_jax.systems.base import Config, Log, SupportsWordVectors, System
@@ -16,7 +16,7 @@ from attention_jax.systems.initial_run import INITIAL_FILE, read_stored_initial
 TABLE = '.table.embedding'  # the array of a modules.embedding.Embedding
 
 
-def embedding_tables(system: System, params: Any) -> dict[str, EmbeddingTable]:
+def embedding_tables(system: System, params: Any) -> dict[str, EmbeddingText]:
   """Returns the embedding tables of a system by the name of their module, source before target.
 
   Args:

@@ -170,10 +170,10 @@ def system_of(folder: str | Path) -> tuple[str, type[System]]:
 
 
 def check_run_files(folder: Path) -> None:
-  """Checks the files of a run folder that have digests, and the file of --variants.
+  """Checks the files of a run folder that have digests, and that this process has loaded the variants of the run.
 
   Raises:
-    UserError: for a file that is missing or changed, and for another file of variants than that of the run.
+    UserError: for a file that is missing or changed, and for a run with a file of --variants that was not loaded.
   """
   check_file_digests(folder, derived=[LEXICON_FILE])
   check_variants(folder)
@@ -268,7 +268,7 @@ def _select_checkpoints(checkpoints: Checkpoints, name: str, keep: int) -> tuple
     if kinds:
       step = int(choose(str(int(name)), map(str, kinds), f'checkpoint of {checkpoints.folder}:'))
       return kinds[step], [step]
-    name = 'latest'  # whose error reports that there are none
+    name = 'latest'  # restoring it reports that there are no checkpoints
   choose(name, CHECKPOINT_NAMES, 'checkpoint or step')
   checkpoints.require(BEST if name == 'best' else LATEST)
   kind = BEST if name == 'best' and checkpoints.steps(BEST) else LATEST

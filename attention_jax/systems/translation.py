@@ -17,7 +17,7 @@ from attention_jax.data.batching import Batch, Batches, Share, dummy_batch
 from attention_jax.data.lexicon import Lexicon
 from attention_jax.data.resegment import make_resegmenter
 from attention_jax.data.text import Corpus
-from attention_jax.data.word_vectors import EmbeddingTable
+from attention_jax.data.word_vectors import EmbeddingText
 from attention_jax.decoding.ensemble import Ensemble
 from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking
 from attention_jax.errors import UserError
@@ -266,15 +266,15 @@ class TranslationSystem(System):
   def initializer(self) -> Callable[[int], Any]:
     return initializer(self.model)
 
-  def embedding_tables(self) -> Mapping[str, EmbeddingTable]:
+  def embedding_tables(self) -> Mapping[str, EmbeddingText]:
     def lines(*columns: str) -> Iterable[str]:
       return itertools.chain(*(getattr(self.corpus('train'), column) for column in columns))
 
     if self.config['model']['share_embeddings']:
-      return {'encoder.embedding': EmbeddingTable(self.source_vocab, lambda: lines('source', 'target'))}
+      return {'encoder.embedding': EmbeddingText(self.source_vocab, lambda: lines('source', 'target'))}
     return {
-      'encoder.embedding': EmbeddingTable(self.source_vocab, lambda: lines('source')),
-      'embedding': EmbeddingTable(self.target_vocab, lambda: lines('target')),
+      'encoder.embedding': EmbeddingText(self.source_vocab, lambda: lines('source')),
+      'embedding': EmbeddingText(self.target_vocab, lambda: lines('target')),
     }
 
   def batches(self, seed: int, share: Share | None = None) -> Batches:

@@ -44,14 +44,9 @@ PARAMETER_AXES = (
   (r'feed/Dense_1/kernel', ('features', 'model')),
   (r'kernel', ('model', 'features')),
 )
-# Axes of the mesh over which a named axis may be sharded, in this order. An axis of the mesh shards one axis of an
-# array, the first that divides evenly: with a single head, for example, the features instead of the heads.
-LOGICAL_AXES = {
-  'heads': ('tensor',),
-  'vocabulary': ('tensor',),
-  'features': ('tensor',),
-  'model': ('fsdp',),
-}
+# The axis of the mesh over which a named axis may be sharded. An axis of the mesh shards one axis of an array:
+# the first that divides evenly, such as the features instead of a single head.
+LOGICAL_AXES = {'heads': 'tensor', 'vocabulary': 'tensor', 'features': 'tensor', 'model': 'fsdp'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +94,7 @@ class MeshConfig:
     return ', '.join(f'{name}={size}' for name, size in dataclasses.asdict(self).items())
 
 
-MESH_FIELDS = tuple(f'mesh.{field.name}' for field in dataclasses.fields(MeshConfig))  # change rounding only
+MESH_FIELDS = tuple(f'mesh.{field.name}' for field in dataclasses.fields(MeshConfig))  # they affect only rounding
 
 
 def make_mesh(devices: Sequence[jax.Device] | None = None, seeds: int = 1, sizes: MeshConfig | None = None) -> Mesh:
@@ -138,7 +133,7 @@ def state_shardings(tree: Any, mesh: Mesh, *, stacked: bool = False, gathered: b
     gathered: whether parameters are whole on the axis 'fsdp', as the loss needs them.
 
   Returns:
-    The same tree of NamedShardings.
+    A tree of the same structure with NamedShardings.
   """
 
   def place(path, x):
@@ -158,15 +153,20 @@ def state_shardings(tree: Any, mesh: Mesh, *, stacked: bool = False, gathered: b
 
 def _sharded_axes(name: str, shape: Sequence[int], sizes: Mapping[str, int]) -> dict[int, str]:
   """Returns the axes of a parameter that are sharded, and the axis of the mesh of each."""
+  mesh_axes = {}
+  for axis, logical in _logical_axes(name, shape).items():
+    mesh_axis = LOGICAL_AXES[logical]
+    size = sizes[mesh_axis]
+    if size > 1 and shape[axis] % size == 0 and mesh_axis not in mesh_axes.values():
+      mesh_axes[axis] = mesh_axis
+  return mesh_axes
+
+
+def _logical_axes(name: str, shape: Sequence[int]) -> dict[int, str]:
+  """Returns the axes of a parameter that have a name, and their names."""
   names = next((axes for end, axes in PARAMETER_AXES if re.search(f'(?:^|/)(?:{end})$', name)), ())
   names = names[max(len(names) - len(shape), 0) :]
-  mesh_axes = {}
-  for axis, logical in zip(range(len(shape) - len(names), len(shape)), names, strict=True):
-    for mesh_axis in LOGICAL_AXES[logical]:
-      size = sizes[mesh_axis]
-      if size > 1 and shape[axis] % size == 0 and mesh_axis not in mesh_axes.values():
-        mesh_axes[axis] = mesh_axis
-  return mesh_axes
+  return dict(zip(range(len(shape) - len(names), len(shape)), names, strict=True))
 
 
 def constrain(tree: Any, shardings: Any) -> Any:
@@ -195,10 +195,12 @@ def describe_placement(params: Any, mesh: Mesh) -> str:
   used_axes = _sharded_axes(name, largest.shape, mesh.shape).values()
   for axis in axes:
     if axis not in used_axes:
-      sharded = [label for label, mesh_axes in LOGICAL_AXES.items() if axis in mesh_axes]
+      named = _logical_axes(name, largest.shape).items()
+      sizes = [f'{largest.shape[i]} ({logical})' for i, logical in named if LOGICAL_AXES[logical] == axis]
+      expected = f'a divisor of {" or ".join(sizes)}' if sizes else 1
       raise UserError(
         f'config.mesh.{axis}={mesh.shape[axis]} shards no axis of the largest parameter, {name} {list(largest.shape)}; '
-        f'expected a divisor of the size of its axis {" or ".join(sharded)}'
+        f'expected {expected}'
       )
   total = sum(x.dtype.itemsize * math.prod(x.shape) for _, x in arrays)
   local = sum(
@@ -209,7 +211,7 @@ def describe_placement(params: Any, mesh: Mesh) -> str:
 
 
 def row_devices(mesh: Mesh) -> int:
-  """Returns the number of parts into which the rows of a batch are sharded."""
+  """Returns the number of shards of the rows of a batch."""
   return math.prod(mesh.shape[axis] for axis in ROW_AXES)
 
 
@@ -222,17 +224,17 @@ def process_share(mesh: Mesh) -> tuple[int, int]:
   Raises:
     UserError: if the devices of a process do not hold one even share.
   """
-  parts = np.moveaxis(mesh.devices, 0, 2).reshape(row_devices(mesh), -1)  # [row parts, seed x tensor]
-  is_local = np.vectorize(lambda device: device.process_index == jax.process_index())(parts)
+  row_shards = np.moveaxis(mesh.devices, 0, 2).reshape(row_devices(mesh), -1)  # [shards, seed x tensor]
+  is_local = np.vectorize(lambda device: device.process_index == jax.process_index())(row_shards)
   local = np.flatnonzero(is_local.any(axis=1))
   size = len(local)
-  is_block = size and local[-1] - local[0] == size - 1 and local[0] % size == 0 and len(parts) % size == 0
+  is_block = size and local[-1] - local[0] == size - 1 and local[0] % size == 0 and len(row_shards) % size == 0
   if not is_block:
     raise UserError(
-      f'the {len(parts)} parts of a batch cannot be divided over {jax.process_count()} processes; '
-      'expected a config.mesh, and a number of seeds, with which each process holds one block of parts'
+      f'the {len(row_shards)} shards of a batch cannot be divided over {jax.process_count()} processes; '
+      'expected a config.mesh, and a number of seeds, with which each process holds one block of shards'
     )
-  return int(local[0]) // size, len(parts) // size
+  return int(local[0]) // size, len(row_shards) // size
 
 
 def check_rows(rows: int, mesh: Mesh, parts: int = 1) -> None:
@@ -268,7 +270,7 @@ def shard_batch(batch: Any, mesh: Mesh, parts: int = 1, rule: str = 'batch') -> 
     rule: row of RULES that shards the arrays: 'batch' or 'batches'.
 
   Returns:
-    The same tree of global arrays, sharded over the devices.
+    A tree of the same structure with global arrays, sharded over the devices.
 
   Raises:
     UserError: if the rows do not divide evenly.

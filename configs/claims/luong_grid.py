@@ -1,10 +1,11 @@
-"""Letters to phonemes by the scores, the global and local alignments and the input feeding of Luong et al. (2015).
+"""Sweep over the scores, the global and local alignments and the input feeding of Luong et al. (2015).
 
   python -m experiments.ablate --config=configs/claims/luong_grid.py --workdir=runs/claims/luong_grid --workers=2
 
---config.data.folder=FOLDER is the folder of train.tsv and dev.tsv of CMUdict. The small form varies one part at
-a time; the full form, for an accelerator, is the whole grid: --config=configs/claims/luong_grid.py:full --seeds=5. The
-forms multi30k_small and, for an accelerator, multi30k are the same for the captions of Multi30k.
+The task is letters to phonemes: --config.data.folder=FOLDER contains train.tsv and dev.tsv of CMUdict. The small form
+varies one part at a time; the full form, for an accelerator, is the whole grid:
+--config=configs/claims/luong_grid.py:full --seeds=5. The forms
+multi30k_small and, for an accelerator, multi30k are the same for the captions of Multi30k.
 """
 
 from attention_jax.errors import choose
@@ -31,13 +32,13 @@ MULTI30K = {
   'evaluation.max_length': 50,
 }
 # Fewer programs to compile, and a smaller output layer.
-FEW_SHAPES = MULTI30K | {'data.buckets': ((12, 12), (18, 18), (44, 48)), 'data.vocabulary': 'word(min_count=5)'}
-# window: letters or words to each side of the centre of local attention; words have 2 to 20 letters, mostly 5 to 11,
+MULTI30K_SMALL = MULTI30K | {'data.buckets': ((12, 12), (18, 18), (44, 48)), 'data.vocabulary': 'word(min_count=5)'}
+# window: letters or words to each side of the centre of local attention; words have 1 to 22 letters, mostly 5 to 11,
 # and captions mostly 8 to 17 words.
 FORMS = {
   'small': {'task': CMUDICT, 'window': 3, 'width': 64, 'batch_size': 64, 'steps': 1000},
   'full': {'task': CMUDICT, 'window': 3, 'width': 512, 'batch_size': 256, 'steps': 12_000},
-  'multi30k_small': {'task': FEW_SHAPES, 'window': 5, 'width': 128, 'batch_size': 64, 'steps': 900},
+  'multi30k_small': {'task': MULTI30K_SMALL, 'window': 5, 'width': 128, 'batch_size': 64, 'steps': 900},
   'multi30k': {'task': MULTI30K, 'window': 10, 'width': 512, 'batch_size': 128, 'steps': 3220},
 }
 SMALL_FORMS = ('small', 'multi30k_small')

@@ -49,7 +49,9 @@ def _time_searches(bench: BenchmarkContext, name: str, make_sides: Callable[...,
     make_sides: (bench, parameters, batch, beams) -> the searches of other toolkits.
   """
   model, params = build_model(name, bench.dtype)
-  bias = params['output']['bias'].at[: EOS + 1].set(-1e9)  # PAD, BOS and EOS: some toolkits emit them
+  bias = (
+    params['output']['bias'].at[: EOS + 1].set(-1e9)
+  )  # EOS, to make STEPS steps; other toolkits also emit PAD and BOS
   params = {**params, 'output': {**params['output'], 'bias': bias}}
   batch = make_batch(14)
   inputs = (params, jnp.asarray(batch.source), jnp.asarray(batch.source_mask))
@@ -129,5 +131,5 @@ def count_search_matmuls(model, params, batch: Batch, beams: int) -> Counter:
   tokens = jax.ShapeDtypeStruct((BATCH_SIZE, beams), jnp.int32)
   beam_step = jax.vmap(step, (1, 1, None), 1)
   per_step = count_matmuls(beam_step, jax.tree.map(repeat_for_beams, carry), tokens, memory)
-  per_source = count_matmuls(start, batch.source, batch.source_mask)
-  return per_source + Counter({matmul: STEPS * count for matmul, count in per_step.items()})
+  of_encoder = count_matmuls(start, batch.source, batch.source_mask)
+  return of_encoder + Counter({matmul: STEPS * count for matmul, count in per_step.items()})

@@ -35,10 +35,10 @@ SPECIAL = SimpleNamespace(
 )
 
 
-def recurrent(attention: str, input_feeding: bool):
+def make_recurrent_config(attention: str, input_feeding: bool):
   """Returns a function from sizes to the config of a recurrent model."""
 
-  def config(embedding, features, dropout, **unused):
+  def config(embedding, features, dropout):
     shared = {'rnn_type': 'gru', 'num_layers': 1, 'embeddings': {'embedding_dim': embedding}, 'dropout': dropout}
     decoder = {'attention': attention, 'input_feeding': input_feeding, 'init_hidden': 'bridge', 'hidden_size': features}
     return {
@@ -49,8 +49,8 @@ def recurrent(attention: str, input_feeding: bool):
   return config
 
 
-def transformer(features, heads, layers, hidden, dropout, **unused):
-  """Returns the config of a Transformer with these sizes; other sizes are ignored.
+def transformer_config(features, heads, layers, hidden, dropout):
+  """Returns the config of a Transformer with these sizes.
 
   Args:
     features: width of the embeddings and of the layers.
@@ -71,7 +71,11 @@ def transformer(features, heads, layers, hidden, dropout, **unused):
   return {'encoder': dict(shared), 'decoder': dict(shared)}
 
 
-CONFIGS = {'Bahdanau': recurrent('bahdanau', True), 'Luong': recurrent('luong', False), 'Transformer': transformer}
+CONFIGS = {
+  'Bahdanau': make_recurrent_config('bahdanau', True),
+  'Luong': make_recurrent_config('luong', False),
+  'Transformer': transformer_config,
+}
 
 
 def make_batch(source: np.ndarray, target: np.ndarray) -> Batch:

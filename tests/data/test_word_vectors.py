@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from attention_jax.data import vocab
-from attention_jax.data.word_vectors import EmbeddingTable, read_word_vectors, write_word_vectors
+from attention_jax.data.word_vectors import EmbeddingText, read_word_vectors, write_word_vectors
 from attention_jax.errors import UserError
 from attention_jax.tokens import SPECIAL_TOKENS
 
@@ -81,7 +81,7 @@ def test_a_missing_file_is_reported(tmp_path):
 
 @pytest.mark.parametrize('suffix', ['.txt', '.txt.gz'])
 def test_learned_vectors_reflect_the_text_and_are_reproducible(suffix, tmp_path):
-  table = EmbeddingTable(WORDS, lambda: [*LINES, 'unseen'])
+  table = EmbeddingText(WORDS, lambda: [*LINES, 'unseen'])
   epochs = []
   options = {'window': 2, 'epochs': 20, 'seed': 1}
   paths = [tmp_path / f'{name}{suffix}' for name in ('first', 'second')]
@@ -100,13 +100,13 @@ def test_no_token_of_a_long_line_is_left_out(tmp_path):
   assert len(tokens) > 10_000
   texts = {'one_line': [' '.join(tokens)], 'two_lines': [' '.join(tokens[:10_000]), ' '.join(tokens[10_000:])]}
   for name, text in texts.items():
-    table = EmbeddingTable(WORDS, functools.partial(iter, text))
+    table = EmbeddingText(WORDS, functools.partial(iter, text))
     write_word_vectors(str(tmp_path / name), table, 2, window=2, epochs=1, seed=1)
   assert (tmp_path / 'one_line').read_text() == (tmp_path / 'two_lines').read_text()
 
 
 def test_a_text_without_known_tokens_is_reported(tmp_path):
-  table = EmbeddingTable(WORDS, lambda: ['unseen'])
+  table = EmbeddingText(WORDS, lambda: ['unseen'])
   with pytest.raises(UserError, match='the training split has no token of the vocabulary'):
     write_word_vectors(str(tmp_path / 'vectors.txt'), table, 8, window=2, epochs=1, seed=0)
   assert not list(tmp_path.iterdir())

@@ -70,7 +70,7 @@ def test_a_baseline_is_one_of_the_settings():
   resolved = [resolve(make_base(), {'model.attention.score': score}) for score in ('dot', 'general')]
   check_baseline(resolved, None)
   check_baseline(resolved, {'model.attention.score': 'dot', 'training.steps': '100'})
-  check_baseline(resolved, {'model.attention.score': 'additive'}, extends=True)
+  check_baseline(resolved, {'model.attention.score': 'additive'}, has_earlier_settings=True)
   for baseline in ({'training.steps': 100}, {'model.attention.score': 'additive'}, {'model.attention.scor': 'dot'}):
     with pytest.raises(UserError, match=r'--baseline: .* matches [02] settings, expected one of: score=dot; score=gen'):
       check_baseline(resolved, baseline)
@@ -79,7 +79,7 @@ def test_a_baseline_is_one_of_the_settings():
 def test_metrics_of_the_report_are_those_of_a_setting():
   resolved = [resolve(make_base(), {'evaluation.metrics': metrics}) for metrics in (('bleu',), ('ter',))]
   check_metrics(resolved, ('bleu', 'ter', 'loss', 'alignment_error_rate', 'entropy'))
-  check_metrics(resolved, ('chrf',), extends=True)
+  check_metrics(resolved, ('chrf',), has_earlier_settings=True)
   with pytest.raises(UserError, match=r"unknown metric of the report 'bleuu' \(did you mean 'bleu'\?\)"):
     check_metrics(resolved, ('ter', 'bleuu'))
 

@@ -45,7 +45,7 @@ def test_mesh_has_the_devices_in_order_and_automatic_axes():
 
 def test_rules_name_axes_of_the_mesh():
   assert {axis for spec in RULES.values() for axes in spec if axes for axis in np.atleast_1d(axes)} <= set(AXES)
-  assert {axis for axes in LOGICAL_AXES.values() for axis in axes} <= set(AXES)
+  assert set(LOGICAL_AXES.values()) <= set(AXES)
   assert {name for _, names in PARAMETER_AXES for name in names} == set(LOGICAL_AXES)
 
 
