@@ -1,4 +1,4 @@
-"""Fuzzing of everything that reads input from users: hostile files, spec strings, flags and configs.
+"""Fuzzing of functions that read input from users: hostile files, spec strings, flags and configs.
 
   python -m tests.fuzz 2000
 
