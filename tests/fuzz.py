@@ -1,4 +1,4 @@
-"""Fuzzing of everything that reads input from users: hostile files, spec strings, flags and configs.
+"""Fuzzing of functions that read input from users: hostile files, spec strings, flags and configs.
 
   python -m tests.fuzz 2000
 
@@ -105,7 +105,7 @@ def _sentencepiece() -> bytes:
   return vocab.train('subword(size=20)', ['ab cd ef gh', 'ab ab cd'])._model
 
 
-# Hostile files and whole ones, from which hypothesis makes others by replacing, cutting and joining bytes.
+# Hostile files and valid ones, from which hypothesis makes others by replacing, cutting and joining bytes.
 CORPUS: Mapping[str, list[bytes]] = {
   'text': [
     b'a b\tA B\t0-0 1-1\nc\tC\n',
@@ -153,6 +153,7 @@ CORPUS: Mapping[str, list[bytes]] = {
     _digits(),
     _npz(a=np.zeros((2, 2, 3), np.float16)),
     _zip_bomb(),
+    _pickled(MARKER),
     b'PK\x05\x06' + bytes(18),
     b'\x93NUMPY\x01\x00',
     _npz(x_train=np.full((2, 28, 28), np.nan), y_train=np.array([0, 2**40])),
@@ -195,6 +196,15 @@ CORPUS: Mapping[str, list[bytes]] = {
 }
 
 
+@contextlib.contextmanager
+def _user_error_of_one_line() -> Iterator[None]:
+  """Suppresses a UserError after checking that it has one line of less than 5,000 characters."""
+  try:
+    yield
+  except UserError as error:
+    assert str(error).strip() and len(error.lines) == 1 and len(error.lines[0]) < 5_000
+
+
 def _read_table(path: Path) -> None:
   task = f"tsv(train='{path.name}', validation='{path.name}')"
   config = {'task': task, 'folder': str(path.parent), 'vocabulary': 'word', 'shared_vocabulary': False}
@@ -204,10 +214,10 @@ def _read_table(path: Path) -> None:
 def _read_spec(path: Path) -> None:
   text = path.read_text('utf-8', errors='surrogateescape')
   for table, kind in ((SCORES, 'score'), (ALIGNMENTS, 'alignment')):
-    with contextlib.suppress(UserError):
+    with _user_error_of_one_line():
       specs.bind(text, {name: row.fn for name, row in table.items()}, kind)
   for parse in (specs.parse, vocab.parse_kind):
-    with contextlib.suppress(UserError):
+    with _user_error_of_one_line():
       parse(text)
   tasks.check({'task': text, 'vocabulary': text, 'buckets': ((4, 4),), 'batch_unit': text})
 
@@ -312,10 +322,8 @@ def check_case(name: str, data: bytes) -> None:
   with tempfile.TemporaryDirectory() as temporary, contextlib.chdir(temporary), _time_limit(name):
     path = Path(temporary) / file_name
     path.write_bytes(data)
-    try:
+    with _user_error_of_one_line():
       read(path)
-    except UserError as error:
-      assert str(error).strip() and len(error.lines) == 1 and len(error.lines[0]) < 5_000
     assert path.read_bytes() == data, f'{name}: the file has changed'
     assert not Path(MARKER).exists(), f'{name}: code in the file ran'
 

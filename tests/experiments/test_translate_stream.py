@@ -82,7 +82,7 @@ def test_streamed_lines_are_those_of_greedy_search(streaming_run):
   assert len(set(searched.out.splitlines())) > 3  # outputs differ
 
 
-def test_the_results_have_the_latency(streaming_run):
+def test_the_results_contain_the_average_lagging(streaming_run):
   results = json.loads((streaming_run / 'results.json').read_text('utf-8'))['results']['test']
   lag = results['average_lagging']
   assert 0 < lag['value'] < 4 and lag['unit'] == 'token' and lag['signature'] == 'per:row|targets:hypotheses|rows:5'

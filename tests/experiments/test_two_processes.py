@@ -1,4 +1,4 @@
-"""Two processes train together as one process does, in one folder, of which process 0 alone writes the files."""
+"""Two processes train together as one process does; process 0 alone writes the files other than checkpoints."""
 
 import json
 import os
@@ -55,7 +55,7 @@ CHECKPOINT_FOLDERS = {'checkpoints', 'best'}  # orbax coordinates its processes 
 def test_two_processes_train_as_one_does(task, tmp_path):
   arguments = tiny_arguments(task, tmp_path / 'distributed', *SETTINGS, '--config.mesh.fsdp=4')  # over both processes
   first, second = wait_for_outputs(start_together('experiments.train', '--distributed', *arguments))
-  assert '4 x cpu' in first and '(4, 5, 5)' in first and 'all 3 steps are done' in first
+  assert '4 x cpu' in first and '(4, 5, 5)' in first and 'all 3 steps are done' in first  # 4 of 8 rows
   assert 'parameters sharded over fsdp=4: 0.0 of 0.0 MiB on each device' in first
   assert not any(word in second for word in ('vocabulary', 'step', 'loss')), second  # process 0 alone logs
   assert run('train', *tiny_arguments(task, tmp_path / 'single', *SETTINGS)).code == 0
@@ -168,7 +168,7 @@ def test_both_processes_resume_from_the_checkpoint_of_process_0_or_start_if_it_h
   'signalled', [(1,), pytest.param((0, 1), marks=pytest.mark.long)], ids=['one process', 'both processes']
 )
 def test_a_signal_to_any_process_stops_all_after_the_same_update(signalled, task, tmp_path):
-  """Updates before the signal equal those of one process: a quick form of test_two_processes_train_as_one_does."""
+  """The first three updates equal those of one process: a quick form of test_two_processes_train_as_one_does."""
   folder = tmp_path / 'run'
   # Nothing is evaluated, and the encoder compiles quickly.
   settings = (*SETTINGS, "--config.data.task=tsv(train='train.tsv')", '--config.model.encoder=embedded')
@@ -189,7 +189,7 @@ def test_a_signal_to_any_process_stops_all_after_the_same_update(signalled, task
 
 
 @pytest.mark.long
-def test_a_signal_to_any_process_stops_the_final_evaluation_of_all(tmp_path):
+def test_a_signal_to_process_1_stops_the_final_evaluation_of_both(tmp_path):
   task = write_task(tmp_path / 'task')
   test = task / 'test.tsv'
   test.write_text(test.read_text('utf-8') * 1000, 'utf-8')

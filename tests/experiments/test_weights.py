@@ -4,6 +4,7 @@ import numpy as np
 
 from attention_jax.modules.weights import read_arrays, save_weights
 from tests.experiments.helpers import ROOT, run
+from tests.experiments.test_bad_input import assert_user_error
 
 
 def test_a_file_of_weights_replaces_the_checkpoint_of_a_run(trained, tmp_path):
@@ -13,7 +14,10 @@ def test_a_file_of_weights_replaces_the_checkpoint_of_a_run(trained, tmp_path):
   lines = tmp_path / 'lines.txt'
   lines.write_text('a b\nc\n')
   arguments = ['translate', f'--workdir={folder}', f'--input={lines}', '--json']
-  assert run(*arguments, f'--checkpoint={path}').out == run(*arguments).out
+  expected = run(*arguments)
+  assert expected.code == 0 and run(*arguments, f'--checkpoint={path}').out == expected.out
+  save_weights({name: -array for name, array in read_arrays(path).items()}, tmp_path / 'negated.safetensors')
+  assert run(*arguments, f'--checkpoint={tmp_path}/negated.safetensors').out != expected.out
   names = run('weights', f'--workdir={folder}').out
   assert 'decoder.cell.attention.key_kernel.kernel [1, ' in names
 
@@ -36,8 +40,8 @@ def test_mistakes_are_reported_in_one_line(trained, tmp_path):
   result = run('weights', f'--workdir={folder}', f'--output={tmp_path}/weights.npz')
   assert (result.code, result.err) == (2, f'error: {tmp_path}/weights.npz must end with .safetensors\n')
   result = run('weights', f'--workdir={folder}', f'--input={tmp_path}/torch.safetensors')
-  assert result.code == 2 and result.err.startswith('error: --input is only for --layout')
+  assert_user_error(result, ['error: --input is only for --layout'])
   result = run('weights', f'--workdir={folder}', '--layout=bahdanau', f'--input={tmp_path}/torch.safetensors')
-  assert result.code == 2 and result.err.endswith('expected one of them\n')
+  assert_user_error(result, ['expected one of them\n'])
   result = run('translate', f'--workdir={folder}', '--checkpoint=none.safetensors', f'--input={__file__}')
   assert (result.code, result.err) == (2, 'error: none.safetensors: cannot be read (No such file or directory)\n')

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.experiments.helpers import run
+from tests.experiments.test_bad_input import assert_user_error
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_a_run_starts_from_learned_vectors(arguments, tmp_path):
 )
 def test_mistakes_are_reported_in_one_line(changed, message, arguments, tmp_path):
   result = run('word_vectors', *arguments, f'--output={tmp_path}/vectors.txt', *changed)
-  assert result.code == 2 and message in result.err and 'Traceback' not in result.err
+  assert_user_error(result, [message])
   assert not (tmp_path / 'vectors.txt').exists()
 
 

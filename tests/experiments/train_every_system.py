@@ -95,7 +95,7 @@ class Write(NamedTuple):
 def record_writes(folder: Path) -> list[Write]:
   """Returns a list to which every later write of Python code below `folder` is appended.
 
-  Writes of native libraries are not seen: the arrays of checkpoints.
+  Writes of native libraries, such as the arrays of checkpoints, are not recorded.
   """
   writes: list[Write] = []
   write_flags = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND

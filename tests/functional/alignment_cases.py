@@ -26,7 +26,7 @@ def over_unmasked(formula):
 
 
 def entmax(scores, alpha):
-  """α-entmax from its optimality condition: the threshold at which [(α - 1) z - τ]₊^(1/(α - 1)) sums to 1."""
+  """α-entmax from its optimality condition: the threshold at which [(α - 1) e - τ]₊^(1/(α - 1)) sums to 1."""
   z = (alpha - 1) * scores
 
   def weights(tau):
@@ -335,7 +335,7 @@ def _function_at_test(case: Case):
 # Several alignments are the same function at test time: only the first of them is paired with every score.
 _DISTINCT_AT_TEST = {_function_at_test(case): case.name for case in reversed(ALIGNMENT_CASES)}.values()
 PAIRS = [(s.name, a.name) for s in SCORE_CASES for a in ALIGNMENT_CASES if a.name in _DISTINCT_AT_TEST]
-# Every row once, for tests that compile each pair again: every score with the first alignment, and every other
+# Every row at least once, for tests that compile each pair again: every score with the first alignment, and every other
 # alignment with the last score, which is recurrent.
 CORE_PAIRS = [(s.name, ALIGNMENT_CASES[0].name) for s in SCORE_CASES] + [
   (SCORE_CASES[-1].name, a.name) for a in ALIGNMENT_CASES[1:]

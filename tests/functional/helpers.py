@@ -12,8 +12,8 @@ from attention_jax.functional.table import lookup
 from tests.functional.alignment_cases import CORE_PAIRS
 from tests.functional.cases import FEATURES, KEY, QUERY, SCORES_BY_NAME, VALUE, S, T
 
-# An eighth of the rows is compiled with the defaults of XLA, the other rows with the flags of tests/conftest.py;
-# `make test-all` compiles all rows with the defaults.
+# An eighth of the pairs is compiled with the default optimisation of XLA, the others with the flags of
+# tests/conftest.py; `make test-all` compiles all pairs with the defaults.
 OPTIMISED_PAIRS = CORE_PAIRS[::8]
 DEFAULT_COMPILER_OPTIONS = {'xla_backend_optimization_level': 3, 'xla_llvm_disable_expensive_passes': False}
 

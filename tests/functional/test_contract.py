@@ -27,7 +27,7 @@ PADDING_MASK = np.arange(S) < np.asarray(LENGTHS)[:, None]  # [B, S]
 QUERY_MASK = np.broadcast_to(PADDING_MASK[:, None], (len(LENGTHS), T, S))
 
 IDS = [f'{s}-{a}'.replace(' ', '') for s, a in PAIRS]
-# Every sixtieth pair and CORE_PAIRS always run, the other pairs in the full sweep only.
+# Every sixtieth pair and CORE_PAIRS always run, the other pairs in `make test-all` only.
 SAMPLE = {pair for i, pair in enumerate(PAIRS) if i % 60 == 0} | set(CORE_PAIRS)
 SWEEP = [pair if pair in SAMPLE else pytest.param(*pair, marks=pytest.mark.product) for pair in PAIRS]
 every_pair = pytest.mark.parametrize(('score', 'alignment'), SWEEP, ids=IDS)
@@ -53,7 +53,7 @@ def assert_finite(tree):
 
 
 @every_pair
-def test_contract(score, alignment):
+def test_every_pair_obeys_the_contract(score, alignment):
   run = compiled_loss(score, alignment)
   problem = make_problem(score, alignment, batch=(len(LENGTHS),))
   result = jax.device_get(run(problem, QUERY_MASK))  # NumPy arrays: assertions on them compile nothing
@@ -77,7 +77,7 @@ def test_contract(score, alignment):
   for filler in (jnp.nan, jnp.inf, -jnp.inf, 1e30):
     assert_same(run(fill_masked(problem, PADDING_MASK, filler), QUERY_MASK), result)
 
-  # The result of an example does not depend on its place in the batch or on other examples.
+  # The result of an example does not depend on its place in the batch.
   def reverse(x):
     return np.asarray(x)[::-1]
 
@@ -95,7 +95,7 @@ def test_contract(score, alignment):
 
 
 @pytest.mark.parametrize('alignment', DIFFERENT_AT_TEST)
-def test_contract_of_alignments_that_differ_in_training(alignment):
+def test_alignments_that_differ_in_training_obey_the_contract(alignment):
   problem = make_problem('general', alignment, batch=(len(LENGTHS),))
   options = {'rng': jax.random.key(3), 'deterministic': False}
 
@@ -179,7 +179,12 @@ def test_bfloat16_weights_are_float32_and_near_those_of_float32_inputs(score, al
     np.testing.assert_allclose(attended.weights, expected.weights, atol=0.05)
 
 
-NUMERIC_GRADIENT_PAIRS = [CORE_PAIRS[2], ('coverage', 'entmax15'), ('coverage', 'latent_monotonic'), ('dot', 'local_p')]
+NUMERIC_GRADIENT_PAIRS = [
+  ('general', 'softmax'),
+  ('coverage', 'entmax15'),
+  ('coverage', 'latent_monotonic'),
+  ('dot', 'local_p'),
+]
 
 
 @pytest.mark.parametrize(('score', 'alignment'), NUMERIC_GRADIENT_PAIRS)
@@ -211,7 +216,7 @@ def test_gradients_of_16_bits_keep_small_terms_over_many_recurrent_queries():
 
 @pytest.mark.parametrize('alignment', aj.ALIGNMENTS)
 def test_scores_of_several_queries_raise(alignment):
-  """Otherwise the weights would sum to 1 over all queries together."""
+  """The weights would otherwise sum to 1 over all queries together."""
   for scores_shape, mask_shape in (((2, S), (2, S)), ((S,), (1, S)), ((), ())):
     with pytest.raises(aj.UserError, match=r'scores and mask must be \[S\], those of one query, got \['):
       aj.ALIGNMENTS[alignment].fn(jnp.zeros(scores_shape), jnp.ones(mask_shape, bool))

@@ -1,4 +1,4 @@
-"""REINFORCE against the exact gradient, for a policy whose samples depend on the sample before."""
+"""REINFORCE against the exact gradient, where each sample depends on the one before; extreme scores of a chain."""
 
 import itertools
 
@@ -79,7 +79,7 @@ def test_rewards_and_baseline_have_no_gradient():
 
 @pytest.mark.parametrize('extreme', [-1e20, -1e30, jnp.finfo('float32').min, -jnp.inf, 1e30])
 @pytest.mark.parametrize('position', range(T))
-def test_an_extreme_score_leaves_the_other_weights_as_they_are(extreme, position):
+def test_weights_of_the_first_query_with_an_extreme_score_equal_the_softmax(extreme, position):
   scores = jnp.insert(jnp.array([1.0, 2.0]), position, extreme)
   weights, _ = latent_monotonic(scores, jnp.ones(T, bool), state=init_chain(T, jnp.float32))
   np.testing.assert_allclose(weights, jax.nn.softmax(jnp.maximum(scores, -1e3)), atol=1e-6)

@@ -86,7 +86,7 @@ def test_stepping_with_observations_gives_the_same_marginal(mask):
   np.testing.assert_allclose(np.exp(state.position), last_position, rtol=1e-4, atol=1e-7)
 
 
-def test_order_zero_equals_enumeration():
+def test_order_zero_equals_the_sum_over_positions():
   scores, _ = draw(3, MASKS[0])
   weights = jax.nn.softmax(jnp.asarray(scores), axis=-1).at[1, 2].set(0.0)
   log_probs = jax.nn.log_softmax(jnp.asarray(np.random.default_rng(4).normal(size=(T, S, 5))))

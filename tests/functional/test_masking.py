@@ -43,7 +43,7 @@ def test_invalid_lengths_raise(lengths, message, monkeypatch):
       aj.padding_mask(argument, 7)
 
 
-def test_types_of_lengths_are_checked_under_jit(monkeypatch):
+def test_types_but_not_values_of_lengths_are_checked_under_jit(monkeypatch):
   monkeypatch.setattr(config, 'jaxtyping_disable', True)
   with pytest.raises(aj.UserError, match='whole numbers, got float32'):
     jax.jit(aj.padding_mask, static_argnums=1)(jnp.ones(2), 7)

@@ -126,7 +126,7 @@ def test_an_annealed_temperature_may_end_at_zero(rng):
 @pytest.mark.parametrize(
   'dtype', [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.long)], ids=['bfloat16', 'float16']
 )
-def test_half_precision_returns_float32_without_implicit_promotion(module, case, dtype):
+def test_half_precision_equals_the_literal_loop_in_float32_without_implicit_promotion(module, case, dtype):
   with jax.numpy_dtype_promotion('strict'):
     arguments = cast(case.arguments, dtype)
     actual = call(module, case, arguments)
@@ -139,7 +139,8 @@ def test_half_precision_returns_float32_without_implicit_promotion(module, case,
   rounded = {name: jax.tree.map(to_float64, value) for name, value in arguments.items()}
   if 'mask' in arguments:
     rounded['mask'] = case.arguments['mask']
-  assert_near(without_state(actual), without_state(case.reference(**rounded)), rtol=0.1, atol=0.15)
+  atol = 1e-5 if module is aj.alignments else 0.03
+  assert_near(without_state(actual), without_state(case.reference(**rounded)), atol=atol)
 
 
 @every_row

@@ -66,7 +66,7 @@ def test_missing_parameters_raise(variants, params, message):
 @pytest.mark.parametrize(
   ('key', 'value', 'mask'), [((1, 2), (5, 3), None), ((5, 2), (5, 3), (1,)), ((2, 5, 2), (2, 5, 3), None)]
 )
-def test_a_memory_of_other_shapes_raises(key, value, mask):
+def test_a_memory_of_shapes_that_do_not_match_raises(key, value, mask):
   """One key and several values would be broadcast without an error."""
   mask = mask and jnp.ones(mask, bool)
   with pytest.raises(aj.UserError, match=r'remember: key must be \[S, Dk\], value \[S, V\] and mask \[S\], got'):

@@ -158,7 +158,7 @@ def test_a_bias_is_added_and_minus_infinity_masks():
 
 
 def test_a_nan_in_the_bias_propagates():
-  """Only -inf masks: NaN is a mistake, which must not be hidden."""
+  """NaN is a mistake, which must stay visible; only -inf masks."""
   bias = jnp.zeros((T, S)).at[0, 0].set(jnp.nan)
   assert np.all(np.isnan(attend(score=negative_distance, bias=bias).context[0]))
 

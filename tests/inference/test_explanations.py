@@ -59,7 +59,7 @@ def read(reader, model, params, example, vectors=None, rows=None):
   return reader.read(model, params, example, vectors, rows)
 
 
-def test_explanations_are_those_of_each_example_alone(case):
+def test_weights_and_leave_one_out_are_those_of_each_example_alone(case):
   reader, model, params, examples, explanations = case
   np.testing.assert_allclose(read_weights(reader, model, params, examples), explanations.weights, atol=1e-6)
   for i, mask in enumerate(examples.mask):
@@ -81,6 +81,7 @@ def test_outputs_depend_on_replaced_weights_and_vectors(case):
   outputs, weights = read(reader, model, params, example)
   vectors = reader.embed(model, params, example.source)
   np.testing.assert_allclose(read(reader, model, params, example, vectors, weights)[0], outputs, atol=1e-6)
+  assert np.abs(read(reader, model, params, example, 2 * vectors, weights)[0] - outputs).max() > 1e-6
   rows = jnp.roll(weights, 1, axis=1)  # of the longest example, without padding
   changed, new_weights = read(reader, model, params, example, None, rows)
   np.testing.assert_allclose(new_weights, rows, atol=1e-6)

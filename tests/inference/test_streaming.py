@@ -51,6 +51,7 @@ def test_streaming_equals_translating_the_whole_line(spec):
         tokens_read = min(emitted.position + 1, len(prediction.tokens))
         lags.append(tokens_read - (length - 1) * ideal)
       early_tokens += is_early
+      # A token attends to tokens read before it; to EOS, which follows them, only at the end of the line.
       assert emitted.position <= len(vocabulary.tokenize(text_read)) - is_early
     assert text == expected.text and length == len(expected.weights)
     if lags:

@@ -92,7 +92,7 @@ def sampling_alignment(scores, mask, *, rng):
     ({'implementation': 'xlaa'}, r"unknown implementation 'xlaa' \(did you mean 'xla'\?\); expected one of: "),
   ],
 )
-def test_mismatched_arguments_raise(changes, message, monkeypatch):
+def test_invalid_arguments_raise(changes, message, monkeypatch):
   # jaxtyping, without which users run, would report wrong shapes of a score first.
   monkeypatch.setattr(config, 'jaxtyping_disable', True)
   with pytest.raises(ValueError, match=message):
@@ -171,6 +171,6 @@ def test_batch_axes_broadcast(implementation):
   np.testing.assert_allclose(gradient[0], jnp.broadcast_to(by_hand[:, None], (S, V)), rtol=1e-4)
 
 
-def test_a_memory_without_batch_axes_is_shared():
+def test_a_memory_needs_no_batch_axes():
   attended = aj.attend(ARGUMENTS['query'], ARGUMENTS['key'][0], ARGUMENTS['value'][0])
   assert attended.context.shape == (B, T, V)

@@ -14,9 +14,6 @@ def lookup_rows(score, alignment):
   return lookup(score, aj.SCORES, 'score'), lookup(alignment, aj.ALIGNMENTS, 'alignment')
 
 
-MIN_SCORES = auto.MIN_SCORES
-
-
 def choose_implementation(score, alignment, scores):
   return auto.choose_implementation(*lookup_rows(score, alignment), scores)
 
@@ -38,8 +35,7 @@ def test_auto_chooses_chunked_where_memory_is_the_limit(monkeypatch):
   assert choose_implementation('additive', 'softmax', 2**20) == 'chunked'
 
 
-def test_auto_describes_its_choice_on_accelerators_as_estimated(monkeypatch):
-  monkeypatch.setattr(auto, 'MIN_SCORES', MIN_SCORES)
+def test_auto_describes_its_choice_on_accelerators_as_estimated():
   query = jnp.zeros([2, 8], jnp.bfloat16)
   memory = aj.Memory(query, query, jnp.ones(2, bool))
   product = lookup_rows('scaled_dot', 'softmax')
@@ -56,8 +52,7 @@ def test_auto_describes_its_choice_on_accelerators_as_estimated(monkeypatch):
   assert 'estimated' not in auto.describe_choice(*product)
 
 
-def test_auto_saves_memory_for_types_that_a_kernel_does_not_support(monkeypatch):
-  monkeypatch.setattr(auto, 'MIN_SCORES', MIN_SCORES)
+def test_auto_saves_memory_for_types_that_a_kernel_does_not_support():
   query = jax.ShapeDtypeStruct((2, 8), jnp.float64)
   inputs = ({}, query, aj.Memory(query, query, jnp.ones(2, bool)))
   additive = lookup_rows('additive', 'softmax')
@@ -66,8 +61,7 @@ def test_auto_saves_memory_for_types_that_a_kernel_does_not_support(monkeypatch)
     assert auto.choose_implementation(*additive, 2**20) == 'pallas_additive'
 
 
-def test_auto_excludes_kernels_that_do_not_support_a_width(monkeypatch):
-  monkeypatch.setattr(auto, 'MIN_SCORES', MIN_SCORES)
+def test_auto_excludes_kernels_that_do_not_support_a_width():
   query = jnp.zeros([2, 8], jnp.bfloat16)
   memory = aj.Memory(query, query, jnp.ones(2, bool))
   choices = []

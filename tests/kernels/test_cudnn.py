@@ -116,7 +116,7 @@ CASES = {
 @pytest.mark.parametrize(
   ('mask', 'bias', 'axes', 'mask_axes', 'bias_axes'), sample_cases(list(CASES.values()), 2), ids=CASES
 )
-def test_batch_with_heads_is_one_call(xla_kernel, monkeypatch, mask, bias, axes, mask_axes, bias_axes):
+def test_batch_and_heads_are_axes_of_one_call(xla_kernel, monkeypatch, mask, bias, axes, mask_axes, bias_axes):
   """The kernel receives even lengths: with a mask, its gradient does not support odd ones. T and S are odd here."""
   calls = []
   kernel = jax.nn.dot_product_attention

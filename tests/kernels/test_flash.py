@@ -250,11 +250,11 @@ def test_masked_blocks_are_skipped():
 
 
 @pytest.mark.parametrize('size', [1, *sample_cases([(size,) for size in (18, 4, 7, 28, 16)], 2)])
-def test_every_live_block_runs_once(size):
+def test_every_block_with_unmasked_positions_runs_once(size):
   """Blocks that run together start at a multiple of their number, and the other blocks run one by one."""
   blocks = flash_blocks.Blocks.of(8, size)
-  live = np.random.default_rng(size).random((8, blocks.num_key_blocks)) < 0.8
-  mask = jnp.asarray(np.repeat(live, blocks.key_block, axis=1)[:, :size])
+  is_unmasked = np.random.default_rng(size).random((8, blocks.num_key_blocks)) < 0.8
+  mask = jnp.asarray(np.repeat(is_unmasked, blocks.key_block, axis=1)[:, :size])
   grouped = np.asarray(blocks.pad(mask)).reshape(blocks.num_query_blocks, -1, blocks.num_key_blocks, blocks.key_block)
   for i, row in enumerate(scheduled_blocks(mask, blocks)):
     covered = [j + n for j, span, _ in row for n in range(span)]
