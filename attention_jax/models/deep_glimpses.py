@@ -30,7 +30,7 @@ class DeepGlimpseNetwork(nn.Module):
     dtype: dtype of the computation.
   """
 
-  implementation = 'hard, by glimpses'  # kind of attention, for the log of a run
+  attention_kind = 'hard, by glimpses'  # for the log of a run
   labels: int
   objects: int = 1
   glimpses: Repeats = 6

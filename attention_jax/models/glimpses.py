@@ -101,7 +101,7 @@ class GlimpseNetwork(nn.Module):
     dtype: dtype of the computation.
   """
 
-  implementation = 'hard, by glimpses'  # kind of attention, for the log of a run
+  attention_kind = 'hard, by glimpses'  # for the log of a run
   labels: int
   glimpses: Repeats = 6
   size: Size = 8

@@ -30,7 +30,7 @@ class SpatialTransformerNetwork(nn.Module):
     dtype: dtype of the computation.
   """
 
-  implementation = 'soft, by a spatial transformer'  # kind of attention, for the log of a run
+  attention_kind = 'soft, by a spatial transformer'  # for the log of a run
   labels: int
   size: Size = 8
   hidden: Size = 128

@@ -132,7 +132,7 @@ class System(abc.ABC):
   @property
   @abc.abstractmethod
   def implementation(self) -> str:
-    """Description of the kernel that computes attention, with the choices of 'auto'."""
+    """Description of how attention is computed: the kernel, with the choices of 'auto', or the kind of attention."""
 
   @property
   def arrays(self) -> Mapping[str, Any]:

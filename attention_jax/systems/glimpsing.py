@@ -160,7 +160,7 @@ class GlimpsingSystem(System):
 
   @property
   def implementation(self) -> str:
-    return self.model.implementation
+    return self.model.attention_kind
 
   @functools.cached_property
   def loss(self) -> Loss:
