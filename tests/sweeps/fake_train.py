@@ -1,7 +1,7 @@
 """A training program without jax, for tests of sweeps: it writes the files of a run, fails, or sleeps.
 
-Environment variables control it. A run sleeps for FAKE_SLEEP seconds. A run whose command line contains FAKE_FAIL exits
-with an error, and one whose command line contains FAKE_KILL is killed. Each start appends a line to FAKE_STARTS.
+Environment variables control it. A run sleeps for FAKE_SLEEP seconds. A run whose command line contains the text of
+FAKE_FAIL exits with an error, and one with that of FAKE_KILL is killed. Each start adds a line to the file FAKE_STARTS.
 """
 
 import json

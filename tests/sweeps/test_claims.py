@@ -139,7 +139,7 @@ def test_probe_rows_are_those_of_each_setting_and_a_control(folder, monkeypatch,
   monkeypatch.setattr(claims, 'open_run', lambda folder: types.SimpleNamespace(system=system, params=1))
 
   def states(model, params, encoded, count):
-    """Constant before training, the token itself afterwards."""
+    """States that are 0 before training and one-hot tokens afterwards."""
     tokens = [encoded.source[:3], encoded.source[4:6]]
     return [claims.Sentence(np.eye(9)[row] * params, row) for row in tokens]
 
@@ -155,7 +155,7 @@ def test_probe_rows_are_those_of_each_setting_and_a_control(folder, monkeypatch,
 
 def test_gradients_are_grouped_by_distance_and_links(monkeypatch, encoded_corpus):
   encoded, _ = encoded_corpus
-  # The made-up norm is 1 + the product of the positions.
+  # The made-up norm is the parameter times (1 + the product of the positions).
   monkeypatch.setattr(claims, 'MIN_PAIRS', 1)
   monkeypatch.setattr(
     claims,

@@ -101,7 +101,9 @@ def test_invalid_options_raise(folder, options, message):
 
 
 def test_pictures_are_drawn(report):
-  for picture in draw_pictures(report):
+  pictures = draw_pictures(report)
+  assert len(pictures) == 5
+  for picture in pictures:
     assert picture.png.startswith(b'\x89PNG') and len(picture.png) > 10_000
 
 

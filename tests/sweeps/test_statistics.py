@@ -85,7 +85,7 @@ def test_the_permutation_test_counts_all_signs():
   assert compare(d, np.zeros(4), True, 'wilcoxon').p == pytest.approx(4 / 16)  # rank sums of at most 1
 
 
-def test_comparisons_without_spread_are_not_tested():
+def test_p_is_1_without_differences_and_nan_if_differences_do_not_vary():
   assert compare([3.0, 4.0], [3.0, 4.0], True).p == 1.0
   assert math.isnan(compare([3.0, 4.0], [2.0, 3.0], True).p)
   assert math.isnan(compare([3.0], [2.0], True).p) and compare([3.0], [2.0], True).improvement == 1.0

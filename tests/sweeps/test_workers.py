@@ -47,7 +47,7 @@ def test_resources_are_divided_in_order(monkeypatch):
   ('workers', 'message'),
   [(0, '--workers must be at least 1, got 0'), (3, '--workers=3: this machine has 2 cores')],
 )
-def test_impossible_numbers_of_workers_raise(workers, message):
+def test_invalid_numbers_of_workers_raise(workers, message):
   with pytest.raises(UserError, match=message):
     divide_resources(workers, 'cpu', [0, 1])
 
