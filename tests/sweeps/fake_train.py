@@ -17,7 +17,7 @@ def main() -> None:
   line = ' '.join(sys.argv[1:])
   with open(os.environ['FAKE_STARTS'], 'a') as file:
     file.write(f'{os.getpid()} {line}\n')
-  signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))  # as an interrupted training
   time.sleep(float(os.environ.get('FAKE_SLEEP', '0')))
   if os.environ.get('FAKE_FAIL', '\0') in line:
     print('starting')

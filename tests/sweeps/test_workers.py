@@ -109,6 +109,7 @@ time.sleep(60)
 
 
 def test_a_child_of_a_parent_that_is_gone_does_not_start():
+  # The parent is this process, not process 1. The status 75 is that of an interrupted process; `false` exits with 1.
   assert subprocess.run([sys.executable, str(CHILD), '1', '', 'false']).returncode == 75
 
 

@@ -46,6 +46,7 @@ def test_a_state_larger_than_the_memory_raises(config, average, rows, is_valid):
 
 @pytest.mark.parametrize(('rows', 'is_valid'), [(40, True), (45, False)])
 def test_the_gradients_of_several_runs_need_not_exist_at_once(config, rows, is_valid):
+  """Five runs need five arrays of parameters and one of gradients, with 4 bytes a number."""
   config['seeds'] = 5
   config['training'] |= {'optimizer': 'sgd', 'schedule': 'constant(rate=0.1)'}
   params = {'embedding': jax.ShapeDtypeStruct((rows,), jnp.float32)}
@@ -54,6 +55,7 @@ def test_the_gradients_of_several_runs_need_not_exist_at_once(config, rows, is_v
 
 
 def test_a_batch_larger_than_the_memory_raises(config):
+  """A position has an id of 4 bytes and a mask of 1 byte."""
   shapes = [(5, 10, 10), (10, 10, 10), (10, 10, 11)]
   batches = types.SimpleNamespace(
     shapes=shapes, shape_names=Batches.shape_names, min_row_positions=Batches.min_row_positions
