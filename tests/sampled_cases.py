@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-# Positions that always run, and the period after which they repeat, by the fraction that runs. The positions are
-# spaced unevenly, so that no value of an option that alternates with period 2 or 4 is missing.
+# `every` -> positions that always run, and the period after which they repeat. The positions are spaced unevenly, so
+# that no value of an option that alternates with period 2 or, except for 16, with period 4 is missing.
 _SAMPLES = {2: ((0, 2, 5, 7), 8), 4: ((0, 5, 10, 15), 16), 8: ((0, 9, 18, 27), 32), 16: ((0, 25), 32)}
 
 

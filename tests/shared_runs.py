@@ -24,7 +24,7 @@ def build_once(tmp_path_factory, worker_id: str, name: str, build: Callable[[Pat
   result = shared / 'result.pkl'
   with filelock.FileLock(shared / 'lock'):
     if not result.exists():
-      shutil.rmtree(shared / name, ignore_errors=True)  # of a worker that failed
+      shutil.rmtree(shared / name, ignore_errors=True)  # left by a worker whose build failed
       result.write_bytes(pickle.dumps(build(shared / name)))
   return shared / name, pickle.loads(result.read_bytes())
 

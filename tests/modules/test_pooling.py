@@ -46,7 +46,7 @@ def test_attention_equals_the_formulas_of_the_papers(hops, bias):
     for j, alignment in enumerate(['softmax', 'sparsemax', 'sigmoid'])
   ],
 )
-def test_attention_supports_every_score_and_alignment(score, alignment):
+def test_attention_pools_with_several_scores_and_alignments(score, alignment):
   pooling = AttentionPooling(Attention(score, alignment, features=12, heads=2), hops=2, hidden=score != 'additive')
   params = variables(pooling, MEMORY, MASK, FINAL)
   vector, weights = jax.jit(pooling.apply)(params, MEMORY, MASK, FINAL)

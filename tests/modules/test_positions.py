@@ -1,4 +1,4 @@
-"""Positions: every formula against a literal loop."""
+"""Positions against literal formulas, their gradients in 16 bits, and invalid options."""
 
 import jax
 import jax.numpy as jnp

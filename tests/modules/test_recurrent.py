@@ -136,9 +136,9 @@ def test_a_stack_equals_the_literal_step_layer_by_layer(kind, residual):
 
 
 @pytest.mark.parametrize(
-  ('dropout', 'deterministic', 'differ'), [(0.5, False, True), (0.5, True, False), (0.0, False, False)]
+  ('dropout', 'deterministic', 'is_random'), [(0.5, False, True), (0.5, True, False), (0.0, False, False)]
 )
-def test_dropout_is_between_layers_and_during_training_alone(dropout, deterministic, differ):
+def test_dropout_is_between_layers_and_during_training_alone(dropout, deterministic, is_random):
   def step(stack, summary, inputs):
     return stack(stack.start(summary), stack.project(inputs), deterministic)
 
@@ -149,7 +149,7 @@ def test_dropout_is_between_layers_and_during_training_alone(dropout, determinis
     apply = jax.jit(lambda params, rngs: stack.apply(params, draw(B, 11), draw(B, D), method=step, rngs=rngs)[1])
     return np.asarray(apply(params, rngs))
 
-  assert np.any(run(2, 1) != run(2, 2)) == differ
+  assert np.any(run(2, 1) != run(2, 2)) == is_random
   assert_same(run(2, 1), run(2, 1))
   assert_same(run(1, 1), run(1, 2))
 

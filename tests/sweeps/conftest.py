@@ -15,7 +15,7 @@ def data_folder(tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def folder(tmp_path_factory):
-  """The folder of a sweep of SETTINGS with made-up results, which tests must not change."""
+  """The folder of a sweep of SETTINGS with made-up results. Tests must not change its ledger and runs."""
   path = tmp_path_factory.mktemp('sweep')
   make_sweep(path, SETTINGS)
   return path

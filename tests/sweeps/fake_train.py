@@ -1,7 +1,7 @@
 """A training program without jax, for tests of sweeps: it writes the files of a run, fails, or sleeps.
 
-Environment variables control it. A run sleeps for FAKE_SLEEP seconds. A run whose command line contains FAKE_FAIL exits
-with an error, and one whose command line contains FAKE_KILL is killed. Each start appends a line to FAKE_STARTS.
+Environment variables control it. A run sleeps for FAKE_SLEEP seconds. A run whose command line contains the text of
+FAKE_FAIL exits with an error, and one with that of FAKE_KILL is killed. Each start adds a line to the file FAKE_STARTS.
 """
 
 import json
@@ -17,7 +17,7 @@ def main() -> None:
   line = ' '.join(sys.argv[1:])
   with open(os.environ['FAKE_STARTS'], 'a') as file:
     file.write(f'{os.getpid()} {line}\n')
-  signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))  # as an interrupted training
   time.sleep(float(os.environ.get('FAKE_SLEEP', '0')))
   if os.environ.get('FAKE_FAIL', '\0') in line:
     print('starting')

@@ -72,7 +72,11 @@ def test_one_pair_of_runs_has_a_difference_without_an_interval(tmp_path):
 def test_conditions_count_finished_runs_and_unfinished_sweeps_raise(tmp_path):
   make_sweep(tmp_path, SETTINGS[:2], seeds=2)
   measured = conditions(tmp_path, 'a machine')
-  assert (measured['runs'], measured['seconds'], measured['processes']) == (4, 48, 1)
+  assert (measured['runs'], measured['seconds'], measured['processes']) == (
+    4,
+    4 * 12,
+    1,
+  )  # a made-up run takes 12 seconds
   assert measured['commits'] == ['unknown']  # these runs have no event that started them, like adopted runs
   with open_ledger(tmp_path) as ledger:
     ledger.append(PLANNED, **planned_event(Unit('x', 'x', {}, 'f.py', {}, (0,), 'x')))
@@ -139,7 +143,7 @@ def test_probe_rows_are_those_of_each_setting_and_a_control(folder, monkeypatch,
   monkeypatch.setattr(claims, 'open_run', lambda folder: types.SimpleNamespace(system=system, params=1))
 
   def states(model, params, encoded, count):
-    """Constant before training, the token itself afterwards."""
+    """States that are 0 before training and one-hot tokens afterwards."""
     tokens = [encoded.source[:3], encoded.source[4:6]]
     return [claims.Sentence(np.eye(9)[row] * params, row) for row in tokens]
 
@@ -155,7 +159,7 @@ def test_probe_rows_are_those_of_each_setting_and_a_control(folder, monkeypatch,
 
 def test_gradients_are_grouped_by_distance_and_links(monkeypatch, encoded_corpus):
   encoded, _ = encoded_corpus
-  # The made-up norm is 1 + the product of the positions.
+  # The made-up norm is the parameter times (1 + the product of the positions).
   monkeypatch.setattr(claims, 'MIN_PAIRS', 1)
   monkeypatch.setattr(
     claims,

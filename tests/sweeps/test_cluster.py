@@ -1,4 +1,4 @@
-"""Processes of a sweep as jobs of submitit, with its local executor."""
+"""Processes of a sweep as jobs of submitit: run by its local executor, or rejected by Slurm."""
 
 import os
 import sys
@@ -24,9 +24,11 @@ def test_jobs_run_append_their_output_and_return_their_status(tmp_path):
   assert executor.slots == 2
   code = 'import os, sys; print(os.getcwd()); sys.exit(int(sys.argv[1]))'
   logs = [tmp_path / f'log{status}' for status in (0, 3)]
+  for log in logs:
+    log.write_text('before\n')
   jobs = executor.start([Request([sys.executable, '-c', code, log.name[-1]], log) for log in logs])
   assert [wait(job) for job in jobs] == [0, 3]
-  assert all(log.read_text() == f'{os.getcwd()}\n' for log in logs)
+  assert all(log.read_text() == f'before\n{os.getcwd()}\n' for log in logs)
   assert not jobs[0].ends_with_sweep
   found = executor.find(dict(jobs[0].record))
   assert isinstance(found, ClusterJob) and found.poll() == 0

@@ -143,7 +143,7 @@ def test_exit_codes_become_states(ledger, tmp_path):
 
 def test_a_job_that_still_runs_is_taken_over(ledger, tmp_path):
   ledger.append(STARTED, unit='u0', job={'job': '17'})
-  executor = FakeExecutor([FakeJob(0), FakeJob(0)], tmp_path, found=[FakeJob(0)])
+  executor = FakeExecutor([FakeJob(0), FakeJob(0)], tmp_path, found=[FakeJob(0, 3)])
   lines = run(ledger, executor)
   assert states(ledger) == [FINISHED] * 3
   assert [line for line in lines if line.startswith('started')] == ['started u1', 'started u2']

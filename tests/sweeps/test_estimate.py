@@ -19,7 +19,7 @@ def make_state(*units):
 
 
 def test_the_time_of_finished_runs_is_that_of_all_their_updates():
-  """After a rung of successive halving, runs have finished with a part of their updates."""
+  """After a rung, runs have finished with a part of their updates. A setting without finished runs gets the mean."""
   state = make_state(
     ('a', (0,), FINISHED, 100, 30.0), ('a', (1, 2), FINISHED, 300, 220.0), ('b', (0,), STARTED, 0, 5.0)
   )

@@ -30,7 +30,7 @@ STUDY = Study('validation', MeasureOptions(0.05), explained=N, probe_train=N, pr
 
 
 def make_examples(system, split, count):
-  """The target of each query is the token at a position of its own; the last query of each target is padding."""
+  """Returns examples in which query t has source token t as its target; the last query is padding."""
   rng = np.random.default_rng(len(split))
   source = rng.integers(3, 3 + TOKENS, (count, S))
   mask = np.arange(S) < rng.integers(2, S + 1, count)[:, None]

@@ -60,7 +60,11 @@ def test_schedules_are_those_of_the_whole_run():
 
 @pytest.mark.parametrize(
   ('spec', 'message'),
-  [('halving', 'needs first'), ('halving(first=3, factor=1)', 'factor must be at least 2'), ('half', "'half'")],
+  [
+    ('halving', 'needs first'),
+    ('halving(first=3, factor=1)', 'factor must be at least 2'),
+    ('half', "--halving 'half'"),
+  ],
 )
 def test_mistakes_in_a_spec_of_halving_raise(spec, message):
   with pytest.raises(UserError) as error:

@@ -72,6 +72,7 @@ def test_flags_are_those_that_change_the_experiment():
 def test_a_shell_reads_quoted_values_back(text):
   flags = changed_flags({'model': {'encoder': text}}, {'model': {'encoder': ''}})
   assert shlex.split(flags) == [f'--config.model.encoder={text}']
+  # Only a text that double quotes would change is quoted by shlex, which writes each ' as '"'"'.
   assert '"\'"' not in flags or '"' in text or '$' in text
 
 

@@ -70,7 +70,7 @@ def test_the_command_trains_the_seeds_of_a_unit(resolved):
     ('auto', 'cpu', 9, 3, 1, False),
     ('auto', 'gpu', 9, 3, 1, True),
     ('auto', 'gpu', 9, 1, 1, False),
-    ('auto', 'gpu', 2, 3, 4, False),  # some devices would have nothing to do
+    ('auto', 'gpu', 2, 3, 4, False),  # two of the four devices would be idle
     ('yes', 'cpu', 1, 3, 4, True),
     ('no', 'tpu', 9, 3, 1, False),
   ],

@@ -1,4 +1,4 @@
-"""Progress: what is printed to a file, and the time left."""
+"""Progress: what is printed to a file or a terminal, and the time left."""
 
 import dataclasses
 import io

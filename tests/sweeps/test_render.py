@@ -1,4 +1,4 @@
-"""Tables, files and the page of a report have every number, and escape what they show."""
+"""Tables, files, links and the page of a report, and the escaping of texts."""
 
 import csv
 import io
@@ -17,7 +17,7 @@ from tests.sweeps.helpers import SETTINGS, make_sweep
 EVIL = '<script>alert(1)</script> & "quotes" | pipe'
 
 
-def test_tables_hold_every_number(report):
+def test_tables_have_a_row_for_each_metric_of_a_setting_or_run(report):
   table = summary_table(report)
   assert len(table) == 8 and set(table['model.attention.score']) == {'dot', 'general'}
   row = table[(table.setting == report.rows[3].setting.label) & (table.metric == 'exact_match')].iloc[0]
@@ -31,6 +31,7 @@ def test_files_are_written_and_links_lead_to_runs(folder, report):
   write_files(report, folder)
   text = (folder / 'report.md').read_text('utf-8')
   links = re.findall(r'\]\(([^)]+)\)', text)
+  # Two links for each run, and five pictures.
   assert len(links) == 2 * 12 + 5 and all((folder / unquote(link)).exists() for link in links)
   assert len(list(csv.DictReader(io.StringIO((folder / 'report.csv').read_text())))) == 8
   names = {path.stem for path in (folder / 'report_pictures').iterdir()}

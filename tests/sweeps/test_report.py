@@ -27,7 +27,7 @@ def test_the_main_table_has_the_statistics_of_each_setting(report):
     cell = row.cells[report.columns[0]]
     assert cell.values == values and cell.mean.value == pytest.approx(np.mean(values))
     assert cell.deviation == pytest.approx(np.std(values, ddof=1)) and cell.mean.low < cell.mean.value < cell.mean.high
-    assert row.parameters == 1234 and row.seconds == pytest.approx(5 * 10 / 5.0)
+    assert row.parameters == 1234 and row.seconds == pytest.approx(50 / 5.0)  # 50 updates at 5 a second
 
 
 def test_findings_state_the_verdict_of_each_comparison_with_the_baseline(report):
@@ -101,7 +101,9 @@ def test_invalid_options_raise(folder, options, message):
 
 
 def test_pictures_are_drawn(report):
-  for picture in draw_pictures(report):
+  pictures = draw_pictures(report)
+  assert len(pictures) == 5
+  for picture in pictures:
     assert picture.png.startswith(b'\x89PNG') and len(picture.png) > 10_000
 
 

@@ -36,6 +36,7 @@ def test_rounded_values_stay_in_their_range(name, low, high):
 def test_values_of_a_narrow_range_are_distinct():
   for spec in ('log(low=0.999, high=0.9999)', 'linear(low=0.12346, high=0.12348)', 'linear(low=1234567, high=1234577)'):
     assert len({setting['a'] for setting in search({'a': spec}, 16)}) == 16
+  # Four digits are enough for a wide range.
   values = [setting['a'] for setting in search({'a': 'linear(low=0.5, high=3.0)'}, 16)]
   assert values == [float(f'{value:.4g}') for value in values]
 

@@ -47,7 +47,7 @@ def test_resources_are_divided_in_order(monkeypatch):
   ('workers', 'message'),
   [(0, '--workers must be at least 1, got 0'), (3, '--workers=3: this machine has 2 cores')],
 )
-def test_impossible_numbers_of_workers_raise(workers, message):
+def test_invalid_numbers_of_workers_raise(workers, message):
   with pytest.raises(UserError, match=message):
     divide_resources(workers, 'cpu', [0, 1])
 
@@ -109,6 +109,7 @@ time.sleep(60)
 
 
 def test_a_child_of_a_parent_that_is_gone_does_not_start():
+  # The parent is this process, not process 1. The status 75 is that of an interrupted process; `false` exits with 1.
   assert subprocess.run([sys.executable, str(CHILD), '1', '', 'false']).returncode == 75
 
 

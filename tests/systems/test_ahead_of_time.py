@@ -59,7 +59,7 @@ def test_flop_of_kernels_are_those_of_the_definition():
   ],
 )
 def test_kernels_run_on_the_device_of_their_rows(implementation, attention):
-  """An update on eight devices equals that on one, and moves no rows between devices."""
+  """An update on eight devices equals that on one, and gathers no rows."""
   config = make_config()
   config['model']['attention'] |= attention | {'implementation': implementation}
   config['model']['decoder'] = 'luong(features=4, input_feeding=False)'

@@ -63,6 +63,7 @@ def test_flop_of_an_update_are_the_mean_over_the_shapes_of_data_without_epochs()
   assert len(set(steps)) == 2
   # Products are computed, recomputed, and have gradients of parameters and inputs. The output layer is not recomputed,
   # and the inputs of the model have no gradient.
+  # Vectors have 2 bits and the channel of the mark; the LSTM has 3 features and 4 gates.
   inputs, recurrence, bits = (2 * 8 * products for products in (3 * 12, 3 * 12, 3 * 2))
   assert update_flop(system) == pytest.approx(np.mean(steps) * (3 * inputs + 4 * recurrence + 3 * bits))
 

@@ -1,4 +1,4 @@
-"""Exported runs have the same parameters and metrics, and fewer files; wrong uses are reported in one line."""
+"""Exported runs have the same parameters and metrics, and fewer files; wrong uses are errors."""
 
 import json
 import shutil

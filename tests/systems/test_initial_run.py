@@ -15,7 +15,7 @@ from tests.systems.helpers import tiny_config, train_quietly, write_pairs
 
 pytestmark = pytest.mark.usefixtures('on_two_devices')
 
-CONSTANT_PARAMETERS = {  # parameters keep their initial values, and nothing is evaluated
+CONSTANT_PARAMETERS = {  # parameters keep their initial values up to 1e-12, and nothing is evaluated
   'training__schedule': 'constant(rate=1e-12)',
   'training__steps': 1,
   'data__task': "tsv(train='train.tsv')",
@@ -40,7 +40,7 @@ def test_a_second_stage_starts_from_the_best_parameters(trained, tmp_path):
   for name, array in expected.items():
     np.testing.assert_allclose(params[name], array, atol=1e-6)
 
-  shutil.rmtree(first)  # the run resumes without it
+  shutil.rmtree(first)  # the second run has stored the parameters that it starts from
   stored = open_initial_run(second, folder)
   assert stored.system is None and stored.arrays.keys() == expected.keys()
   for name, array in expected.items():

@@ -15,7 +15,7 @@ from tests.systems.helpers import tiny_config, train_quietly, write_pairs
 
 pytestmark = pytest.mark.usefixtures('on_two_devices')
 
-CONSTANT_PARAMETERS = {  # parameters keep their initial values
+CONSTANT_PARAMETERS = {  # parameters keep their initial values up to 1e-12
   'training__schedule': 'constant(rate=1e-12)',
   'training__steps': 1,
 }
@@ -55,6 +55,7 @@ def test_one_side_may_be_random(tmp_path):
   data = write_pairs(tmp_path / 'data')
   target = write_vectors(tmp_path / 't.txt', 'cb')
   _, lines = train_quietly(tiny_config(data, initial_vectors=f',{target}', **CONSTANT_PARAMETERS), tmp_path / 'run')
+  assert f'{target}: vectors of 2 of 11 tokens for embedding' in lines
   assert any(line.startswith('starts with 1 of ') for line in lines)
 
 

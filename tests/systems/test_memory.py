@@ -31,12 +31,12 @@ def test_the_memory_of_several_processes_is_added_up(monkeypatch):
   assert memory.available_bytes() == 2 * single
 
 
-@pytest.mark.parametrize(('average', 'rows', 'fits'), [(0.0, 62, True), (0.0, 63, False), (0.9, 61, False)])
-def test_a_state_larger_than_the_memory_raises(config, average, rows, fits):
-  """Adam has two arrays like the parameters and a counter of 4 bytes; the schedule has another counter."""
+@pytest.mark.parametrize(('average', 'rows', 'is_valid'), [(0.0, 62, True), (0.0, 63, False), (0.9, 61, False)])
+def test_a_state_larger_than_the_memory_raises(config, average, rows, is_valid):
+  """Memory holds parameters, gradients, two more arrays of Adam, and counters of 4 bytes of Adam and the schedule."""
   config['training'] |= {'average': average, 'optimizer': 'adam'}
   params = {'embedding': jax.ShapeDtypeStruct((rows,), jnp.float32)}
-  if fits:
+  if is_valid:
     memory.check_state_memory(config, params)
   else:
     message = r'need at least 1,\d+ bytes .* the largest array is embedding \[6\d\]; lower the sizes of config.model'
@@ -44,16 +44,18 @@ def test_a_state_larger_than_the_memory_raises(config, average, rows, fits):
       memory.check_state_memory(config, params)
 
 
-@pytest.mark.parametrize(('rows', 'fits'), [(40, True), (45, False)])
-def test_the_gradients_of_several_runs_need_not_exist_at_once(config, rows, fits):
+@pytest.mark.parametrize(('rows', 'is_valid'), [(40, True), (45, False)])
+def test_the_gradients_of_several_runs_need_not_exist_at_once(config, rows, is_valid):
+  """Five runs need five arrays of parameters and one of gradients, with 4 bytes a number."""
   config['seeds'] = 5
   config['training'] |= {'optimizer': 'sgd', 'schedule': 'constant(rate=0.1)'}
   params = {'embedding': jax.ShapeDtypeStruct((rows,), jnp.float32)}
-  with contextlib.nullcontext() if fits else pytest.raises(UserError, match=r'need at least 1,\d+ bytes'):
+  with contextlib.nullcontext() if is_valid else pytest.raises(UserError, match=r'need at least 1,\d+ bytes'):
     memory.check_state_memory(config, params)
 
 
 def test_a_batch_larger_than_the_memory_raises(config):
+  """A position has an id of 4 bytes and a mask of 1 byte."""
   shapes = [(5, 10, 10), (10, 10, 10), (10, 10, 11)]
   batches = types.SimpleNamespace(
     shapes=shapes, shape_names=Batches.shape_names, min_row_positions=Batches.min_row_positions

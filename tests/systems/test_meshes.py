@@ -1,4 +1,4 @@
-"""An update is the same on every device mesh, and a device holds its part of the parameters and no more."""
+"""An update is the same on every device mesh, and a device holds only its shards of the state."""
 
 import functools
 import json

@@ -38,6 +38,7 @@ def test_files_that_git_cannot_compare_count_as_changed(tmp_path):
 
 def test_the_repository_of_another_project_is_not_named(tmp_path):
   git(tmp_path, 'init')
+  git(tmp_path, 'commit', '--allow-empty', '-m', 'first')
   (tmp_path / 'site-packages').mkdir()
   version = code_version(tmp_path / 'site-packages')
   assert version == 'unknown' or version.startswith('version ')

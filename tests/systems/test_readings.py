@@ -120,7 +120,7 @@ def test_merged_weights_and_words_have_the_same_size_if_the_last_word_has_no_tok
   assert merged.source_tokens == merged.target_tokens == ['a', 'b', '</s>'] and merged.weights.shape == (3, 3)
 
 
-def test_successive_readings_with_the_same_edit_share_a_compiled_search(reader):
+def test_successive_readings_with_the_same_edit_share_an_edited_system(reader):
   class System:
     model = reader.model
 
