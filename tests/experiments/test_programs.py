@@ -208,7 +208,7 @@ def copy_run(trained, folder, **evaluation):
 
 
 @pytest.mark.parametrize('fields', [('beta',), pytest.param(('alpha', 'beta', 'gamma'), marks=pytest.mark.long)])
-def test_hypotheses_are_ranked_by_the_config(trained, tmp_path, fields):
+def test_scores_of_hypotheses_depend_on_the_ranking_of_the_config(trained, tmp_path, fields):
   # Long enough that no short output covers it, so that the coverage penalty is not zero.
   line = b'eins zwei drei eins zwei drei eins'
 
