@@ -64,6 +64,7 @@ def test_stepping_equals_the_call_over_all_steps():
   for t in range(target.shape[1]):
     carry, step_outputs = step(carry, token)
     assert_close(step_outputs.logits, outputs.logits[:, t], rtol=1e-4, atol=1e-4)
+    assert_close(step_outputs.weights, outputs.weights[:, t], rtol=1e-4, atol=1e-4)
     token = target[:, t]
 
 

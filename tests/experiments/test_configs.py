@@ -156,7 +156,7 @@ def distinct_presets() -> list:
   """Returns (config, preset) for all presets that differ in more than sizes, each with one of the configs.
 
   Presets that differ only in score or alignment, those of the other systems, and eleven of twelve of the rest are for
-  `make test-all`: the tests of cells train every score and alignment, and the other systems have tests of their own.
+  `make test-all`: scores, alignments and the other systems have tests of their own.
   """
   params = []
   for system in SYSTEMS:

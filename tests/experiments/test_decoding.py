@@ -120,7 +120,7 @@ def test_flags_override_the_search_of_the_config(trained, tmp_path):
   assert result.code == 0 and 'beams=2, beta=0.0, gamma=0.5' in result.out, result
 
 
-def test_given_translations_are_scored(trained, tmp_path):
+def test_translations_in_a_file_are_scored(trained, tmp_path):
   paths = [tmp_path / name for name in ('source', 'target')]
   paths[0].write_text('eins zwei\n\ndrei\n')
   paths[1].write_text('one two\n\nthree three\n')
@@ -173,7 +173,7 @@ def test_a_run_without_attention_does_not_align(tmp_path, monkeypatch):
   assert result.code == 2 and result.err.splitlines()[1].startswith('error: runs/plain: this run has no attention')
 
 
-def test_a_run_aligns_given_translations(trained, tmp_path):
+def test_a_run_aligns_translations_in_a_file(trained, tmp_path):
   flags = write_pairs(tmp_path)
   result = run('align', f'--workdir={trained[0]}', f'--reverse={trained[0]}', *flags, '--symmetrisation=union')
   assert result.code == 0, result

@@ -10,7 +10,7 @@ from tests.experiments.helpers import start_training, tiny_arguments
 
 UPDATES = 5000
 SLACK = 64 * 2**20  # bytes by which the largest resident memory may grow from the second fifth to the last
-FEW = 4  # files or threads by which their number may grow meanwhile, in six evaluations
+FEW = 4  # files or threads by which the largest number may grow over the same six evaluations
 
 
 def measure(pid: int) -> tuple[int, int, int]:

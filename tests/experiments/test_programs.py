@@ -122,7 +122,7 @@ def test_evaluate_with_other_metrics_as_json(trained):
     assert result.code == 2 and result.out == '' and result.err.count('\n') == 1
 
 
-def test_given_hypotheses_are_evaluated(trained, tmp_path):
+def test_hypotheses_in_a_file_are_evaluated(trained, tmp_path):
   workdir = f'--workdir={trained[0]}'
   hypotheses = trained[0] / 'hypotheses.test.txt'
   searched = run('evaluate', workdir)
