@@ -195,7 +195,7 @@ def test_a_run_aligns_translations_in_a_file(trained, tmp_path):
     (['--mbr=blue'], "unknown metric 'blue'"),
     (['--mbr=chrf', '--beams=1'], '--mbr=chrf compares hypotheses; --samples or --beams must be at least 2'),
     (['--mbr=chrf', '--samples=1'], '--mbr=chrf compares hypotheses; --samples or --beams must be at least 2'),
-    (['--prefixes=/dev/null'], '/dev/null'),
+    (['--prefixes=/dev/null'], '/dev/null: is a pipe or a device, expected a file'),
     (['--stream', '--groups=2'], '--groups=2 cannot be combined with --stream'),
   ],
 )
