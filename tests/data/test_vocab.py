@@ -136,14 +136,14 @@ def subword_vocabulary():
 
 
 @given(st.lists(st.text('abc ', min_size=1), min_size=1))
-def test_tokens_are_sorted_by_count_then_code_point(lines):
+def test_characters_are_sorted_by_count_then_code_point(lines):
   vocabulary = vocab.train('char', lines)
   text = ''.join(lines)
   pieces = [vocabulary.id_to_token(id) for id in range(4, len(vocabulary))]
   assert pieces == sorted(set(text), key=lambda c: (-text.count(c), c))
 
 
-def test_text_is_never_encoded_as_a_special_token(kind):
+def test_text_is_never_encoded_as_pad_bos_or_eos(kind):
   vocabulary = vocab.train(SPECS[kind], LINES)
   assert not {PAD, BOS, EOS} & set(vocabulary.encode('<pad> <s> </s>'))
 
@@ -164,13 +164,13 @@ def test_coverage_and_max_lines_leave_rare_characters_unknown(kind):
   lines = [line for word in words * 3 for line in (word, 'x', 'y', 'z')]
   every_fourth = vocab.train(f'{kind}(size=19, max_lines=9)', lines)
   assert UNK in every_fourth.encode('x') and UNK not in every_fourth.encode('cat')
-  assert vocab.sampling_option(f'{kind}(size=9)') == ''
 
 
 def test_sampling_option_is_the_name_of_the_option_or_empty():
   assert vocab.sampling_option('subword(size=9, dropout=0.1)') == 'dropout'
   assert vocab.sampling_option('unigram(sampling=0.2)') == 'sampling'
-  assert vocab.sampling_option('word(min_count=2)') == vocab.sampling_option('char') == ''
+  for spec in ('word(min_count=2)', 'char', 'subword(size=9)', 'unigram(size=9)'):
+    assert vocab.sampling_option(spec) == ''
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,10 @@ import pytest
 from attention_jax.data import vocab
 from attention_jax.data.word_vectors import EmbeddingText, read_word_vectors, write_word_vectors
 from attention_jax.errors import UserError
-from attention_jax.tokens import SPECIAL_TOKENS
 
 LINES = ['the cat sleeps', 'the dog sleeps', 'a cat eats', 'a dog eats'] * 50
 VECTORS = 'cat 1 2 3\ndog 4 5e-1 -6\nbird 7 8 9\n'
 WORDS = vocab.word(LINES)
-
-
-def row_of(token: str) -> int:
-  return len(SPECIAL_TOKENS) + sorted(['the', 'cat', 'sleeps', 'dog', 'a', 'eats']).index(token)
 
 
 @pytest.mark.parametrize('header', ['', '3 3\n', '\ufeff', '\ufeff3 3\n'])
@@ -97,7 +92,7 @@ def test_learned_vectors_reflect_the_text_and_are_reproducible(suffix, tmp_path)
 
 def test_no_token_of_a_long_line_is_left_out(tmp_path):
   tokens = ' '.join(LINES * 20).split()
-  assert len(tokens) > 10_000
+  assert len(tokens) > 10_000  # gensim ignores the tokens of a sentence after this number
   texts = {'one_line': [' '.join(tokens)], 'two_lines': [' '.join(tokens[:10_000]), ' '.join(tokens[10_000:])]}
   for name, text in texts.items():
     table = EmbeddingText(WORDS, functools.partial(iter, text))

@@ -64,6 +64,7 @@ def test_stepping_equals_the_call_over_all_steps():
   for t in range(target.shape[1]):
     carry, step_outputs = step(carry, token)
     assert_close(step_outputs.logits, outputs.logits[:, t], rtol=1e-4, atol=1e-4)
+    assert_close(step_outputs.weights, outputs.weights[:, t], rtol=1e-4, atol=1e-4)
     token = target[:, t]
 
 
@@ -76,7 +77,7 @@ def test_an_ensemble_of_one_model_twice_equals_the_model():
   assert_close(ensembled.log_probs, single.log_probs, rtol=1e-4)
 
 
-def test_weights_of_latent_models_are_posterior_weights():
+def test_an_ensemble_of_one_latent_model_twice_has_the_weights_of_the_model():
   model = build_tiny('luong', 'rnn="gru"', alignment='latent')
   params = variables(model, *INPUTS, scale=2.0)['params']
   single = compile_search(model, BeamSearch(2), 5, DEFAULT_RANKING)(params, *INPUTS[:2])

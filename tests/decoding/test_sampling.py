@@ -65,7 +65,7 @@ def draw_samples(model, params, model_inputs, sampling, seed=0, numbers=None):
   return jax.device_get(run(params['params'], source, mask, (jnp.full((B,), seed), numbers)))
 
 
-def test_tokens_are_as_frequent_as_they_are_likely():
+def test_first_tokens_are_as_frequent_as_they_are_likely():
   model = build_tiny('bahdanau')
   model_inputs = inputs()
   params = variables(model, *model_inputs, scale=2.0)
@@ -116,6 +116,8 @@ def test_samples_depend_on_the_seed_and_on_the_number_of_the_source_alone():
   order = jnp.asarray([2, 0, 1])
   permuted = draw_samples(model, params, (source[order], mask[order], target), sampling, numbers=order)
   assert_same(permuted.tokens, original.tokens[np.asarray(order)])
+  other_numbers = draw_samples(model, params, (source, mask, target), sampling, numbers=order)
+  assert np.any(other_numbers.tokens != original.tokens)
   other_seed = draw_samples(model, params, (source, mask, target), sampling, seed=1)
   assert np.any(other_seed.tokens != original.tokens)
 

@@ -243,7 +243,7 @@ def test_equal_shapes_are_compiled_once(run_search):
 
 MAX_LENGTH = 4
 OUTPUTS = [(*words, EOS) for n in range(MAX_LENGTH) for words in itertools.product((3, 4), repeat=n)]
-SIZES = (7, 5)  # PAD, BOS, EOS and two words
+SIZES = (7, 5)  # source and target ids; those of the target are PAD, BOS, EOS and two words
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames=('beams', 'ranking'))

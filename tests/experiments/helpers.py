@@ -26,7 +26,7 @@ from tests import compiled
 
 ROOT = Path(__file__).parents[2]
 WORDS = ['eins', 'zwei', 'drei', 'vier', 'fünf', 'sechs', 'sieben']
-DEVICES = 2  # as many as there are cores, and enough for sharding
+DEVICES = 2  # enough for sharding
 TIMEOUT = 300  # seconds for a run
 
 
@@ -160,7 +160,7 @@ def wait_for_outputs(processes: list[subprocess.Popen], runs: int = 1, expected:
 
 
 def wait_for_step(folder: Path, step: int, processes: list[subprocess.Popen]) -> None:
-  """Waits until a run has logged an update."""
+  """Waits until a run has logged update number `step`; fails if a process ends before, or after TIMEOUT seconds."""
   deadline = time.monotonic() + TIMEOUT
   path = folder / METRICS_FILE
   while not (path.is_file() and any(record['step'] >= step for record in read_metrics(folder))):

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from tests.experiments.helpers import read_tree, run, tiny_arguments
+from tests.experiments.helpers import ROOT, read_tree, run, tiny_arguments
 
 CONFIG = '--config=configs/dates.py:bahdanau2015_deep_tanh'
 WORKDIR = '--workdir=somewhere'
@@ -96,7 +96,7 @@ FIELDS = [
     'training.anneal=temperature: cosine',
     ['training.anneal: this model has no scalar parameter', 'alignments with one: normed_additive'],
   ),
-  ('training.anneal=temperature', ['training.anneal: ']),
+  ('training.anneal=temperature', ["training.anneal: this model has no scalar parameter, got 'temperature'"]),
   ('training.clip=nan', ['config.training.clip must be at least 0, got nan']),
   ('training.steps=0', ['config.training.steps must be at least 1, got 0']),
   ('training.steps=10000000000', ['config.training.steps must be at most 2147483647, got 10000000000']),
@@ -135,6 +135,7 @@ def assert_user_error(result, parts):
 @pytest.mark.parametrize(('args', 'parts'), FLAGS, ids=[' '.join(args) or 'no flags' for args, _ in FLAGS])
 def test_wrong_flags_are_user_errors(args, parts):
   assert_user_error(run('train', *args), parts)
+  assert not (ROOT / 'somewhere').exists()
 
 
 @pytest.mark.parametrize(('field', 'parts'), FIELDS)
@@ -165,7 +166,7 @@ def test_wrong_tables_are_user_errors(task, content, parts, tmp_path):
   assert not (tmp_path / 'run').exists()
 
 
-def test_unreadable_files_are_user_errors(task, tmp_path):
+def test_tasks_that_cannot_be_read_are_user_errors(task, tmp_path):
   def assert_task_error(spec, *parts):
     result = run('train', *tiny_arguments(task, tmp_path / 'run', f'--config.data.task={spec}'))
     assert_user_error(result, parts)

@@ -1,4 +1,4 @@
-"""Claims have a sweep with valid settings; measured ones have records, a small picture and a page with a verdict."""
+"""Claims have a sweep with distinct settings; measured ones have records, a small picture and a page with a verdict."""
 
 import itertools
 import re
@@ -31,7 +31,7 @@ MAX_BYTES = 60_000  # of a picture
   ('name', 'form'),
   sample_cases([*itertools.product(SWEEPS, ['small', 'full']), *OTHER_FORMS], 2),
 )
-def test_settings_of_sweeps_exist(name, form):
+def test_settings_of_a_sweep_are_distinct_and_the_last_one_is_valid(name, form):
   path = f'{PROJECT}/configs/claims/{name}.py:{form}'
   sweep = load_sweep(path)
   base = Base(path, {}, lambda path: load_config(path).to_dict())

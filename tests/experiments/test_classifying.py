@@ -154,7 +154,7 @@ def test_mistakes_are_reported_in_one_line(reviews, tmp_path, flags, message):
   assert not (tmp_path / 'run').exists()
 
 
-def test_programs_for_other_systems_report_the_system(trained):
+def test_programs_and_presets_of_other_systems_are_errors(trained):
   folder, _ = trained
   result = run('translate', f'--workdir={folder}', stdin=b'It was good.')
   assert result.code == 2 and "is a run of system 'classification'; expected one of: translation" in result.err

@@ -26,7 +26,7 @@ from tests.experiments.helpers import ROOT, WORDS, write_task
 # name of the config file -> its system
 CONFIGS = {path.stem: load_config(str(path)).system for path in sorted((ROOT / 'configs').glob('[a-z]*.py'))}
 # preset -> the configs that it is tested with. parikh2016 compares pairs of texts. ba2015 reads several objects; the
-# pictures of mnist are not in the repository, those of digits are generated.
+# pictures of mnist are not in the repository, those of digits come with scikit-learn.
 REQUIRED_CONFIGS = {'parikh2016': ['entailment'], 'ba2015': ['digits']}
 PAIRS = [
   (name, preset)
@@ -111,7 +111,7 @@ def combination(config: dict[str, Any]) -> str:
 def distinct_combinations() -> list:
   """Returns one (config, preset) of each combination.
 
-  A pair whose preset occurs in an earlier pair is for `make test-all`; test_startup.py checks the other configs.
+  A pair whose preset occurs in an earlier pair is for `make test-all`; test_startup.py checks a few of them.
   """
   params = []
   tested = set()
@@ -156,7 +156,7 @@ def distinct_presets() -> list:
   """Returns (config, preset) for all presets that differ in more than sizes, each with one of the configs.
 
   Presets that differ only in score or alignment, those of the other systems, and eleven of twelve of the rest are for
-  `make test-all`: the tests of cells train every score and alignment, and the other systems have tests of their own.
+  `make test-all`: scores, alignments and the other systems have tests of their own.
   """
   params = []
   for system in SYSTEMS:

@@ -1,4 +1,4 @@
-"""evaluate.py --by: metrics by bins as a table, as JSON and as a picture."""
+"""evaluate.py --by: metrics by bins as a table, as JSON and as a picture. Damaged checkpoints are errors."""
 
 import json
 import shutil

@@ -45,14 +45,14 @@ ids = np.zeros((len(rows), max(map(len, rows))), np.int32)
 for row, entries in zip(ids, rows):
   row[:len(entries)] = entries
 mask = ids != 0
-found = search.call(weights, ids, mask)
+outputs = search.call(weights, ids, mask)
 texts = [
   ' '.join(targets[id] for id in hypotheses[0][: length[0] - 1])
-  for hypotheses, length in zip(found['tokens'], found['lengths'])
+  for hypotheses, length in zip(outputs['tokens'], outputs['lengths'])
 ]
 carry, memory = start.call(weights, ids, mask)
 carry, logits, attention = step.call(weights, carry, np.ones(len(rows), np.int32), memory)
-print(json.dumps([texts, np.asarray(found['scores'])[:, 0].tolist(), list(logits.shape), list(attention.shape)]))
+print(json.dumps([texts, np.asarray(outputs['scores'])[:, 0].tolist(), list(logits.shape), list(attention.shape)]))
 """
 
 

@@ -327,7 +327,7 @@ def test_memory_is_returned_after_programs_that_took_long_to_compile(monkeypatch
   assert trims == [0]
 
 
-def test_jax_records_a_compilation_as_the_event_compiled():
+def test_jax_reports_a_compilation_as_the_compilation_event():
   with record_compilations() as compiled:
     jax.jit(lambda x: x + 41)(np.float32(1))
   assert compiled

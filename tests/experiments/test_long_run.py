@@ -10,6 +10,7 @@ from tests.experiments.helpers import start_training, tiny_arguments
 
 UPDATES = 5000
 SLACK = 64 * 2**20  # bytes by which the largest resident memory may grow from the second fifth to the last
+FEW = 4  # files or threads by which the largest number may grow over the same six evaluations
 
 
 def measure(pid: int) -> tuple[int, int, int]:
@@ -39,5 +40,5 @@ def test_memory_files_and_threads_are_flat_over_5000_updates(task, tmp_path):
   late = [sample for sample in samples if 4 * UPDATES / 5 <= sample[0] < UPDATES]
   rates = [record['train/steps_per_second'] for record in read_metrics(folder) if 'train/steps_per_second' in record]
   print(f'early {early[0]} to {early[-1]}, late {late[0]} to {late[-1]}; updates per second {rates[20]}, {rates[-2]}')
-  for index, slack in ((1, SLACK), (2, 4), (3, 4)):
+  for index, slack in ((1, SLACK), (2, FEW), (3, FEW)):
     assert max(sample[index] for sample in late) <= max(sample[index] for sample in early) + slack

@@ -41,7 +41,8 @@ def test_a_page_has_equation_signature_options_and_advice():
   assert '`w` [query, features], `v` [features]' in page
   assert '`window`' in page and '`flash`' not in page
   assert ADVICE['alignment']['local_p'] in page
-  assert 'unchanged' not in mechanism_page(mechanism('alignment', 'hard'))
+  assert '| at test time | unchanged |' in page
+  assert '| at test time | unchanged |' not in mechanism_page(mechanism('alignment', 'hard'))
   assert '*, w [Dq+Dk, F], v [F])' in mechanism_page(mechanism('score', 'concat'))
 
 

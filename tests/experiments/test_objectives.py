@@ -1,4 +1,4 @@
-"""Losses beside the cross entropy: set on the command line, logged, and stored with the run."""
+"""Losses beside the cross entropy, set on the command line or required by an alignment, are trained and logged."""
 
 import jax
 import jax.numpy as jnp

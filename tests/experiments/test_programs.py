@@ -122,7 +122,7 @@ def test_evaluate_with_other_metrics_as_json(trained):
     assert result.code == 2 and result.out == '' and result.err.count('\n') == 1
 
 
-def test_given_hypotheses_are_evaluated(trained, tmp_path):
+def test_hypotheses_in_a_file_are_evaluated(trained, tmp_path):
   workdir = f'--workdir={trained[0]}'
   hypotheses = trained[0] / 'hypotheses.test.txt'
   searched = run('evaluate', workdir)
@@ -208,7 +208,7 @@ def copy_run(trained, folder, **evaluation):
 
 
 @pytest.mark.parametrize('fields', [('beta',), pytest.param(('alpha', 'beta', 'gamma'), marks=pytest.mark.long)])
-def test_hypotheses_are_ranked_by_the_config(trained, tmp_path, fields):
+def test_scores_of_hypotheses_depend_on_the_ranking_of_the_config(trained, tmp_path, fields):
   # Long enough that no short output covers it, so that the coverage penalty is not zero.
   line = b'eins zwei drei eins zwei drei eins'
 

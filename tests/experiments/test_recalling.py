@@ -34,6 +34,7 @@ def test_a_run_writes_results_and_hypotheses(trained):
   unseen = results['unseen']
   bits = 256 * 5 * 2
   assert unseen['loss']['signature'] == f'bits:{bits}|episodes:256'
+  # The loss is in nat per bit, the cost in bit per sequence of 10 bits.
   assert unseen['cost']['value'] == pytest.approx(unseen['loss']['value'] / 0.6931472 * 10, rel=1e-4)
   lines = (folder / 'hypotheses.unseen.txt').read_text().splitlines()
   assert len(lines) == 256 and all(len(line.split()) == 5 and set(line) <= {'0', '1', ' '} for line in lines)

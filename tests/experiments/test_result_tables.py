@@ -65,9 +65,9 @@ def test_results_of_a_run_replace_the_row_with_the_same_flags(tmp_path):
   before = read_table(records / 'nettalk.json').rows
   add_results(folder, 'nettalk', PATH, '2 cores', records)
   rows = read_table(records / 'nettalk.json').rows
-  changed = [i for i, row in enumerate(rows) if row != before[i]]
-  assert len(rows) == len(before) and [rows[i]['flags'] for i in changed] == [before[i]['flags'] for i in changed]
-  assert rows[changed[0]]['metrics']['validation/alignment_error_rate'] == {'value': 5.0}
+  (changed,) = [i for i, row in enumerate(rows) if row != before[i]]
+  assert len(rows) == len(before) and rows[changed]['flags'] == before[changed]['flags']
+  assert rows[changed]['metrics']['validation/alignment_error_rate'] == {'value': 5.0}
   with pytest.raises(UserError, match="unknown table 'netalk'"):
     add_results(folder, 'netalk', PATH, '2 cores', records)
 

@@ -29,7 +29,7 @@ def make_checkout(folder, lines):
 
 @pytest.fixture
 def progress_lines(capsys):
-  """What a run of two updates prints."""
+  """The lines that a run of two updates prints."""
   progress = Progress(0, 2)
   for step in (1, 2):
     progress(step, {'train/loss': 1.0, 'train/steps_per_second': 1.0})
