@@ -35,7 +35,7 @@ RUNNING = {'log_likelihood': jnp.float32(BASELINE)}
 
 
 def make_outputs_and_batch(seed=0):
-  """Random outputs and a batch with ragged masks; masked positions and links hold random values, too."""
+  """Random outputs and a batch with ragged masks; logits, weights and the state are random at masked positions, too."""
   random = np.random.default_rng(seed)
   source_mask = np.arange(S) < np.array(SOURCE_LENGTHS)[:, None]
   target_mask = np.arange(T) < np.array(TARGET_LENGTHS)[:, None]

@@ -1,4 +1,4 @@
-"""Neural Turing Machines against the equations of the paper in NumPy: writing, shifting, sharpening, whole cells."""
+"""Neural Turing Machines against the equations of the paper in NumPy; causality, gradients and user errors."""
 
 import jax
 import numpy as np
