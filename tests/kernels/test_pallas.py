@@ -146,7 +146,7 @@ def test_equals_definition_for_one_query_and_for_none(interpreted, steps, size):
 
 @pytest.mark.parametrize('size', [-1e9, 8e7])
 def test_equals_definition_for_scores_that_are_all_large(interpreted, size):
-  """In float32, adding the log of a sum of exponentials to such scores has no effect. A bias of -1e9 is a common mask."""
+  """In float32, adding the log of a sum of exponentials to these scores changes nothing. A bias of -1e9 is common."""
   bias = jnp.zeros((2, T, S)).at[:, 2].set(size).at[0].set(size)
   definition, kernels = run_both('additive', make_problem('additive', 'softmax', (2,), T, S), None, bias)
   assert_same(kernels, definition, **CLOSE)
