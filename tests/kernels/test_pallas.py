@@ -84,7 +84,7 @@ def test_drops_the_same_weights_as_the_definition(interpreted, return_weights):
   assert_same(kernels, definition, **CLOSE)
   if return_weights:
     (_, attended), _ = kernels
-    assert 0.2 < np.mean(attended.weights[1, :2, :5] == 0) < 0.95
+    assert 0.3 < np.mean(attended.weights[query_mask()] == 0) < 0.5  # dropout at a rate of 0.4
   _, deterministic = run_both('additive', problem, padding(), None, row, deterministic=True)
   _, without_dropout = run_both('additive', problem, padding(), None, 'softmax(temperature=0.5)')
   assert_same(deterministic, without_dropout)
@@ -134,8 +134,8 @@ def test_bfloat16_inputs_are_computed_in_float32(interpreted):
   actual = run_softmax('normed_additive', problem, padding(), implementation='pallas_additive')
   expected = run_softmax('normed_additive', exact, padding())
   assert (actual.context.dtype, actual.weights.dtype) == (jnp.bfloat16, jnp.float32)
-  np.testing.assert_allclose(actual.weights, expected.weights, atol=0.02)
-  np.testing.assert_allclose(actual.context.astype(jnp.float32), expected.context, atol=0.05)
+  np.testing.assert_allclose(actual.weights, expected.weights, **CLOSE)
+  np.testing.assert_allclose(actual.context.astype(jnp.float32), expected.context, rtol=2**-8, atol=1e-5)
 
 
 @pytest.mark.parametrize(('steps', 'size'), [(1, 1), (0, 3)])
@@ -146,7 +146,7 @@ def test_equals_definition_for_one_query_and_for_none(interpreted, steps, size):
 
 @pytest.mark.parametrize('size', [-1e9, 8e7])
 def test_equals_definition_for_scores_that_are_all_large(interpreted, size):
-  """In float32, adding the log of a sum of exponentials to them has no effect. A bias of -1e9 is a common mask."""
+  """In float32, adding the log of a sum of exponentials to these scores changes nothing. A bias of -1e9 is common."""
   bias = jnp.zeros((2, T, S)).at[:, 2].set(size).at[0].set(size)
   definition, kernels = run_both('additive', make_problem('additive', 'softmax', (2,), T, S), None, bias)
   assert_same(kernels, definition, **CLOSE)
@@ -175,7 +175,7 @@ def unsupported_reason(score, alignment='softmax'):
   return pallas_additive.unsupported_reason(*rows)
 
 
-def test_unsupported_reasons(interpreted):
+def test_only_sums_of_tanh_with_softmax_are_supported(interpreted):
   assert 'tanh' in unsupported_reason('scaled_dot')
   for alignment in ('sigmoid', 'sparsemax', 'hard', 'coverage_penalised'):
     assert unsupported_reason('additive', alignment) == 'the alignment is not softmax or has an edit'
@@ -190,7 +190,7 @@ def test_machine_without_accelerator_is_unsupported():
 
 @pytest.mark.parametrize(('target', 'platform', 'call'), [('gpu', 'cuda', 'triton'), ('tpu', 'tpu', 'tpu_custom_call')])
 def test_kernels_are_lowered_for_absent_accelerators(target, platform, call):
-  """On a mesh, whose axes the interpreter of Pallas does not support."""
+  """Lowers within a jax.shard_map: the interpreter of Pallas does not support the axes of a mesh."""
   params, *arrays = make_problem('additive', 'softmax', (2,), T, S)
 
   def gradients(params, *arrays):
@@ -217,6 +217,7 @@ def array_sizes(jaxpr):
   return sizes
 
 
+# Blocks of four tiles of 16 queries, and of one tile.
 @pytest.mark.parametrize('score_limit', [pytest.param(4 * 16 * S, marks=pytest.mark.long), 1])
 def test_gradients_in_blocks_of_queries_equal_those_of_a_single_block(interpreted, monkeypatch, score_limit):
   """No array [T, S] is computed, and the gradients are those of a single block."""

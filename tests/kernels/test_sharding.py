@@ -42,7 +42,7 @@ def run_sharded(fn, mesh, specs, arguments):
     pytest.param('additive', 'pallas_additive', (B, N), marks=pytest.mark.long),
   ],
 )
-def test_value_and_gradient_stay_sharded(score, implementation, batch, mesh):
+def test_gradients_of_arrays_stay_sharded(score, implementation, batch, mesh):
   problem = make_problem(score, 'softmax', batch, T, S)
   mask = aj.padding_mask(jnp.arange(3, 3 + B), S).reshape(B, *(1,) * len(batch), S)
   row_spec = P('data')
@@ -54,7 +54,7 @@ def test_value_and_gradient_stay_sharded(score, implementation, batch, mesh):
   specs = Problem(params_spec, row_spec, row_spec, row_spec), row_spec
   with compile_for('interpret'):
     _, gradients = run_sharded(jax.value_and_grad(total), mesh, specs, (problem, mask))
-  assert gradients.query.sharding.spec == row_spec
+  assert all(gradient.sharding.spec == row_spec for gradient in (gradients.query, gradients.key, gradients.value))
 
 
 def test_nested_vmaps_stay_sharded(mesh):

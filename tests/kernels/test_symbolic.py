@@ -31,7 +31,7 @@ print(weights.shape)
 
 
 def attention(score: str, alignment: str | aj.Row, implementation: str = 'auto', deterministic: bool = True):
-  """Returns attend(query, key, value, mask, rng) with parameters of its own."""
+  """Returns a function attend(query, key, value, mask, rng) with random parameters."""
   params = aj.init_params(jax.random.key(1), score=score, alignment=alignment, query=D, key=D, value=V, features=D)
 
   def attend(query, key, value, mask, rng=None):
@@ -60,7 +60,7 @@ def symbolic_arrays(constraints=('s <= 20',)):
   ('score', 'alignment'),
   [pytest.param(*pair, marks=() if pair in SAMPLE else pytest.mark.product) for pair in dict.fromkeys(PAIRS + SAMPLE)],
 )
-def test_every_pair_is_exported_for_any_size(score, alignment):
+def test_every_score_and_every_alignment_is_exported_for_any_size(score, alignment):
   """Implementation 'auto' selects 'xla' for symbolic sizes."""
   attend = attention(score, alignment)
   rng = jax.random.key(0)
@@ -81,13 +81,13 @@ def test_dropout_is_exported_for_any_size():
 @pytest.mark.parametrize('implementation', ['chunked', 'factored'])
 def test_blocks_of_queries_are_exported_for_any_size(implementation):
   exported = export.export(jax.jit(attention('additive', 'softmax', implementation)))(*symbolic_arrays())
-  inputs = arrays(steps=300)  # several blocks, the last of which is not full
+  inputs = arrays(steps=301)  # three blocks of 101 queries, the last of which is not full
   for got, expected in zip(exported.call(*inputs), attention('additive', 'softmax', 'xla')(*inputs), strict=True):
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(('implementation', 'alignment'), [('flash', 'softmax'), ('window', 'local_m')])
-def test_other_implementations_reject_symbolic_sizes_in_one_line(implementation, alignment):
+def test_flash_and_window_reject_symbolic_sizes(implementation, alignment):
   # The list does not have 'factored', which computes additive scores alone.
   message = (
     f"implementation '{implementation}' needs fixed numbers .*, got T=t and S=s; expected one of: xla, chunked, auto"

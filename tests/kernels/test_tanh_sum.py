@@ -41,13 +41,14 @@ def value_and_gradients(q, k, v, g):
   return value, *vjp(g)
 
 
-# In range; far from zero, which requires centring; at the edge of the range; twice beyond the range, where tanh itself
-# is used; near zero.
-@pytest.mark.parametrize(('spread', 'offset'), [(1, 0), (3, 40), (7, 0), (20, 0), (1e4, 0), (1e-4, 0)])
+# In range; far from zero, which requires centring; at the edge of the range, where a feature of the keys spans nearly
+# 60; two cases beyond the range, where tanh itself is used; near zero.
+@pytest.mark.parametrize(('spread', 'offset'), [(1, 0), (3, 40), (11.5, 0), (20, 0), (1e4, 0), (1e-4, 0)])
 def test_equals_formula_for_any_input(spread, offset):
   problem = make_problem(spread, offset)
-  # The bound of the module's docstring, over F features and T x S cotangents of size 1; |q'| is counted as at most 40.
-  largest = min(40.0, 4 * spread) + min(30.0, 4 * spread) + (4 * spread if spread > 7 else 0) + 2 * offset
+  # The bound of the module's docstring, with |q'| of at most 40 and |k'| of at most 30. The errors of F features and of
+  # T x S cotangents of size 1 add up like random numbers; 20 is about the root of T S.
+  largest = min(40.0, 4 * spread) + min(30.0, 4 * spread)
   tolerance = (2 + largest) * 2.0**-23 * np.sqrt(F) * 20
   for actual, expected in zip(value_and_gradients(*problem), reference(*problem), strict=True):
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=tolerance)
@@ -62,7 +63,7 @@ def test_large_and_small_weights_and_cotangents_scale_the_results(size):
   scaled_cotangents = value_and_gradients(q, k, v, g * size), (1.0, size, size, size)
   for results, scales in (scaled_weights, scaled_cotangents):
     for result, scale, expected_result in zip(results, scales, expected, strict=True):
-      np.testing.assert_allclose(result / scale, expected_result, rtol=1e-4, atol=1e-2)
+      np.testing.assert_allclose(result / scale, expected_result, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize('name', ['FACTORED', 'PLAIN'])

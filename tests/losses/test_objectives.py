@@ -1,4 +1,4 @@
-"""R-drop and scheduled sampling against loops and second passes; runs side by side; every decoder; invalid specs."""
+"""R-drop and scheduled sampling against loops and second passes; runs side by side; decoders; invalid specs."""
 
 import jax
 import jax.numpy as jnp
@@ -87,7 +87,7 @@ SCHEDULES = {
 def test_sampling_schedules_equal_the_formulas_of_the_paper(spec):
   schedule = build_from_spec(spec, SAMPLING_SCHEDULES, 'schedule')
   for n in (1, 2, 50, 400, 100_000):
-    expected = SCHEDULES[spec](min(n, 8000))
+    expected = SCHEDULES[spec](min(n, 8000))  # from there on, every schedule is constant to 1e-12
     np.testing.assert_allclose(schedule(jnp.int32(n)), expected, rtol=1e-4, atol=1e-12)
 
 
@@ -95,14 +95,14 @@ def test_every_sampling_schedule_has_a_case():
   assert {spec.split('(')[0] for spec in SCHEDULES} == set(SAMPLING_SCHEDULES)
 
 
-def test_scheduled_sampling_of_gold_tokens_alone_equals_the_likelihood():
+def test_scheduled_sampling_of_reference_tokens_alone_equals_the_likelihood():
   model = Toy(0.0)
   plain = loss_sums('likelihood', model=model)
   sums = loss_sums('scheduled_sampling(schedule="linear(slope=0)")', model=model)
   np.testing.assert_allclose(sums['loss'], plain['loss'])
 
 
-def test_scheduled_sampling_of_own_tokens_alone_equals_a_second_pass_over_them():
+def test_scheduled_sampling_of_predicted_tokens_alone_equals_a_second_pass_over_them():
   batch = make_batch(0)
   params = init_params()
   model = Toy(0.0)
@@ -110,8 +110,8 @@ def test_scheduled_sampling_of_own_tokens_alone_equals_a_second_pass_over_them()
   sums = loss_sums(spec, model=model, update=10)
   first_logits = np.array(forward(model, params, batch, batch.target))
   first_logits[..., [PAD, BOS, EOS]] = -np.inf  # these do not continue a hypothesis
-  own = np.where(batch.target_mask, first_logits.argmax(-1), batch.target)
-  expected = cross_entropy(forward(model, params, batch, own), batch.target, batch.target_mask, 0.1)
+  predicted = np.where(batch.target_mask, first_logits.argmax(-1), batch.target)
+  expected = cross_entropy(forward(model, params, batch, predicted), batch.target, batch.target_mask, 0.1)
   for name in expected:
     np.testing.assert_allclose(sums[name], expected[name], rtol=1e-5)
   assert sums['replaced_tokens'] == sums['tokens']
@@ -121,14 +121,14 @@ def test_scheduled_sampling_of_own_tokens_alone_equals_a_second_pass_over_them()
     return loss_sums(spec, model=model, params=params, update=10)['loss']
 
   def second_pass_loss(params):
-    return cross_entropy(forward(model, params, batch, own), batch.target, batch.target_mask, 0.1)['loss']
+    return cross_entropy(forward(model, params, batch, predicted), batch.target, batch.target_mask, 0.1)['loss']
 
   gradient = jax.jit(jax.grad(scheduled_loss))(params)
   expected_gradient = jax.jit(jax.grad(second_pass_loss))(params)
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), gradient, expected_gradient)
 
 
-def test_the_share_of_own_tokens_follows_the_schedule():
+def test_the_share_of_predicted_tokens_follows_the_schedule():
   batch = make_batch(0, rows=4096)
   spec = 'scheduled_sampling(schedule="linear(slope=0.03, minimum=0)")'
   for n in (1, 10, 20):
@@ -136,7 +136,7 @@ def test_the_share_of_own_tokens_follows_the_schedule():
     np.testing.assert_allclose(sums['replaced_tokens'] / sums['tokens'], 0.03 * n, atol=0.015)
 
 
-def test_own_tokens_are_sampled_at_the_temperature():
+def test_predicted_tokens_are_sampled_at_the_temperature():
   logits = jnp.broadcast_to(jnp.asarray([3.0, 2.0, 1.0, 0.0, 1.5]), (20_000, 1, 5))
   tokens = objectives._sample_tokens(jax.random.key(0), logits, 2.0)
   frequencies = np.bincount(tokens[:, 0], minlength=5) / 20_000
@@ -169,7 +169,7 @@ def test_runs_trained_side_by_side_sample_as_single_runs(tiny_params):
   assert metrics['risk'][0] != metrics['risk'][1]
 
 
-# --------------------------------------------------------------------------------------------- every decoder, and specs
+# -------------------------------------------------------------------------------------------------- decoders, and specs
 
 MODELS = {
   'hard': lambda: build_tiny('bahdanau', alignment='hard', dropout=0.1),
@@ -179,7 +179,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize('name', [pytest.param('hard', marks=pytest.mark.long), 'latent', 'transformer'])
-def test_every_kind_of_decoder_supports_two_passes_and_samples(name):
+def test_recurrent_and_transformer_decoders_support_two_passes_and_samples(name):
   model = MODELS[name]()
   ids = jnp.ones((2, 3), jnp.int32)
   batch = Batch(ids, ids > 0, ids, ids > 0, ids[:, 0])

@@ -52,9 +52,11 @@ def test_masked_positions_affect_neither_value_nor_gradient(case, junk):
   assert not np.any(np.asarray(gradient)[~np.asarray(mask)])
 
 
-def test_bfloat16_is_summed_in_float32(case):
+def test_bfloat16_logits_are_computed_in_float32(case):
   logits, target, mask = case
-  assert cross_entropy(logits.astype(jnp.bfloat16), target, mask)['loss'].dtype == jnp.float32
+  rounded = logits.astype(jnp.bfloat16)
+  loss = cross_entropy(rounded, target, mask)['loss']
+  assert loss.dtype == jnp.float32 and loss == cross_entropy(rounded.astype(jnp.float32), target, mask)['loss']
 
 
 def test_forbidden_words_leave_the_loss_finite(case):

@@ -43,11 +43,11 @@ def dense(params, x):
   return x @ params['kernel'] + params.get('bias', 0.0)
 
 
-def additive(params, query, encoded):
+def additive(params, query, encoded, head=0):
   """Returns the context and the weights of one query over the real positions of one source."""
-  query = query @ params['query_kernel']['kernel'][0]
-  key = encoded @ params['key_kernel']['kernel'][0]
-  exponentials = np.exp([np.tanh(query + row) @ params['score_params']['v'][0] for row in key])
+  query = query @ params['query_kernel']['kernel'][head]
+  key = encoded @ params['key_kernel']['kernel'][head]
+  exponentials = np.exp([np.tanh(query + row) @ params['score_params']['v'][head] for row in key])
   weights = exponentials / exponentials.sum()
   return sum(w * row for w, row in zip(weights, encoded, strict=True)), weights
 
@@ -147,7 +147,7 @@ def test_states_are_copied_layer_by_layer(direction):
     ('initial="final"', 'rnn(features=8)', "unknown initial 'final'"),
   ],
 )
-def test_user_errors_of_initial_states(options, encoder, message):
+def test_invalid_initial_states_raise(options, encoder, message):
   model = build_tiny('bahdanau', options, encoder=encoder)
   with pytest.raises(aj.UserError, match=message):
     jax.eval_shape(model.init, RNGS, *inputs())
@@ -187,7 +187,7 @@ def test_cho_reads_the_fixed_vector_at_every_step():
     ('', 'rnn(direction="backward")', 'cho: the encoder must read forward.*got an encoder that reads backward'),
   ],
 )
-def test_user_errors_of_cho(options, encoder, message):
+def test_invalid_options_of_cho_raise(options, encoder, message):
   model = build_tiny('cho', options, encoder=encoder)
   with pytest.raises(aj.UserError, match=message):
     jax.eval_shape(model.init, RNGS, *inputs())
@@ -266,7 +266,7 @@ def test_the_stacks_of_gnmt_start_from_the_layers_of_the_encoder():
     ('layers=2', 'latent', "gnmt: latent alignments are not supported, got 'latent'"),
   ],
 )
-def test_user_errors_of_gnmt(options, alignment, message):
+def test_invalid_options_of_gnmt_raise(options, alignment, message):
   model = build_tiny('gnmt', options, alignment=alignment)
   with pytest.raises(aj.UserError, match=message):
     jax.eval_shape(model.init, RNGS, *inputs())
@@ -290,10 +290,12 @@ def test_plain_decodes_from_one_fixed_vector(feed_context):
 
 def test_weights_of_several_heads_are_averaged():
   model = build_tiny('bahdanau', 'rnn="simple"', heads=3)
-  source, mask, target = inputs()
-  params = variables(model, source, mask, target)
-  outputs = jax.jit(model.apply)(params, source, mask, target)
-  np.testing.assert_allclose(outputs.weights.sum(-1), np.ones((B, T)), rtol=1e-5)
+  params, encoded, _, step_outputs = first_two_steps(model)
+  cell = params['decoder']['cell']
+  for b, length in enumerate(LENGTHS):
+    (state,) = initial_states('simple', cell['stack'], 1, encoded.final[b])
+    weights = [additive(cell['attention'], state[0], encoded.memory[b, :length], head)[1] for head in range(3)]
+    np.testing.assert_allclose(step_outputs[0].weights[b, :length], np.mean(weights, 0), rtol=1e-4, atol=1e-6)
 
 
 # ------------------------------------------------------------------------------------- every score, alignment and cell
@@ -313,10 +315,10 @@ def call_and_step(model, source, mask, target):
 
 STRIDE = 12
 # The first part has one in STRIDE of the pairs of score and alignment: every score, every alignment and every cell. All
-# parts together have every triple.
+# parts together have every triple, but luong in place of gnmt for latent alignments.
 PARTS = [
   pytest.param(*part, marks=[pytest.mark.product] if any(part) else [])
-  for part in itertools.product(range(3), range(STRIDE))
+  for part in itertools.product(range(len(CELLS)), range(STRIDE))
 ]
 
 

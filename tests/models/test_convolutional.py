@@ -75,7 +75,7 @@ def output_shapes(model):
   return jax.eval_shape(lambda *args: model.init_with_output(RNGS, *args)[0], *inputs())
 
 
-def test_every_score_and_alignment_has_weights_of_every_layer():
+def test_layers_have_the_shape_of_weights_for_every_score_and_alignment():
   alignments = [name for name, row in aj.ALIGNMENTS.items() if row.trains_by_backprop]
   for score, alignment in zip(itertools.cycle(aj.SCORES), alignments, strict=False):
     model = build_conv(
@@ -264,7 +264,7 @@ def test_dropout_is_active_only_in_training():
   assert np.any(training_logits(1) != run(model, params, source, mask, target).logits)
 
 
-def test_weights_of_selects_the_layer():
+def test_weights_layer_selects_the_layer_of_the_weights():
   source, mask, target = inputs()
   model = build_conv(decoder='weights_layer=0', heads=2)
   outputs = run(model, variables(model, source, mask, target), source, mask, target)

@@ -115,7 +115,7 @@ def test_out_of_vocabulary_words_are_embedded_as_unknown_and_padding_has_no_effe
     ({'output': 'pointer(tied=True)'}, "output 'pointer' has no options, got 'tied'"),
   ],
 )
-def test_errors_of_models_that_cannot_copy(fields, message):
+def test_models_that_cannot_copy_raise(fields, message):
   with pytest.raises(UserError, match=message):
     build_tiny(**{'sizes': SIZES, 'output': 'pointer', **fields})
 
@@ -195,4 +195,5 @@ def test_label_smoothing_is_independent_of_padding(output):
     padded_source = jnp.pad(source, ((0, 0), (0, padding)))
     padded_mask = jnp.pad(mask, ((0, 0), (0, padding)))
     losses.append(float(loss(padded_source, padded_mask)))
-  assert losses[0] == pytest.approx(losses[1], rel=1e-5) and losses[0] < 40 * target.size
+  assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+  assert losses[0] < 30 * target.size  # 31 for 'pointer' if the smoothing included tokens that cannot be emitted

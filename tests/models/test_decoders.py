@@ -31,7 +31,7 @@ LATENT = [
   (ATTENDING[1], 'general', 'latent'),
   (ATTENDING[2], 'additive', 'latent_monotonic'),
 ]
-# Every score, alignment and cell at least once, with one head and with two.
+# Every score, alignment and row of ATTENDING at least once; one case in three has one head, the others two.
 _CYCLES = map(itertools.cycle, (ATTENDING, aj.SCORES, aj.ALIGNMENTS, (1, 2, 2)))
 SAMPLE = list(itertools.islice(zip(*_CYCLES, strict=False), max(len(aj.SCORES), len(aj.ALIGNMENTS))))
 SAMPLE = [
@@ -40,7 +40,7 @@ SAMPLE = [
 CASES = [
   *sample_cases(SAMPLE, 8),
   (*LATENT[0], 1),
-  *(pytest.param(*case, 1, marks=pytest.mark.long) for case in LATENT[1:]),  # others in test_latent_models.py
+  *(pytest.param(*case, 1, marks=pytest.mark.long) for case in LATENT[1:]),  # test_latent_models.py has more
   pytest.param(PLAIN[0], 'additive', 'softmax', 1, marks=pytest.mark.long),
   (PLAIN[1], 'additive', 'softmax', 1),
   (ATTENDING[2], 'coverage', 'sparsemax', 2),  # attends in the recurrence, without input feeding

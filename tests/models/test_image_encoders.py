@@ -15,7 +15,7 @@ from tests.modules.helpers import assert_close, draw, variables
 
 TARGET = jnp.array([[4, 5, 2], [6, 2, 0]])
 GRID = 'grid(features=8, halvings=2)'
-REAL = jnp.array([[True], [False]])
+REAL = jnp.array([[True], [False]])  # the second row is a filler row
 
 
 def build_small(alignment='softmax', **fields):

@@ -23,13 +23,13 @@ LATENT = aj.ALIGNMENTS['latent'].latent
     ('plain', 'bridge=False, feed_context=True', 'softmax', Traits(attends=False, attends_in_recurrence=True)),
   ],
 )
-def test_traits_of_recurrent_decoders(cell, options, alignment, expected):
+def test_traits_depend_on_the_cell_its_options_and_the_alignment(cell, options, alignment, expected):
   model = build_tiny(cell, options, alignment=alignment)
   assert model.traits == model.decoder.traits == model.decoder.cell.traits == expected
 
 
 @pytest.mark.parametrize('build', [build_conv, build_transformer])
-def test_traits_of_layered_decoders(build):
+def test_layered_decoders_attend_in_recurrence_only_if_the_alignment_is_recurrent(build):
   assert build().traits == Traits()
   assert build(alignment='monotonic').traits == Traits(attends_in_recurrence=True)
 

@@ -45,6 +45,8 @@ def run_steps(model, params, source, mask, target):
 ALIGNMENTS = [name for name, row in aj.ALIGNMENTS.items() if row.trains_by_backprop]
 _TABLES = (list(aj.SCORES), ALIGNMENTS, list(POSITIONS), list(NORMS), list(ACTIVATIONS), (False, True), (0, 2))
 CASES = list(itertools.islice(zip(*map(itertools.cycle, _TABLES), strict=False), len(ALIGNMENTS)))
+# The test replaces scores that 'rope' does not support.
+CASES += [(score, alignment, 'none', *options) for score, alignment, position, *options in CASES if position == 'rope']
 OPTIONS = ('score', 'alignment', 'position', 'norm', 'activation', 'norm_first', 'window')
 
 
@@ -213,7 +215,7 @@ def test_scores_of_beam_search_equal_those_of_the_call():
 
 
 @pytest.mark.parametrize('layer', [0, -1, *(pytest.param(n, marks=pytest.mark.long) for n in (1, -2))])
-def test_weights_of_selects_the_layer(layer):
+def test_weights_layer_selects_the_layer_of_the_weights(layer):
   source, mask, target = inputs()
   model = build_transformer(decoder=f'weights_layer={layer}')
   outputs = run(model, variables(model, source, mask, target), source, mask, target)

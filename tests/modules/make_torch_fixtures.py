@@ -37,7 +37,7 @@ SPECIAL = {
 
 def save(name: str, module: nn.Module, **arrays: torch.Tensor) -> None:
   weights = {key: value.detach().clone().contiguous() for key, value in module.state_dict().items()}
-  # Positional encodings are large constants.
+  # Positional encodings are large constants: only the first position is stored.
   weights = {key: value[:, :1].clone() if key.endswith('pe.pe') else value for key, value in weights.items()}
   arrays = {f'io.{key}': value.detach().clone().contiguous() for key, value in arrays.items()}
   versions = {'torch': torch.__version__, 'joeynmt': joeynmt.__version__}

@@ -236,7 +236,7 @@ def test_bfloat16_is_near_float32():
     run_both_ways(aj.Attention('location_sensitive', 'softmax', FEATURES, dtype=dtype), params, query, encoded, MASK)
     for dtype in (jnp.float32, jnp.bfloat16)
   )
-  assert_close(jax.tree.map(lambda x: x.astype(jnp.float32), rounded), exact, rtol=0.1, atol=0.05)
+  assert_close(jax.tree.map(lambda x: x.astype(jnp.float32), rounded), exact, rtol=0, atol=0.02)
 
 
 def noisy(scores, mask, *, rng):

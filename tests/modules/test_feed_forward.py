@@ -1,4 +1,4 @@
-"""Feed-forward networks, norms, and shared heads of keys and values, against NumPy."""
+"""Feed-forward networks and norms against NumPy; shared heads of keys and values against unshared ones."""
 
 import functools
 import math

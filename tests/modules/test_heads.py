@@ -59,7 +59,7 @@ def test_attend_heads_equals_linen(score, alignment, heads):
   assert jax.tree.map(jnp.shape, initial_params) == jax.tree.map(jnp.shape, params)
 
 
-def test_nnx_equals_linen_and_trains():
+def test_nnx_equals_linen_and_has_gradients():
   params, expected = linen(*CASES[3])
   query, encoded, mask = inputs()
   score, alignment, heads = CASES[3]
@@ -107,7 +107,7 @@ def test_queries_and_memories_without_batch_axes_are_shared(heads):
   assert_equal(attend(params, query, encoded[0]), attend(params, query, every_memory))
 
 
-def test_shapes_that_do_not_match_are_errors_in_one_line():
+def test_shapes_that_do_not_match_raise():
   query, encoded, mask = inputs()
   params = init_heads(jax.random.key(0), query=DQ, key=DK, features=FEATURES, heads=2)
   with pytest.raises(aj.UserError, match=r'attend: mask \(3, 7\) does not broadcast to'):
@@ -132,7 +132,7 @@ def test_masked_content_reaches_no_gradient(shared):
   jax.tree.map(np.testing.assert_array_equal, gradient(dirty), gradient(jnp.nan_to_num(dirty)))
 
 
-def test_a_mask_of_another_length_is_an_error_in_one_line():
+def test_a_mask_of_another_length_raises():
   query, encoded, mask = inputs()
   params = init_heads(jax.random.key(0), query=DQ, key=DK, features=FEATURES, heads=2)
   with pytest.raises(aj.UserError, match=r'attend: mask \(3, 1, 6\) does not broadcast to'):

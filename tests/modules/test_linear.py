@@ -1,4 +1,4 @@
-"""Products in low precision: values and gradients are summed in float32."""
+"""Products in low precision are summed in float32; Dense has the parameters and values of flax."""
 
 import functools
 
