@@ -45,7 +45,7 @@ def program_flags(name):
 
 @functools.cache
 def config_of(path):
-  return load_config(str(ROOT / path) if ':' in path else path)
+  return load_config(str(ROOT / path))
 
 
 @pytest.mark.parametrize(('document', 'code', 'output'), blocks('python'))
