@@ -1,4 +1,4 @@
-"""Without jaxtyping, annotations are plain names, and the options of every row are the same."""
+"""Annotations without jaxtyping: `attend` works, and the options of every score and alignment are the same."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ def describe_options():
   return repr({name: option_schema(row) for table in (SCORES, ALIGNMENTS) for name, row in table.items()})
 
 
-def test_the_options_of_every_row_are_the_same_without_jaxtyping():
+def test_options_are_the_same_and_attend_works_without_jaxtyping():
   result = subprocess.run([sys.executable, '-c', PRINT_OPTIONS], capture_output=True, text=True, check=False)
   assert result.returncode == 0, result.stderr
   assert result.stdout.splitlines() == [describe_options(), 'True']

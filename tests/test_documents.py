@@ -1,4 +1,4 @@
-"""Documents: every code block runs or names programs, flags, configs and fields that exist; links lead to files."""
+"""Documents: Python blocks run, shell blocks name existing programs, flags, configs and fields; links lead to files."""
 
 import contextlib
 import functools
@@ -45,7 +45,7 @@ def program_flags(name):
 
 @functools.cache
 def config_of(path):
-  return load_config(str(ROOT / path) if ':' in path else path)
+  return load_config(str(ROOT / path))
 
 
 @pytest.mark.parametrize(('document', 'code', 'output'), blocks('python'))
@@ -67,13 +67,14 @@ def test_python_blocks_run(document, code, output, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(('document', 'code', 'output'), blocks('sh'))
-def test_shell_blocks_parse_and_name_flags_and_fields_that_exist(document, code, output):
+def test_shell_blocks_parse_and_name_programs_flags_and_fields_that_exist(document, code, output):
   subprocess.run(['bash', '-n'], input=code, text=True, check=True)
   for line in code.replace('\\\n', ' ').splitlines():
     words = shlex.split(line, comments=True)
     if '-m' not in words or not words[words.index('-m') + 1].startswith('experiments.'):
       continue
     program = words[words.index('-m') + 1].removeprefix('experiments.')
+    known_flags = program_flags(program)
     config = None
     for word in words[words.index('-m') + 2 :]:
       if not word.startswith('--'):
@@ -82,14 +83,14 @@ def test_shell_blocks_parse_and_name_flags_and_fields_that_exist(document, code,
       if name.startswith('config.'):
         functools.reduce(lambda fields, part: fields[part], name.split('.')[1:], config)
       else:
-        assert name in program_flags(program), f'{document}: {line}'
+        assert name in known_flags, f'{document}: {line}'
       if name == 'config':
         config = config_of(word.partition('=')[2])
 
 
 @pytest.mark.parametrize('document', DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_to_files(document):
-  for target in re.findall(r'\]\(([^)#:]+)\)', document.read_text('utf-8')):
+  for target in re.findall(r'\]\(([^)#:]+)(?:#[^)]*)?\)', document.read_text('utf-8')):
     assert (document.parent / target).exists(), f'{document.name} links to {target}'
 
 

@@ -50,7 +50,7 @@ LAYERED_FILES = [p for p in FILES if p.parts[0] in ('attention_jax', 'experiment
 TEST_FILES = [p for p in FILES if p.parts[0] == 'tests' and p.name.startswith('test_')]
 # Ports of the modules to other libraries, whose classes have the same names.
 PORTS = {'attention_equinox.py', 'attention_nnx.py', 'torch_model.py'}
-# Tests of several modules, by folder; every other test_MODULE.py tests MODULE.py of the folder with the same name.
+# Tests of several modules, by folder; every other test_MODULE.py tests MODULE.py in or below the folder of its name.
 CROSS_MODULE_TESTS = {
   '': 'documentation documents fuzz house lesson',
   'data': 'links',
@@ -142,7 +142,8 @@ def test_imports_point_down(path):
     return  # the public names
   for name in project_imports(path):
     imported_layer = layer_of(name)
-    if imported_layer not in LAYER_NUMBERS:  # a public name of the package
+    if imported_layer not in LAYER_NUMBERS:  # a public name of the package, or a config
+      assert imported_layer != 'tests', f'{path} imports {name}'
       assert layer == 'experiments', f'{path} imports {name}; import it from the module that defines it'
     elif imported_layer != layer:
       assert LAYER_NUMBERS[imported_layer] < LAYER_NUMBERS[layer], f'{path} ({layer}) imports {name}'
@@ -179,6 +180,7 @@ def test_tests_mirror_the_package(path):
 
 
 def test_every_module_with_behaviour_has_a_test_file():
+  """A test file named like the module counts in any folder."""
   tests = {f'{path.parts[1]}/{path.stem.removeprefix("test_")}' for path in TEST_FILES}
   names = {name.rpartition('/')[2] for name in tests}
   for path in (p for p in FILES if p.parts[0] == 'attention_jax' and p.name != '__init__.py'):
@@ -192,7 +194,7 @@ def test_every_module_with_behaviour_has_a_test_file():
 
 
 def test_public_functions_document_their_arguments():
-  """Those with more than two arguments; scores, alignments and edits (functional/) have an equation instead."""
+  """Those with a docstring and more than two arguments; those of functional/ have an equation instead."""
   undocumented = []
   for path in LAYERED_FILES:
     tree = ast.parse((ROOT / path).read_text('utf-8'))

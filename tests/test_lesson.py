@@ -15,6 +15,7 @@ import attention_jax as aj
 
 DOCS = Path(aj.__file__).parent.parent / 'docs'
 SCRIPT = DOCS / 'attention_basics.py'
+FIGURES = 11  # that the script draws, at least
 WRONG_ANSWERS = {
   'scores': [15, 60, 15, 36],
   'masked softmax': lambda scores, mask: np.exp(scores) / np.exp(scores).sum(),
@@ -39,13 +40,13 @@ def lesson():
 
 @pytest.mark.long
 def test_the_script_runs_and_draws(lesson):
-  assert len(plt.get_fignums()) >= 11
+  assert len(plt.get_fignums()) >= FIGURES
   assert all(plt.figure(number).axes for number in plt.get_fignums())
 
 
 @pytest.mark.long
 @pytest.mark.parametrize('exercise', WRONG_ANSWERS)
-def test_exercises_accept_the_solution_alone(lesson, exercise):
+def test_exercises_accept_the_solution_and_reject_a_wrong_or_missing_answer(lesson, exercise):
   assert lesson['check'](exercise, lesson['SOLUTIONS'][exercise])
   assert not lesson['check'](exercise, WRONG_ANSWERS[exercise])
   assert not lesson['check'](exercise, ...)
@@ -68,7 +69,7 @@ def test_the_notebook_was_run_to_its_end():
   assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
   outputs = [output for cell in cells for output in cell.outputs]
   assert not [output for output in outputs if output.output_type == 'error']
-  assert sum('image/png' in output.get('data', {}) for output in outputs) >= 11
+  assert sum('image/png' in output.get('data', {}) for output in outputs) >= FIGURES
 
 
 @pytest.mark.packaging

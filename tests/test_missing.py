@@ -13,7 +13,7 @@ def test_subpackages_are_attributes_if_they_are_installed(name):
   assert getattr(aj, name) is sys.modules[f'attention_jax.{name}']
 
 
-def test_the_error_is_that_of_modules_of_the_train_distribution_only():
+def test_only_modules_of_the_train_distribution_raise_the_error():
   for name in TRAIN_MODULES:
     with pytest.raises(ModuleNotFoundError, match=f'^{name} is not installed; run pip install '):
       MissingTrainFinder.find_spec(name)

@@ -23,7 +23,7 @@ from attention_jax.specs import (
 
 
 def read_table(path, *, size: Size, rate: Fraction = 0.0, scale: Positive = 1.0, names: str | tuple[str, str] = 'a'):
-  """A row with every kind of option."""
+  """A row with required, bounded and union options."""
 
 
 def read_many(path, *, names: tuple[str, ...] = ()):
@@ -137,7 +137,7 @@ def test_mistakes_in_a_spec_are_named(spec, message):
 def test_every_entry_of_a_tuple_is_checked():
   assert bind("read_many(names=('a', 'b'))", TABLE, 'reader')[2] == {'names': ('a', 'b')}
   names = ('a', 3, *'bcdefgh')
-  for _ in range(20):
+  for _ in range(20):  # beartype would check one entry, drawn at random
     with pytest.raises(aj.UserError) as error:
       bind(f'read_many(names={names})', TABLE, 'reader')
     assert str(error.value) == f"reader 'read_many': option names must be tuple[str, ...], got {names}"
@@ -171,7 +171,7 @@ def test_fields_of_a_config_are_checked(fields, message):
   assert str(error.value) == message
 
 
-def test_schema_of_a_dataclass_a_function_and_a_mapping():
+def test_a_schema_is_read_from_a_dataclass_a_function_or_a_mapping():
   assert schema_of(Fields)['steps'] == (int, 10, Range(1))
   assert list(schema_of(read_table, exclude={'scale'})) == ['size', 'rate', 'names']
   assert schema_of({'a': 1.5})['a'][:2] == (float, 1.5)

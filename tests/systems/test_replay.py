@@ -1,4 +1,4 @@
-"""An update that is not finite is stored by training, and repeated by `replay`, which finds the row."""
+"""Training stores the batch of an update that is not finite; `replay` repeats the update and finds the row."""
 
 import dataclasses
 import shutil
@@ -18,14 +18,14 @@ LIGHT = {'model__encoder': 'embedded', 'training__evaluate_every': 0}  # fields 
 
 @pytest.fixture(scope='module')
 def poisoned():
-  """Makes the loss of row BAD_ROW infinite after the second update."""
+  """Makes the loss of batches with row BAD_ROW infinite after the second update."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(TranslationSystem, 'loss', property(poison(TranslationSystem.loss.func)))
     yield
 
 
 def poison(healthy):
-  """Returns the loss of a system, infinite for row BAD_ROW after the second update."""
+  """Wraps a function system -> loss: after the second update, the loss of batches with row BAD_ROW is infinite."""
 
   def make_loss(system):
     loss = healthy(system)

@@ -38,7 +38,7 @@ def edit_config(folder, edit):
   config = json.loads((folder / 'config.json').read_text('utf-8'))
   edit(config)
   (folder / 'config.json').write_text(json.dumps(config), 'utf-8')
-  (folder / 'digests.json').unlink()
+  (folder / 'digests.json').unlink()  # otherwise opening the run reports the changed file
 
 
 def test_checkpoints_are_opened_by_name_and_step(trained):
@@ -229,13 +229,14 @@ def test_an_ensemble_of_one_run_with_itself_scores_like_the_run(trained):
   assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-def test_an_ensemble_of_checkpoints(trained):
+def test_several_checkpoints_of_one_run_are_an_ensemble(trained):
   ensemble = open_run_or_ensemble(str(trained.folder), 'latest,2')
   assert ensemble.steps == (4, 2) and ensemble.folder == trained.folder
 
 
 def test_one_folder_is_no_ensemble(trained):
-  assert open_run_or_ensemble(str(trained.folder), '2').steps == (2,)
+  run = open_run_or_ensemble(str(trained.folder), '2')
+  assert run.steps == (2,) and not isinstance(run.params, tuple)
 
 
 def test_runs_with_different_vocabularies_are_no_ensemble(trained, copy):

@@ -1,4 +1,4 @@
-"""Makes the updates of test_meshes.py in one of several processes, and prints the metrics and parameters of each case.
+"""Makes the updates of test_meshes.py in one of several processes; prints metrics and sums of parameters of each case.
 
 python -m tests.systems.train_on_meshes
 """

@@ -80,7 +80,7 @@ def test_each_shape_is_compiled_once():
   with CompileAhead(compile_for, first_of_each_shape(Batches(), 0, 100)) as ahead:
     for step in range(8):
       ahead.prepare(Batches()[step])
-  assert sorted(compiled) == [1, 2, 3]  # the caller may begin with any shape that comes next
+  assert sorted(compiled) == [1, 2, 3]  # in any order: both threads compile
   assert ahead.describe() == ''
 
 
@@ -229,7 +229,7 @@ def test_the_evaluation_is_compiled_after_the_updates_until_an_evaluation_begins
     evaluate = ahead.wrap_evaluation(lambda state: (state, stopped.is_set()))
     ahead.prepare(Batches()[0])
     assert begun.wait(60) and ahead.describe() == 'compiling the evaluation'
-    assert evaluate('state') == ('state', True)  # not at the same time
+    assert evaluate('state') == ('state', True)  # the compilation has stopped
     assert ahead.describe() == ''
 
 

@@ -112,7 +112,7 @@ def test_a_later_best_state_of_an_interrupted_run_is_replaced(checkpoints, tmp_p
   ],
   ids=['uninterrupted', 'ends with an interruption', 'resumed after interruptions', 'no interval'],
 )
-def test_interruptions_do_not_change_which_states_are_kept(tmp_path, every, saved, kept):
+def test_interruptions_do_not_change_which_regular_states_are_kept(tmp_path, every, saved, kept):
   checkpoints = Checkpoints(tmp_path, 2, every)
   for step in saved:
     checkpoints.save(make_state(step), {})
@@ -225,7 +225,7 @@ def test_the_only_checkpoint_is_not_set_aside(saved, open_saved):
 
 
 @pytest.mark.long
-def test_any_flipped_byte_is_noticed_or_changes_nothing(saved, open_saved):
+def test_a_flipped_byte_of_each_file_is_noticed_or_changes_nothing(saved, open_saved):
   """Orbax does not read some of the files, and the frames of a compressed block have unused bits."""
   reader = open_saved(read_only=True)
   expected = reader.restore(make_state(0))
@@ -271,7 +271,7 @@ def test_missing_checkpoints_are_an_error(saved, open_saved, kind):
 
 
 def test_a_best_state_that_is_made_again_may_be_missing(saved, open_saved):
-  """As after a kill while the best state was replaced: its step is after the latest state, from which runs resume."""
+  """A kill while the best state was replaced: the lost step is after the latest state, from which runs resume."""
   with contextlib.closing(Checkpoints(saved)) as writer:
     writer.save(make_state(25, value=25), {}, BEST)
   shutil.rmtree(saved / BEST / '25')
@@ -285,7 +285,7 @@ def test_a_best_state_that_is_made_again_may_be_missing(saved, open_saved):
 
 
 def test_other_processes_resume_without_a_best_state_that_is_made_again(saved, monkeypatch):
-  """They write no saved.json, and may read it before process 0 has changed it."""
+  """Processes other than 0 write no saved.json, and may read it before process 0 has changed it."""
   (saved / 'saved.json').write_text(json.dumps({LATEST: 20, BEST: 25}))
   shutil.rmtree(saved / BEST)
   monkeypatch.setattr(jax, 'process_index', lambda: 1)

@@ -1,4 +1,4 @@
-"""Checksums: a literal sum, every flipped bit, and independence of the sharding."""
+"""Checksums: the sum that defines them, every flipped bit, and independence of the sharding."""
 
 import itertools
 
@@ -14,7 +14,7 @@ MODULUS = 2**64
 
 
 def weight(axis, position):
-  """SplitMix64 in Python's integers."""
+  """SplitMix64 in Python's integers, made odd."""
   z = (position + axis * int(AXIS_STRIDE)) * 0x9E3779B97F4A7C15 % MODULUS
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % MODULUS
   z = (z ^ (z >> 27)) * 0x94D049BB133111EB % MODULUS
@@ -27,7 +27,7 @@ def checksum(array):
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'int32', 'uint8', 'bool'])
 @pytest.mark.parametrize('shape', [(), (7,), (2, 3, 5)])
-def test_a_checksum_equals_the_literal_sum(shape, dtype):
+def test_a_checksum_equals_the_sum_that_defines_it(shape, dtype):
   array = jax.random.normal(jax.random.key(0), shape).astype(dtype)
   host = np.asarray(array)
   total = 0

@@ -15,7 +15,7 @@ from attention_jax.training.file_digests import (
 def folder(tmp_path):
   for name in 'abc':
     (tmp_path / name).write_text(name)
-  add_file_digests(tmp_path, 'ab')
+  add_file_digests(tmp_path, 'ab')  # the files a and b
   add_file_digests(tmp_path, 'c')
   return tmp_path
 

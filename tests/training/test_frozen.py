@@ -83,7 +83,7 @@ def test_annealed_parameters_follow_their_schedules_even_if_frozen():
   training = Training(steps=3, frozen='decoder', anneal='beta: linear(peak=4.0, end=1.0)')
   step, initial = prepare_training(training, Loss(fn), lambda seed: params, make_mesh(), 0)
   state, _ = step(initial(), {'x': np.zeros((8, 1), np.float32)})
-  assert state.params['decoder']['beta'] == make_schedule('linear(peak=4.0, end=1.0)', 3)(2)
+  assert state.params['decoder']['beta'] == make_schedule('linear(peak=4.0, end=1.0)', 3)(2)  # of the next update
   np.testing.assert_array_equal(state.params['decoder']['kernel'], params['decoder']['kernel'])
 
 

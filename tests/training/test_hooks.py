@@ -112,7 +112,7 @@ def test_finite_guard_logs_spikes(checkpoints):
   assert lines == ['loss at step 61 is 9, far above the mean of earlier losses, 2.01; rows 61, 7']
 
 
-def test_spikes_are_those_of_one_seed(checkpoints):
+def test_a_spike_is_logged_with_its_seed_and_the_rows_of_that_seed(checkpoints):
   """The other run has stopped: its losses are 0, and its rows are not listed."""
   lines = []
   index = np.array([[0, 1], [2, -1]])

@@ -42,7 +42,7 @@ def test_damaged_and_missing_batches_are_errors_in_one_line(tmp_path):
     np.save(file, np.arange(3))  # one array, not an archive
   np.savez_compressed(batch_path(tmp_path, 2), x=np.arange(3000))
   content = bytearray(batch_path(tmp_path, 2).read_bytes())
-  content[200] ^= 255
+  content[200] ^= 255  # in the compressed data
   batch_path(tmp_path, 2).write_bytes(content)
   for update in (1, 2, 3):
     with pytest.raises(UserError, match=f'cannot read .*update_{update}.npz: ') as error:
@@ -65,7 +65,7 @@ def test_a_loss_far_above_its_recent_mean_is_a_spike_and_noise_is_not():
   assert detector(5.0) == mean  # the first spike is no part of the mean
 
 
-def test_a_new_level_of_the_loss_is_no_spike():
+def test_only_the_first_losses_at_a_new_level_are_spikes():
   detector = SpikeDetector()
   levels = [1.0, 7.0, 30.0]
   spikes = [[detector(level + 0.01 * (i % 3)) for i in range(200)] for level in levels]

@@ -116,7 +116,7 @@ def test_resuming_equals_an_uninterrupted_run(uninterrupted, tmp_path, capsys):
   assert 'resuming at step 56 of 60' in capsys.readouterr().out
   assert state_bits(result.state) == state_bits(expected.state)
   losses = values_of(tmp_path, 'train/loss')
-  assert losses == losses | values_of(expected_folder, 'train/loss')
+  assert losses == losses | values_of(expected_folder, 'train/loss')  # and those of steps 51 and 56
   finished = fit_toy(tmp_path)
   assert state_bits(finished.state) == state_bits(expected.state) and finished.compilations == 0
 
@@ -186,7 +186,7 @@ def test_nan_is_reported_with_its_step_and_never_saved(tmp_path, monkeypatch, ca
   make_loss = helpers.sequence_loss
 
   def make_poisoned_loss(*args):
-    """The loss, or NaN for batches with negative indices."""
+    """Returns the loss, which is NaN for batches with negative indices."""
     loss = make_loss(*args)
 
     def poisoned(params, batch, rngs, running, update):
@@ -278,7 +278,7 @@ def test_training_fields_are_checked(fields, message):
 @pytest.mark.parametrize(
   'path', sorted(Path(training_package.__file__).parent.glob('*.py')), ids=lambda path: path.stem
 )
-def test_training_imports_no_model_data_set_or_loss(path):
+def test_training_imports_no_layer_above_kernels(path):
   allowed = {'errors', 'atomic', 'specs', 'functional', 'kernels', 'training'}
   for node in ast.walk(ast.parse(path.read_text('utf-8'))):
     if isinstance(node, ast.ImportFrom) and node.module.split('.')[0] == 'attention_jax':

@@ -139,9 +139,9 @@ def test_muon_leaves_the_layer_of_the_logits_to_adam(model, inputs):
   rngs = {'params': jax.random.key(0), 'attention': jax.random.key(1)}
   shapes = jax.eval_shape(model.init, rngs, *inputs)['params']
   uses_adam = jax.tree.map(lambda leaf, axes: axes is None, shapes, _hidden_kernels(shapes))
-  matrices = [leaf.ndim == 2 for leaf in jax.tree.leaves(shapes)]
+  is_matrix = [leaf.ndim == 2 for leaf in jax.tree.leaves(shapes)]
   is_output = [leaf.shape[-1] == OUTPUTS for leaf in jax.tree.leaves(shapes)]
-  kernels = set(itertools.compress(zip(is_output, jax.tree.leaves(uses_adam), strict=True), matrices))
+  kernels = set(itertools.compress(zip(is_output, jax.tree.leaves(uses_adam), strict=True), is_matrix))
   assert kernels >= {(True, True), (False, False)} and (True, False) not in kernels
 
 

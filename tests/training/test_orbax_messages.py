@@ -48,7 +48,7 @@ def test_coroutines_that_were_never_awaited_are_no_warnings():
     raise OSError('full')
 
 
-def test_threads_that_end_after_an_error_stay_silent():
+def test_messages_stay_hidden_after_an_error():
   before = sys.unraisablehook
   with pytest.raises(OSError, match='full'), without_orbax_messages():
     raise OSError('full')

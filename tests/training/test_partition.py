@@ -109,9 +109,10 @@ def test_parameters_are_placed_by_the_names_of_their_axes():
 
 
 def test_a_mesh_that_does_not_shard_the_largest_parameter_is_an_error():
-  shapes = {'a/kernel': jax.ShapeDtypeStruct((6, 8), np.float32), 'a/bias': jax.ShapeDtypeStruct((8,), np.float32)}
+  sizes = {'a/kernel': (1026, 1024), 'a/bias': (1024,)}  # 4 MiB and 4 KiB; 2 divides 1026, and 4 does not
+  shapes = {name: jax.ShapeDtypeStruct(size, np.float32) for name, size in sizes.items()}
   mesh = make_mesh(jax.devices()[:2], sizes=MeshConfig(fsdp=2))
-  assert describe_placement(shapes, mesh) == 'parameters sharded over fsdp=2: 0.0 of 0.0 MiB on each device'
+  assert describe_placement(shapes, mesh) == 'parameters sharded over fsdp=2: 2.0 of 4.0 MiB on each device'
   assert describe_placement(shapes, make_mesh(jax.devices()[:2])) == ''
   with pytest.raises(UserError, match=r'^config.mesh.fsdp=4 shards no axis of the largest parameter, a/kernel'):
     describe_placement(shapes, make_mesh(jax.devices()[:4], sizes=MeshConfig(fsdp=4)))

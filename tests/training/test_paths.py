@@ -32,7 +32,7 @@ def test_invalid_names_are_errors(name, message):
 
 @settings(deadline=None)
 @given(st.text())
-def test_any_text_is_a_path_or_an_error_of_one_line(name):
+def test_any_text_is_a_path_or_a_user_error(name):
   try:
     assert isinstance(run_path(name), Path)
   except UserError as error:

@@ -17,8 +17,9 @@ from attention_jax.training.remote_lock import LOCK
   ],
 )
 def test_file_systems_that_cannot_be_used_are_errors(url, message):
-  with pytest.raises(UserError, match=message):
+  with pytest.raises(UserError, match=message) as error:
     RemoteFiles(url)
+  assert '\n' not in str(error.value)
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):

@@ -1,4 +1,4 @@
-"""Folders behind URLs: states are committed whole, continued elsewhere, and written by one process at a time."""
+"""Folders behind URLs: states are committed whole and continued elsewhere, and failed uploads are repeated."""
 
 import os
 import shutil

@@ -34,15 +34,15 @@ def test_a_removed_lock_names_no_other_process(url):
 
 
 @pytest.mark.parametrize(
-  ('table', 'pid', 'age', 'waits'),
+  ('table', 'pid', 'age', 'is_awaited'),  # Linux has no pid above 2**22
   [('b', 7, 0, True), ('b', 7, 1e4, False), ('b', 2**22 + 1, 0, True), (process_table(), 2**22 + 1, 0, False)],
   ids=['a lost machine', 'long ago', 'a container of the same host name', 'a process of this machine that has ended'],
 )
-def test_the_lock_of_a_lost_process_expires(url, table, pid, age, waits):
+def test_the_lock_of_a_lost_process_expires(url, table, pid, age, is_awaited):
   files = RemoteFiles(url)
   record = {'owner': 'another', 'host': socket.gethostname(), 'pid': pid, 'process_table': table}
   files.write_json(LOCK, record | {'time': time.time() - age})
   lines = []
   with RemoteLock(files, lines.append, renewal=0.05, lease=1) as lock:
     lock.check()
-  assert len(lines) == waits and files.read_json(LOCK) is None
+  assert len(lines) == is_awaited and files.read_json(LOCK) is None

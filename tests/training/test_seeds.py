@@ -171,7 +171,7 @@ def test_the_number_of_devices_does_not_matter(uninterrupted, tmp_path):
 
 
 @pytest.mark.long
-def test_a_run_that_stops_early_does_not_change_the_others(tmp_path):
+def test_a_run_that_stops_early_stays_as_it_is_while_the_others_continue(tmp_path):
   evaluations = collections.Counter()
 
   def distance(state, seed):

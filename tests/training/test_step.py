@@ -242,7 +242,7 @@ def test_an_annealed_parameter_follows_its_schedule_after_a_skipped_update():
     state, _ = step(state, make_batch(n))
 
 
-def test_a_batch_of_filler_rows_changes_only_the_step():
+def test_a_batch_of_filler_rows_leaves_the_parameters_unchanged():
   step, state = setup(optimizer='sgd', average=0.0)
   batch = make_batch(0)
   masked = batch._replace(source_mask=batch.source_mask & False, target_mask=batch.target_mask & False)

@@ -73,7 +73,7 @@ def test_any_content_is_read_or_an_error_of_one_line(tmp_path, content):
   try:
     read_metrics(tmp_path)
   except UserError as error:
-    assert len(error.lines) == 1
+    assert '\n' not in str(error)
 
 
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
@@ -96,7 +96,7 @@ def test_silence_before_the_first_record_is_reported(pipe, capsys, monkeypatch):
   progress.close()
   lines = capsys.readouterr().out.splitlines()
   reports = [line for line in lines if line.startswith('compiling the update, or making the first updates, for 0 s')]
-  assert 2 <= len(reports) <= 6 and lines[-1].startswith('step 5/10')
+  assert 2 <= len(reports) <= 6 and lines[-1].startswith('step 5/10')  # intervals double
 
 
 def test_progress_reports_what_is_compiled(pipe, capsys, monkeypatch):
