@@ -19,13 +19,14 @@ SURROGATE = re.compile('[\ud800-\udfff]')
 
 
 class Documents(NamedTuple):
-  """One split.
+  """Labelled documents, such as those of one split.
 
   Attributes:
-    sentences: lines of tokens with single spaces between them, for each document; one line for each text of a pair.
+    sentences: the sentences of each document, or the two texts of a pair; each is a line of tokens with single spaces
+      between them.
     labels: one label per document.
     name: where the documents come from, for messages.
-    lines: the number of the line or row of each document in these data.
+    lines: for each document, the number of its line in the file, or of its row in the data set, for messages.
     pairs: whether each document is a pair of texts.
   """
 
@@ -37,7 +38,7 @@ class Documents(NamedTuple):
 
   @property
   def texts(self) -> Iterator[str]:
-    """All lines of tokens of all documents."""
+    """The lines of tokens of all documents."""
     return itertools.chain.from_iterable(self.sentences)
 
   def location(self, row: int) -> str:
@@ -67,8 +68,8 @@ def jsonl(
     language, html: see sentences.split.
 
   Raises:
-    UserError: if `text` is neither a field nor two; for a file that cannot be read; naming the file and the line, for a
-      mistake in it.
+    UserError: if `text` is neither one field nor two, if a file cannot be read, or if a line is invalid; the message
+      then names the file and the line.
   """
   fields = (text,) if isinstance(text, str) else tuple(text)
   if len(fields) not in (1, 2) or not all(isinstance(field, str) for field in (*fields, label)):
@@ -104,8 +105,8 @@ def tfds(
     language, html: see sentences.split.
 
   Raises:
-    UserError: for a data set that is not prepared or lacks one of the features; naming the row, for a text that is
-      empty or not UTF-8, for a feature that is not a text, and for a missing label of a feature with class names.
+    UserError: for a data set that is not prepared or lacks one of the features; and for a row whose text is empty, not
+      a string or not UTF-8, or whose label is missing, if the label has class names. The message then names the row.
   """
   builder = open_tfds_set(folder, name)
   for field in (text, label):
@@ -144,7 +145,7 @@ def _tfds_label(value: Any, names: Sequence[str] | None, feature: str, where: st
 
 
 def entailment(folder: str, *, seed: int = 0) -> dict[str, Documents]:
-  """Generated pairs of sentences about a scene; the label states whether the second follows from the first."""
+  """Generated pairs of sentences about a scene; labels: entailment, neutral, contradiction."""
   from attention_jax.data.builders import entailment as builder
 
   splits = {}
@@ -163,10 +164,11 @@ def load_documents(config: Mapping[str, Any]) -> dict[str, Documents]:
   """Returns the splits of the task `config['task']` from `config['folder']`; 'train' is always among them.
 
   Raises:
-    UserError: for anything that is wrong with the config or the files, and for labels that no training document has.
+    UserError: for a mistake in the config or the files, for training documents that all have the same label, and for
+      labels that no training document has.
   """
-  _, row, options = bind(config['task'], DOCUMENTS, 'task')
-  splits = row(os.path.expanduser(config['folder'] or ''), **options)
+  _, read, options = bind(config['task'], DOCUMENTS, 'task')
+  splits = read(os.path.expanduser(config['folder'] or ''), **options)
   labels = set(splits['train'].labels)
   if len(labels) < 2:
     raise UserError(f'{splits["train"].name}: expected at least two labels, but every label is {min(labels)!r}')
@@ -193,8 +195,8 @@ def parse_documents(
   Raises:
     UserError: for an empty text, and for a line that is not a pair.
   """
-  _, row, options = bind(config['task'], DOCUMENTS, 'task')
-  pairs = row is entailment or not isinstance(options.get('text', ''), str)
+  _, read, options = bind(config['task'], DOCUMENTS, 'task')
+  pairs = read is entailment or not isinstance(options.get('text', ''), str)
   texts = [line.split('\t') if pairs else [line] for line in lines]
   for number, line_texts in enumerate(texts, first):
     if len(line_texts) != 1 + pairs:

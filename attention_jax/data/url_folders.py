@@ -16,13 +16,13 @@ VERSIONS = '.versions.json'  # in a copy: the version of each file when it was d
 
 
 def local_copy(folder: str, part: str = '') -> str:
-  """Returns a folder of this machine with the files of `folder`: itself, or a copy in the cache if it is a URL.
+  """Returns `folder` itself if it is a path, or the path of its copy in the cache if it is a URL.
 
   Only files that are new or have changed since the last call are downloaded; over http, changes are not detected.
 
   Args:
     folder: a path, or the URL of a folder.
-    part: the subfolder to copy; '' for the whole folder.
+    part: the only subfolder to copy, to the same place below the returned path; '' for the whole folder.
 
   Raises:
     UserError: if the folder behind a URL cannot be read or holds no files, or if its copy cannot be written.
@@ -39,14 +39,14 @@ def local_copy(folder: str, part: str = '') -> str:
       _update(f'{url}/{part}'.rstrip('/'), copy / part)
   except UserError:
     raise
-  except Exception as error:  # every file system raises its own kinds
+  except Exception as error:  # each file system raises exceptions of its own
     reason = getattr(error, 'strerror', None) or ' '.join(str(error).split())[:200] or type(error).__name__
     raise UserError(f'cannot copy {folder} to {copy}: {reason}') from error
   return str(copy)
 
 
 def _update(url: str, copy: Path) -> None:
-  """Downloads the files whose versions are not those of the copy, and removes those that are gone."""
+  """Downloads files that are new or have another version than in the copy, and deletes copies of removed files."""
   import fsspec
 
   system, root = fsspec.url_to_fs(url)

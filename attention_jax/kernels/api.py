@@ -58,8 +58,8 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
     lambda score, alignment: '',
   ),
   'factored': Implementation(
-    'additive scores from exponentials of queries and of keys, in blocks: no array [T, S, F], and a tanh '
-    'of its entries only for keys of a very wide range',
+    'additive scores from exponentials of queries and of keys, in blocks: [T, S, F] is never stored, and tanh is '
+    'computed for its entries only if the keys have a very wide range',
     factored.attend,
     None,
     factored.unsupported_reason,
@@ -71,7 +71,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
     flash.unsupported_reason,
   ),
   'cudnn': Implementation(
-    "products q . k with softmax by NVIDIA's cuDNN kernel, in bfloat16 or float16; weights, if used, by the formula",
+    "products q . k with softmax by NVIDIA's cuDNN kernel, in bfloat16 or float16; weights, if used, by the definition",
     cudnn.attend,
     None,
     cudnn.unsupported_reason,
@@ -124,8 +124,8 @@ def attend(
 ) -> Attended:
   """weights = alignment(score(query, key) + bias, mask); context = weights @ value.
 
-  Queries are scanned in order if the score or the alignment takes `previous`, `coverage`, `step` or `state`, except by
-  'window', and do not depend on each other otherwise. Batch axes are vmapped.
+  Queries are scanned in order if the score or the alignment takes `previous`, `coverage`, `step` or `state`; otherwise
+  they are computed independently. Implementation 'window' never scans. Batch axes are vmapped.
 
   Args:
     query: [..., T, Dq]; the leading axes of query, key and value broadcast to each other.
@@ -169,7 +169,7 @@ def attend(
     bias = _align('bias', bias, weights_shape, jnp.floating)
     bias = jnp.broadcast_to(bias, (*bias.shape[:-2], *weights_shape[-2:]))
     mask = (mask if mask.ndim == len(weights_shape) else mask[..., None, :]) & ~jnp.isneginf(bias)
-  # Masked keys are zeroed before the projection: its gradient would otherwise multiply by a NaN in masked positions.
+  # Masked keys are zeroed before the projection: a NaN at a masked position would make its gradient NaN.
   key = project(definition.zero_masked_memory(Memory(key, value, mask)).key, params, 'key')
   params = without_key(params)
   sizes = {'query': query.shape[-1], 'key': key.shape[-1], 'value': value.shape[-1]}
@@ -190,16 +190,16 @@ def attend(
       jax.eval_shape(lambda *operands: definition.attend(score, alignment, *operands, **options), *operands)
       raise
 
-  shared_by_keys = _shared_axes(key, batch)
-  shared_by_values = _shared_axes(value, batch)
+  shared_key_axes = _shared_axes(key, batch)
+  shared_value_axes = _shared_axes(value, batch)
   attend_batch = attend_one
   for axis in reversed(range(len(batch))):
-    memory_axes = (None if axis in shared else 0 for shared in (shared_by_keys, shared_by_values))
+    memory_axes = (None if axis in shared else 0 for shared in (shared_key_axes, shared_value_axes))
     in_axes = (0, *memory_axes, _vmap_axis(mask, axis), _vmap_axis(bias, axis), 0)
     mesh_axis = batch_mesh_axis(batch[0]) if axis == 0 else None
     attend_batch = jax.vmap(attend_batch, in_axes=in_axes, spmd_axis_name=mesh_axis)
-  key = jnp.squeeze(key, shared_by_keys)
-  value = jnp.squeeze(value, shared_by_values)
+  key = jnp.squeeze(key, shared_key_axes)
+  value = jnp.squeeze(value, shared_value_axes)
   mask = _squeeze_shared_axes(mask, len(batch))
   bias = _squeeze_shared_axes(bias, len(batch))
   return attend_batch(query, key, value, mask, bias, rngs)

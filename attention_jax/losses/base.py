@@ -18,7 +18,7 @@ class ObjectiveInputs(NamedTuple):
     batch: a data Batch.
     rngs: the rngs of the model; None for a deterministic pass.
     rng: the rng of the objective itself, or None.
-    running: running means per token, by name; they include those of the sums in Objective.running.
+    running: running means per token, by name, including those that `Objective.running` lists.
     update: number of the update, from 1.
     compute_loss: ModelOutput for the batch's targets -> the sums 'loss', 'accuracy' and 'tokens' of cross entropy.
   """
@@ -52,7 +52,8 @@ class ObjectiveOutput(NamedTuple):
   """Result of an objective.
 
   Attributes:
-    sums: sums as a loss returns them, with 'cross_entropy', the mean over the passes, if it differs from 'loss'.
+    sums: sums as a loss returns them; if 'loss' is not the cross entropy, 'cross_entropy' is included, averaged over
+      the passes.
     passes: a ModelOutput for each pass that predicts the data's targets; auxiliary losses are added for each of them.
       Passes that only provide samples or their log-probabilities are not included.
   """

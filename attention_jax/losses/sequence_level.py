@@ -100,7 +100,7 @@ def reinforce(
 
   Args:
     samples: samples per source.
-    baseline: b, a row of BASELINES.
+    baseline: b, a key of BASELINES.
     likelihood: as in minimum_risk.
     after: as in minimum_risk.
 

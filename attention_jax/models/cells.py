@@ -45,7 +45,7 @@ class Cell(nn.Module):
 
   Attributes:
     attention: attention over the memory.
-    rnn: a row of RECURRENCES.
+    rnn: a key of RECURRENCES.
     features, layers, residual, dropout, dtype: fields of the recurrent stack.
     bridge: whether the initial states depend on the encoded source, see `initial`. Otherwise they are zeros, and a cell
       that attends may start before the source is complete.

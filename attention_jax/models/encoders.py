@@ -44,7 +44,7 @@ class RecurrentEncoder(nn.Module):
 
   Attributes:
     embedding: module from ids to vectors.
-    rnn: a row of RECURRENCES.
+    rnn: a key of RECURRENCES.
     features: features of each layer.
     layers: number of layers.
     residual: whether layers add their input to their output, from layer `residual_from` on and for equal widths.

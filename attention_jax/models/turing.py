@@ -90,7 +90,7 @@ class FeedforwardController(nn.Module):
 
 
 class RecurrentController(nn.Module):
-  """Recurrent layer as a controller; `kind` is a row of RECURRENCES."""
+  """Recurrent layer as a controller; `kind` is a key of RECURRENCES."""
 
   kind: str
   features: int
@@ -179,7 +179,7 @@ class Turing(nn.Module):
   Attributes:
     score: spec of SCORES.
     alignment: spec of ALIGNMENTS.
-    controller: row of CONTROLLERS.
+    controller: a key of CONTROLLERS.
     features: width of the controller, F.
     slots: number of slots of the memory, N.
     width: width of a slot, M.
@@ -248,7 +248,7 @@ class RecurrentBaseline(nn.Module):
   Attributes:
     score: not used; the cell does not attend.
     alignment: not used.
-    rnn: row of RECURRENCES.
+    rnn: a key of RECURRENCES.
     features: width of each layer.
     layers: number of layers.
     dtype: dtype of the computation.

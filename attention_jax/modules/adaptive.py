@@ -94,7 +94,7 @@ class AdaptiveLayer(nn.Module):
   b is 1 at first, so that few updates come before a halt.
 
   Attributes:
-    kind: a row of RECURRENCES.
+    kind: a key of RECURRENCES.
     features: features F of the layer.
     reverse: whether the sequence is read from its end.
     limit: largest number of updates of a step.

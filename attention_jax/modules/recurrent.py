@@ -192,7 +192,7 @@ class RecurrentStack(nn.Module):
   """Stacked recurrent layers of a decoder, one step at a time; `project` projects the inputs of the lowest layer.
 
   Attributes:
-    kind: a row of RECURRENCES.
+    kind: a key of RECURRENCES.
     features: features F of each layer.
     layers: number of layers.
     residual: whether the output of each layer, after dropout, is added to that of the next (Wu et al. 2016).

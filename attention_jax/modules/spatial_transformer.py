@@ -19,7 +19,7 @@ class SpatialTransformer(nn.Module):
 
   Attributes:
     size: height and width of the result, in pixels.
-    transform: a row of TRANSFORMS.
+    transform: a key of TRANSFORMS.
     filters: features of each convolution.
     hidden: width of the ReLU layer.
     dtype: dtype of the localisation network except its last layer, which is float32 like coordinates and pixels.

@@ -86,7 +86,7 @@ class FeedForward(nn.Module):
   Attributes:
     features: features of the result.
     hidden: features of the hidden layer.
-    activation: a row of ACTIVATIONS.
+    activation: a key of ACTIVATIONS.
     scale: factor of the initial variance of V.
   """
 
@@ -117,7 +117,7 @@ class Residual(nn.Module):
   """norm(x + drop(f(x))) (Vaswani et al. 2017, section 3.1), or x + drop(f(norm(x))).
 
   Attributes:
-    norm: a row of NORMS.
+    norm: a key of NORMS.
     norm_first: whether to normalise the input of f (pre-norm, Xiong et al. 2020) instead of the sum.
     dropout: dropout rate of f(x).
     epsilon: added to the variance (layer) or mean square (rms).

@@ -31,13 +31,13 @@ class Stack(nn.Module):
     score, alignment, implementation, kv_heads: fields of self-attention; see modules.attention.
     position: a spec of POSITIONS.
     window, sinks: arguments of `self_attention_mask` for self-attention.
-    norm: a row of NORMS.
+    norm: a key of NORMS.
     norm_first: whether to normalise the inputs of sublayers; see Residual.
     normalize_last: whether to normalise the result of the last layer although `norm_first` is False, as nn.Transformer
       of torch does.
     epsilon: added to the variance (layer) or mean square (rms) in normalisation.
     bias: whether the projections of self-attention have biases.
-    activation: a row of ACTIVATIONS.
+    activation: a key of ACTIVATIONS.
     dropout: dropout rate of the results of sublayers; that of embeddings is a field of their module.
     attention_dropout: dropout rate of the weights of self-attention.
     layer_dropout: probability that a layer is skipped for a whole batch during training (LayerDrop, Fan, Grave & Joulin

@@ -59,16 +59,16 @@ class Study(NamedTuple):
   Attributes:
     split: the split whose examples are explained, and on which guided probes are tested.
     options: options of the measures.
-    explained: number of examples that are explained.
-    probe_train: number of training examples of guided probes.
-    probe_test: number of examples of the split on which guided probes are tested.
+    explained_count: number of examples that are explained.
+    probe_train_count: number of training examples of guided probes.
+    probe_test_count: number of examples of the split on which guided probes are tested.
   """
 
   split: str
   options: MeasureOptions
-  explained: int
-  probe_train: int
-  probe_test: int
+  explained_count: int
+  probe_train_count: int
+  probe_test_count: int
 
 
 def pair_examples(system: Any, split: str, count: int) -> Example:
@@ -119,8 +119,8 @@ def explanation_rows(
 
   Args:
     settings: settings with learned weights, of one system with the same data.
-    factors: how rows are named; the factors 'measure' or 'weights', and 'interval' are added. Intervals of measures are
-      over examples, those of probes over outputs.
+    factors: the factors that name a row. Rows of measures also have a factor 'measure', rows of probes a factor
+      'weights', and all rows an 'interval': over examples for measures, over outputs for probes.
     study: the examples and the options.
 
   Returns:
@@ -155,7 +155,7 @@ def _explain_runs(runs: Sequence[Run], study: Study) -> tuple[dict[str, np.ndarr
   weights = []
   for run in runs:
     reader, load = _reader_and_loader(run)
-    examples = load(run.system, study.split, study.explained)
+    examples = load(run.system, study.split, study.explained_count)
     explanations = explain(reader, run.system.model, run.params, examples, study.options)
     measured.append(summarize_examples(examples, explanations))
     weights.append(np.where(examples.target_mask[..., None], explanations.weights, np.nan))
@@ -189,7 +189,7 @@ def _probe_runs(runs: Sequence[Run], study: Study) -> dict[str, np.ndarray]:
   correct: dict[str, list[np.ndarray]] = {guide: [] for guide in GUIDES}
   for run in runs:
     reader, load = _reader_and_loader(run)
-    splits = [load(run.system, 'train', study.probe_train), load(run.system, study.split, study.probe_test)]
+    splits = [load(run.system, 'train', study.probe_train_count), load(run.system, study.split, study.probe_test_count)]
     weights = [read_weights(reader, run.system.model, run.params, examples) for examples in splits]
     size = 1 + max(int(examples.source.max()) for examples in splits)
     for guide, fn in GUIDES.items():

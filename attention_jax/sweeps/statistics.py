@@ -31,7 +31,10 @@ class Interval(NamedTuple):
 
 
 def bootstrap_mean(values: Sequence[float]) -> Interval:
-  """Returns the mean over seeds, with the percentile bootstrap interval of Agarwal et al. (2021)."""
+  """Returns the mean of values, one per seed or example, with its percentile bootstrap interval.
+
+  Agarwal et al. (2021).
+  """
   return _bootstrap(values, np.mean)
 
 
@@ -67,9 +70,9 @@ class Comparison(NamedTuple):
   Attributes:
     seeds: number of pairs.
     difference: mean difference, setting minus baseline, with the 95 % interval of the t distribution.
-    improvement: probability that a run of the setting is better than one of the baseline: the share of all n²
-      combinations of runs, where ties count half.
-    p: of the paired test; NaN if it cannot be computed.
+    improvement: probability that a run of the setting is better than one of the baseline: the share of the n²
+      combinations of one run of each in which it is better; ties count half.
+    p: the p value of the paired test; NaN if it cannot be computed.
   """
 
   seeds: int
@@ -99,9 +102,9 @@ def compare(values: Sequence[float], baseline: Sequence[float], higher_is_better
   """Compares the runs of a setting with those of the baseline, in pairs.
 
   Args:
-    values: of a metric, one per pair.
-    baseline: the same of the baseline.
-    higher_is_better: the direction of the metric.
+    values: the values of a metric, one per pair.
+    baseline: the values of the baseline, in the same order.
+    higher_is_better: whether higher values of the metric are better.
     test: a key of TESTS.
   """
   x = np.asarray(values, float)
@@ -110,7 +113,7 @@ def compare(values: Sequence[float], baseline: Sequence[float], higher_is_better
   improvement = float(u if higher_is_better else 1 - u)
   difference = float(np.mean(x - y))
   if len(x) < 2 or np.ptp(x - y) < 1e-12 * max(1.0, np.abs(x - y).max()):
-    # One pair, or equal differences, have no spread with which a test could compare the mean.
+    # A t-test is undefined without variance, as for one pair or equal differences; the other tests are treated alike.
     p = 1.0 if len(x) > 1 and difference == 0 else math.nan
     return Comparison(len(x), Interval(difference, math.nan, math.nan), improvement, p)
   interval = scipy.stats.ttest_rel(x, y).confidence_interval(CONFIDENCE)
@@ -119,12 +122,12 @@ def compare(values: Sequence[float], baseline: Sequence[float], higher_is_better
 
 
 def correct_p_values(p_values: Sequence[float]) -> list[float]:
-  """Corrects p values for their number, so that the expected share of false discoveries is bounded.
+  """Corrects p values for multiple comparisons, so that the expected share of false discoveries is bounded.
 
-  Benjamini & Hochberg (1995). The method allows p values that depend positively on each other, as with one baseline.
+  Benjamini & Hochberg (1995). Valid also for positively dependent p values, such as those of a common baseline.
 
   Args:
-    p_values: NaN stays NaN and does not count.
+    p_values: the p values; NaN stays NaN and is not counted as a comparison.
   """
   p = np.asarray(p_values, float)
   corrected = np.full_like(p, math.nan)
@@ -139,7 +142,7 @@ class RowComparison(NamedTuple):
 
   Attributes:
     difference: of the metric, other run minus baseline, with its bootstrap interval (NaN ends for sacrebleu's metrics).
-    p: of the paired test over rows; NaN if there is nothing to count, see `compare_rates`.
+    p: the p value of the paired test over rows; NaN if there is nothing to count, see `compare_rates`.
   """
 
   difference: Interval
@@ -184,7 +187,7 @@ def compare_rates(first: RowCounts, second: RowCounts) -> RowComparison:
     second: counts of the other run.
 
   Returns:
-    The comparison; its values are NaN if there is nothing to count, such as links if no row has any.
+    The comparison; its values are NaN if a total is zero, such as that of links if no row has any.
   """
   counted = np.concatenate([first.counted, second.counted])
   total = np.concatenate([first.total, second.total])
@@ -246,11 +249,11 @@ def bootstrap_rows(spec: str, hypotheses: Sequence[str], references: Sequence[Se
 
 
 def _bootstrap_by_sacrebleu(metric: Any, hypotheses, references) -> Interval:
-  """The interval of `corpus_score(n_bootstrap=...)`, which cannot average samples of the types float and float32."""
+  """The score and the interval that `corpus_score(n_bootstrap=...)` computes."""
   statistics = metric._extract_corpus_statistics(hypotheses, reference_streams(references))
   score = metric._aggregate_and_compute(statistics)
   _, samples = _bootstrap_resample(statistics, metric, ROW_RESAMPLES)
-  for sample in samples:
+  for sample in samples:  # corpus_score fails if some scores are float and others float32
     sample.score = float(sample.score)
   score.estimate_ci(samples)
   return Interval(score.score, score._mean - score._ci, score._mean + score._ci)  # not public in sacrebleu
@@ -260,7 +263,7 @@ def bootstrap_ratio(counts: RowCounts, scale: float = 1) -> Interval:
   """Returns `scale` times the ratio of two sums over rows, with its bootstrap interval over rows.
 
   Args:
-    counts: numerator and denominator of each row; a sum of denominators that is 0 counts as 1.
+    counts: numerator and denominator of each row; a sum of denominators of 0 is replaced by 1.
     scale: 100 for %.
   """
   rows = np.arange(len(counts.total))

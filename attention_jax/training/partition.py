@@ -267,7 +267,7 @@ def shard_batch(batch: Any, mesh: Mesh, parts: int = 1, rule: str = 'batch') -> 
     batch: a tree of numpy arrays with the rows of `process_share`.
     mesh: the mesh of the devices.
     parts: number of parts in which gradients are accumulated.
-    rule: row of RULES that shards the arrays: 'batch' or 'batches'.
+    rule: the key of RULES that shards the arrays: 'batch' or 'batches'.
 
   Returns:
     A tree of the same structure with global arrays, sharded over the devices.
