@@ -234,10 +234,10 @@ def _compare_alignments(name: str, settings: Sequence[SettingRuns], split: str, 
 
 WEIGHTS = Factor('model.attention.alignment', 'weights', lambda spec: 'uniform' if 'temperature' in spec else 'learned')
 REVIEW_STUDY = Study(
-  'validation', MeasureOptions(epsilon=0.01), explained_count=150, probe_train_count=4000, probe_test_count=1000
+  'validation', MeasureOptions(epsilon=0.01), num_explained=150, num_probe_train=4000, num_probe_test=1000
 )
 WORD_STUDY = Study(
-  'validation', MeasureOptions(epsilon=0.05, steps=100), explained_count=50, probe_train_count=200, probe_test_count=200
+  'validation', MeasureOptions(epsilon=0.05, steps=100), num_explained=50, num_probe_train=200, num_probe_test=200
 )
 
 

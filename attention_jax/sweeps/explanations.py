@@ -59,16 +59,16 @@ class Study(NamedTuple):
   Attributes:
     split: the split whose examples are explained, and on which guided probes are tested.
     options: options of the measures.
-    explained_count: number of examples that are explained.
-    probe_train_count: number of training examples of guided probes.
-    probe_test_count: number of examples of the split on which guided probes are tested.
+    num_explained: number of examples that are explained.
+    num_probe_train: number of training examples of guided probes.
+    num_probe_test: number of examples of the split on which guided probes are tested.
   """
 
   split: str
   options: MeasureOptions
-  explained_count: int
-  probe_train_count: int
-  probe_test_count: int
+  num_explained: int
+  num_probe_train: int
+  num_probe_test: int
 
 
 def pair_examples(system: Any, split: str, count: int) -> Example:
@@ -155,7 +155,7 @@ def _explain_runs(runs: Sequence[Run], study: Study) -> tuple[dict[str, np.ndarr
   weights = []
   for run in runs:
     reader, load = _reader_and_loader(run)
-    examples = load(run.system, study.split, study.explained_count)
+    examples = load(run.system, study.split, study.num_explained)
     explanations = explain(reader, run.system.model, run.params, examples, study.options)
     measured.append(summarize_examples(examples, explanations))
     weights.append(np.where(examples.target_mask[..., None], explanations.weights, np.nan))
@@ -189,7 +189,7 @@ def _probe_runs(runs: Sequence[Run], study: Study) -> dict[str, np.ndarray]:
   correct: dict[str, list[np.ndarray]] = {guide: [] for guide in GUIDES}
   for run in runs:
     reader, load = _reader_and_loader(run)
-    splits = [load(run.system, 'train', study.probe_train_count), load(run.system, study.split, study.probe_test_count)]
+    splits = [load(run.system, 'train', study.num_probe_train), load(run.system, study.split, study.num_probe_test)]
     weights = [read_weights(reader, run.system.model, run.params, examples) for examples in splits]
     size = 1 + max(int(examples.source.max()) for examples in splits)
     for guide, fn in GUIDES.items():

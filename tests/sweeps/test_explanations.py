@@ -26,7 +26,7 @@ from attention_jax.tokens import EOS, PAD, UNK
 from tests.sweeps.helpers import make_sweep
 
 N, T, S, TOKENS = 30, 2, 4, 5
-STUDY = Study('validation', MeasureOptions(0.05), explained_count=N, probe_train_count=N, probe_test_count=N)
+STUDY = Study('validation', MeasureOptions(0.05), num_explained=N, num_probe_train=N, num_probe_test=N)
 
 
 def make_examples(system, split, count):
