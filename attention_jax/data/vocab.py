@@ -147,7 +147,10 @@ class SubwordVocabulary:
     return self._processor.encode(text, out_type=str)
 
   def word_ids(self, text: str) -> list[int]:
-    """Uses the start of each piece, as '▁' may occur in the text itself. White space belongs to the next word."""
+    """Assigns each piece to the word at its start; white space belongs to the next word.
+
+    The '▁' of the pieces are not counted, as the text itself may contain '▁'.
+    """
     words = [*word_positions.following_words(text), -1]
     return [words[start] for start, _ in self._processor.encode(text, return_type='offset_mapping')['offsets']]
 

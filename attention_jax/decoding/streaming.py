@@ -22,7 +22,7 @@ from attention_jax.functional.attend import Memory
 from attention_jax.functional.scores import SCORES
 from attention_jax.models.cells import CELLS
 from attention_jax.models.decoders import DECODERS
-from attention_jax.models.encoded import Encoded, ReadsInParts
+from attention_jax.models.encoded import DeclaresIncremental, Encoded
 from attention_jax.models.encoder_decoder import EncoderDecoder, SourceMemory
 from attention_jax.models.encoders import ENCODERS, RNN
 from attention_jax.modules.attention import Attention
@@ -218,7 +218,7 @@ REQUIREMENTS = (
   Requirement(
     'an encoder that can encode its source in parts',
     'model.encoder',
-    lambda model: isinstance(model.encoder, ReadsInParts) and model.encoder.incremental,
+    lambda model: isinstance(model.encoder, DeclaresIncremental) and model.encoder.incremental,
     lambda model: _row_name(model.encoder, ENCODERS),
     lambda: [
       f'{name}(direction="forward")'

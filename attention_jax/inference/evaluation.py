@@ -29,8 +29,8 @@ from attention_jax.training.compiling import CompiledForRuns
 from attention_jax.training.partition import fetch, make_mesh, replicate, shard_batch
 from attention_jax.training.peers import map_batches
 
-# Metrics by teacher forcing of gold targets that may select a checkpoint, and whether higher is better. Those of
-# alignments need gold links.
+# Metrics of teacher forcing that `training.select` may name -> whether higher is better. Those of alignments need gold
+# links.
 ALIGNMENT_METRICS = {'alignment_error_rate': False, 'precision': True, 'recall': True}
 TEACHER_FORCED_METRICS = {'loss': False, 'accuracy': True} | ALIGNMENT_METRICS
 
@@ -64,7 +64,7 @@ class TeacherForcedScorer:
     self._mesh = make_mesh(jax.local_devices())
     self._buckets = buckets
     devices = self._mesh.devices.size
-    self.rows = -(-batch_size // devices) * devices
+    self.batch_rows = -(-batch_size // devices) * devices
 
     def run(params, batch: Batch):
       batch = replace_unreachable_targets(model, batch)
@@ -76,18 +76,18 @@ class TeacherForcedScorer:
 
   def __call__(self, params: Any, encoded: EncodedCorpus) -> ForcedScores:
     """Scores an encoded corpus."""
-    return self.score_batches(params, eval_batches(encoded, self._buckets, self.rows), encoded.rows)
+    return self.score_batches(params, eval_batches(encoded, self._buckets, self.batch_rows), encoded.rows)
 
   def score_batches(self, params: Any, batches: Iterable[Batch], rows: int) -> ForcedScores:
     """Scores the batches of a split.
 
     Args:
       params: the parameters of the model.
-      batches: batches of `self.rows` rows; each row of the split is in one batch at most.
+      batches: batches of `self.batch_rows` rows; each row of the split is in one batch at most.
       rows: number of rows of the split.
     """
     params = replicate(fetch(params), self._mesh)
-    run = self._compiled(self._rounds * -(-rows // self.rows), params)
+    run = self._compiled(self._rounds * -(-rows // self.batch_rows), params)
     batch_sums = []
     weights: list[np.ndarray | None] = [None] * rows
     for batch, (sums, batch_weights) in map_batches(lambda x: run(params, shard_batch(x, self._mesh)), batches):
@@ -119,16 +119,16 @@ def alignment_metrics(
     weights: [T, S] per row, or None.
     source_vocab: source vocabulary of the run.
     target_vocab: target vocabulary of the run.
-    unlinked_targets: whether links of target words (or characters) without any gold link are errors; otherwise these,
-      such as the '-' of an ISO date, are left out.
+    unlinked_targets: whether predicted links count as errors if their target word (or character), such as the '-' of
+      an ISO date, has no gold link; otherwise they are left out.
   """
   rows = [row for row, matrix in enumerate(weights) if matrix is not None]
   if not rows:
     return {}
-  links = {}
+  link_metrics = {}
   if corpus.links is not None:
-    links = _link_metrics(corpus, weights, rows, source_vocab, target_vocab, unlinked_targets)
-  return links | weight_metrics([weights[row] for row in rows])
+    link_metrics = _link_metrics(corpus, weights, rows, source_vocab, target_vocab, unlinked_targets)
+  return link_metrics | weight_metrics([weights[row] for row in rows])
 
 
 def _link_metrics(

@@ -16,8 +16,8 @@ class EmbedsTokens(Protocol):
 
 
 @runtime_checkable
-class ReadsInParts(Protocol):
-  """An encoder that reports whether it may read its source in parts."""
+class DeclaresIncremental(Protocol):
+  """An encoder that declares whether its source may be encoded in parts."""
 
   @property
   def incremental(self) -> bool:

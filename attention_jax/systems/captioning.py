@@ -250,7 +250,7 @@ class CaptioningSystem(System):
     self, params: Any, split: str, *, beams: int | None = None
   ) -> tuple[dict[str, MetricValue], list[Prediction]]:
     pictures = self.pictures[choose(split, self.pictures, 'split')]
-    batches = eval_caption_batches(self.encoded[split], self._lengths, self._scorer.rows)
+    batches = eval_caption_batches(self.encoded[split], self._lengths, self._scorer.batch_rows)
     forced = self._scorer.score_batches(params, batches, len(pictures.captions))
     metrics = {
       'loss': MetricValue(forced.loss, 'nat/token', 'targets:forced'),
@@ -280,7 +280,7 @@ class CaptioningSystem(System):
       beams: beam size; 1 is greedy.
     """
     search = self._compile_search(beams)
-    batch_rows = self._scorer.rows
+    batch_rows = self._scorer.batch_rows
     params = self.replicate_params(params)
 
     def search_from(start: int) -> Hypotheses:

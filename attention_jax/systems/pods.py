@@ -156,21 +156,21 @@ def try_meshes(
       return
 
 
-def _candidates(devices: int) -> list[MeshConfig]:
+def _candidates(num_devices: int) -> list[MeshConfig]:
   """Returns meshes in the order in which they are tried.
 
   Parameters are replicated, then sharded over fsdp=8, over all devices, and also over tensor=4 and 8.
   """
-  sizes = [(1, 1), (8, 1), (devices, 1), (devices // 4, 4), (devices // 8, 8)]
-  valid = [(fsdp, tensor) for fsdp, tensor in sizes if fsdp >= 1 and devices % (fsdp * tensor) == 0]
+  sizes = [(1, 1), (8, 1), (num_devices, 1), (num_devices // 4, 4), (num_devices // 8, 8)]
+  valid = [(fsdp, tensor) for fsdp, tensor in sizes if fsdp >= 1 and num_devices % (fsdp * tensor) == 0]
   return [MeshConfig(fsdp=fsdp, tensor=tensor) for fsdp, tensor in dict.fromkeys(valid)]
 
 
-def _cost(update: CompiledUpdate, chip: Chip, devices: int) -> UpdateCost:
+def _cost(update: CompiledUpdate, chip: Chip, num_devices: int) -> UpdateCost:
   memory = update.compiled.memory_analysis()
   unaliased_output = max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)  # not in donated inputs
   traffic = count_traffic(update.compiled.as_text())
-  flop = update.flop / devices
+  flop = update.flop / num_devices
   seconds = {
     'compute': flop / chip.flops,
     'memory': traffic.memory / chip.bandwidth,

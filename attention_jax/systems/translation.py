@@ -53,7 +53,7 @@ from attention_jax.training.compiling import jit_once
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
 
-TRACED_ENTRIES = 4  # vocabulary size of the model that `check` traces
+TRACED_VOCABULARY_SIZE = 4  # vocabulary size of the model that `check` traces
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +187,7 @@ class TranslationSystem(System):
   @classmethod
   def check(cls, config: Config, training: Training) -> None:
     TranslationDataConfig(**config['data'])
-    model = build(config['model'], TRACED_ENTRIES, TRACED_ENTRIES)
+    model = build(config['model'], TRACED_VOCABULARY_SIZE, TRACED_VOCABULARY_SIZE)
     loss = _loss(model, training)
     params = jax.eval_shape(lambda: initial_params(model, 0))
     check_parameter_options(training, params)
@@ -356,7 +356,7 @@ class TranslationSystem(System):
     return Training(**self.config['training']).evaluations
 
   def cached_predictor(self, params: Any) -> Predictor:
-    """Returns the predictor of evaluations and readings, whose search is compiled once, with these parameters."""
+    """Returns the predictor of evaluations and readings with these parameters; its search is compiled only once."""
     if self._predictor is None:
       self._predictor = self.predictor(params, self._evaluations)
     self._predictor.set_params(params)

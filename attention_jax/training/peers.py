@@ -27,9 +27,8 @@ PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'grai
 MAX_SHOWN = 60  # characters of a value in an error
 
 Batch = TypeVar('Batch')
-_compile_only_stop: contextvars.ContextVar[Callable[[], bool] | None] = contextvars.ContextVar(
-  'compile_only_stop', default=None
-)
+# The argument of the enclosing `each_shape_once`; None outside of one.
+_is_stopped: contextvars.ContextVar[Callable[[], bool] | None] = contextvars.ContextVar('is_stopped', default=None)
 
 
 def exchange(text: str) -> list[str]:
@@ -84,7 +83,7 @@ def map_batches(fn: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterato
     Interrupted: after a signal, inside of interrupts.stoppable.
     StoppedError: see `each_shape_once`.
   """
-  if is_stopped := _compile_only_stop.get():
+  if is_stopped := _is_stopped.get():
     yield from _map_shapes(fn, batches, is_stopped)
     return
   batches = with_progress(batches)
@@ -103,16 +102,16 @@ class StoppedError(Exception):
 def each_shape_once(is_stopped: Callable[[], bool]) -> Iterator[None]:
   """Context manager in which `map_batches` runs one batch of each shape, to compile the programs of an evaluation.
 
-  All batches of a shape get the results of that batch, so that metrics have no meaning.
+  All batches of a shape get the results of that batch, which makes the metrics meaningless.
 
   Args:
     is_stopped: returns whether `map_batches` should raise StoppedError before the next batch.
   """
-  token = _compile_only_stop.set(is_stopped)
+  token = _is_stopped.set(is_stopped)
   try:
     yield
   finally:
-    _compile_only_stop.reset(token)
+    _is_stopped.reset(token)
 
 
 def _map_shapes(
@@ -156,15 +155,15 @@ def check_agreement(values: Mapping[str, str]) -> None:
   if jax.process_count() == 1:
     return
   digests = exchange(_digest('\n'.join(f'{name} = {value}' for name, value in sorted(values.items()))))
-  different = next((index for index, digest in enumerate(digests) if digest != digests[0]), None)
-  if different is None:
+  process = next((index for index, digest in enumerate(digests) if digest != digests[0]), None)
+  if process is None:
     return
   shown = exchange(json.dumps({name: _shorten(value) for name, value in values.items()}))
   first = json.loads(shown[0])
-  differing = json.loads(shown[different])
-  name = next(name for name in sorted(first.keys() | differing.keys()) if first.get(name) != differing.get(name))
+  other = json.loads(shown[process])
+  name = next(name for name in sorted(first.keys() | other.keys()) if first.get(name) != other.get(name))
   raise UserError(
-    f'{name} is {first.get(name, "absent")} in process 0, {differing.get(name, "absent")} in process {different}; '
+    f'{name} is {first.get(name, "absent")} in process 0, {other.get(name, "absent")} in process {process}; '
     'all processes need the same command, packages and data'
   )
 

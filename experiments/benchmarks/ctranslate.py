@@ -163,7 +163,7 @@ def _fill_layer(layer, block: Mapping[str, Any]) -> None:
 
 
 def _kernels(attention: Mapping[str, Any]) -> list[np.ndarray]:
-  """Weights of query, key and value [heads x features, D], whose kernels are [N, D, F], and of the join."""
+  """Returns the weights of query, key and value, [N F, D] from kernels [N, D, F], and of the join, transposed."""
   kernels = [np.asarray(attention[f'{name}_kernel']['kernel']) for name in ('query', 'key', 'value')]
   projections = [kernel.transpose(0, 2, 1).reshape(-1, kernel.shape[1]) for kernel in kernels]
   return [*projections, np.asarray(attention['join']['kernel']).T]
