@@ -37,8 +37,8 @@ MIN_SCORES: Mapping[str, Mapping[str, int]] = {
   'cpu': {'window': 2**16, 'factored': 2**7, 'flash': 2**16},
   # Timings of an H200 that also ran other programs: at 2^18 scores of F = 256 'pallas_additive' took the time of the
   # definition and a fifteenth of its memory; at 2^12 it was no faster. 'cudnn' took longer than the definition at 2^22,
-  # with a seventeenth of the memory. Both are therefore used where memory counts. 'flash', which processes
-  # the sequences one after the other, took thirty times as long.
+  # with a seventeenth of the memory. Both are therefore used where memory counts. 'flash', which processes the
+  # sequences one after the other, took thirty times as long.
   'gpu': {'window': 2**16, 'cudnn': 2**22, 'pallas_additive': 2**18},
   # The gradient of the definition reads an array [T, S, F], which takes longer than the start of a kernel (10 us) from
   # about 2^8 scores on, if F = 256 and 64 sequences share 2 to 3 TB/s; 2^10 leaves a margin.
