@@ -84,7 +84,7 @@ def _to_rgb(image):
 
 
 def _to_8_bits(image):
-  """16-bit grey levels as 8-bit ones, with an alpha channel if one of the 16-bit levels is transparent."""
+  """16-bit grey levels as 8-bit ones, with an alpha channel if the file declares one 16-bit level transparent."""
   from PIL import Image
 
   grey = image.point(lambda level: level / 256).convert('L')

@@ -29,17 +29,17 @@ class PairStream(NamedTuple):
 
   Attributes:
     name: where the pairs come from, for messages.
-    pairs: yields (pair, share of the data read so far), from the first pair on whenever it is called. Blank pairs are
-      included, so that the position of a pair is its line, except for a task that is read into memory.
-    state: path, size and, on a disk, time of each file, or name and number of pairs of other data, by which a change
-      between two readings is detected.
+    pairs: each call yields (pair, share of the data read so far), starting at the first pair. Pairs with a blank side
+      are included, so that pair i is line i; a task that is read into memory may have dropped them, see `lines`.
+    fingerprint: path, size and, on a disk, modification time of each file; of other data, the name and the number of
+      pairs. It detects that the data changed between two readings.
     notes: lines that describe what is left out.
     lines: the line number of each pair; None: pair i is line i, counted from 1.
   """
 
   name: str
   pairs: Callable[[], Iterator[tuple[Pair, float]]]
-  state: list[Any]
+  fingerprint: list[Any]
   notes: tuple[str, ...] = ()
   lines: Sequence[int] | None = None
 
@@ -54,7 +54,7 @@ def open_pairs(config: Mapping[str, Any]) -> tuple[PairStream, dict[str, Corpus]
 
   Raises:
     UserError: for a mistake in the config or in the files of the other splits, for a training split that cannot be
-      opened (for a task without a row in STREAMS: read), and for a data set that is prepared already.
+      opened or, if it is read into memory, has a mistake, and for a data set that is prepared already.
   """
   name, read, options = bind(config['task'], tasks.TASKS, 'task')
   folder = os.path.expanduser(config['folder'] or '')
@@ -93,7 +93,7 @@ def _text(
 
   notes = _links_note(paths[0]) if tasks.text_links_path(folder, 'train', train, links) else ()
   other_splits = tasks.text(folder, train=None, source=source, target=target, links=links, **options)
-  return PairStream(paths[0], pairs, [_file_state(path) for path in paths], notes), other_splits
+  return PairStream(paths[0], pairs, [_file_fingerprint(path) for path in paths], notes), other_splits
 
 
 def _tsv(folder: str, *, train: str, level: str = 'word', **splits: Any):
@@ -107,7 +107,8 @@ def _tsv(folder: str, *, train: str, level: str = 'word', **splits: Any):
 
   first_line, _ = next(iter_lines(path))
   notes = _links_note(path) if first_line.count('\t') > 1 else ()
-  return PairStream(path, pairs, [_file_state(path)], notes), tasks.tsv(folder, train=None, level=level, **splits)
+  other_splits = tasks.tsv(folder, train=None, level=level, **splits)
+  return PairStream(path, pairs, [_file_fingerprint(path)], notes), other_splits
 
 
 def _tfds(folder: str, *, name: str, source: str | None = None, target: str | None = None):
@@ -173,8 +174,8 @@ def _decode(line: bytes, path: str, number: int) -> str:
   return text.removeprefix(BYTE_ORDER_MARK) if number == 1 else text
 
 
-def _file_state(path: str) -> list[Any]:
-  """Describes a file; raises UserError if it cannot be opened, before anything is written."""
+def _file_fingerprint(path: str) -> list[Any]:
+  """Returns path, size and, on a disk, modification time of a file. Raises UserError if it cannot be opened."""
   with _report_errors(path), _open(path) as file:
     if is_url(path):
       return [path, file.seek(0, os.SEEK_END)]

@@ -98,7 +98,7 @@ def prepare(config: Mapping[str, Any], folder: str | Path, log: Log = print) -> 
 
 
 def _request(config: Mapping[str, Any], stream: PairStream) -> dict[str, Any]:
-  fields = {'format': FORMAT, 'task': config['task'], 'name': stream.name, 'files': stream.state}
+  fields = {'format': FORMAT, 'task': config['task'], 'name': stream.name, 'files': stream.fingerprint}
   return json.loads(json.dumps(fields | {field: config[field] for field in VOCABULARY_FIELDS}))
 
 

@@ -74,8 +74,8 @@ def generate(
     step: as that of a model, but with tokens, logits and weights [B, K, ...].
     carry: the first carry; axis 0 of every leaf is the batch of sources.
     memory: the memory, of sources [B].
-    choose_token: (logits [B, K, vocabulary], level, choice_inputs) -> the next token [B, K]. The level is the number of
-      the step, from 0; at the last one, T - 1, the token must be EOS.
+    choose_token: (logits [B, K, vocabulary], step_index, choice_inputs) -> the next token [B, K]. Steps count from 0;
+      at the last one, T - 1, the token must be EOS.
     choice_inputs: further inputs of choose_token for each source, leaves [B, ...].
     hypotheses: K.
     max_length: T, EOS included.
@@ -88,18 +88,18 @@ def generate(
   _, (_, weight_shape, *_) = jax.eval_shape(step, carry, token, memory)
   source_mask = broadcast_source_mask(source_mask, batch, weight_shape.shape[-1])
 
-  def body(level, state, history, inputs):
+  def body(step_index, state, history, inputs):
     memory, choice_inputs = inputs
     token_history, weight_history = history
     carry, (logits, weights, *_) = step(state.carry, state.token, memory)
-    token = choose_token(logits, level, choice_inputs)
+    token = choose_token(logits, step_index, choice_inputs)
     log_prob = jnp.take_along_axis(logits, token[..., None], axis=-1)[..., 0] - log_sum_exp(logits)
     token = jnp.where(state.is_finished, PAD, token)
     last_log_probs = jnp.where(state.is_finished, state.last_log_probs, log_prob)
     log_probs = state.log_probs + jnp.where(state.is_finished, 0.0, last_log_probs)
     weights = jnp.where(state.is_finished[..., None], 0.0, weights)
     is_finished = state.is_finished | (token == EOS)
-    history = (token_history.at[level].set(token), weight_history.at[level].set(weights))
+    history = (token_history.at[step_index].set(token), weight_history.at[step_index].set(weights))
     return GenerationState(carry, token, is_finished, log_probs, last_log_probs), history
 
   zeros = jnp.zeros((batch, hypotheses))

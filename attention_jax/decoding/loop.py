@@ -23,22 +23,22 @@ def shrinking_while_loop(
   state: Any,
   history: Any,
   inputs: Any,
-  level: int | jax.Array = 0,
+  first_step: int | jax.Array = 0,
   select_state: Callable = select_sources,
 ) -> tuple[Any, Any]:
-  """Repeats body(level, state, history, inputs) -> state, history, until no source is active or all steps are made.
+  """Repeats body(step_index, state, history, inputs) -> state, history, until no source is active or T steps are made.
 
   Whenever half of the sources are finished, the loop continues with the other half, down to MIN_SOURCES sources.
 
   Args:
-    body: one step.
+    body: one step; it receives the index of the step, from 0.
     is_active: (state, inputs) -> [B] bool, which sources are not finished.
     select_result: state -> the part of it that is returned.
     steps: T, the maximum number of steps.
     state: the values that change from step to step, leaves [B, ...] unless `select_state` is set.
     history: one record per step, leaves [T, B, ...], which `body` writes.
     inputs: the values that do not change, leaves [B, ...].
-    level: number of the first step, from 0; `body` receives the number of its step.
+    first_step: index of the step to begin with; not 0 if the loop continues with a smaller batch.
     select_state: (state, rows) -> the state of these sources.
 
   Returns:
@@ -49,14 +49,14 @@ def shrinking_while_loop(
   smaller_size = 0 if is_symbolic_dim(size) or size < 2 * MIN_SOURCES else size // 2
 
   def condition(loop):
-    level, state, _ = loop
-    return (level < steps) & (jnp.sum(is_active(state, inputs)) > smaller_size)
+    step_index, state, _ = loop
+    return (step_index < steps) & (jnp.sum(is_active(state, inputs)) > smaller_size)
 
   def step(loop):
-    level, state, history = loop
-    return level + 1, *body(level, state, history, inputs)
+    step_index, state, history = loop
+    return step_index + 1, *body(step_index, state, history, inputs)
 
-  level, state, history = jax.lax.while_loop(condition, step, (jnp.asarray(level), state, history))
+  next_step, state, history = jax.lax.while_loop(condition, step, (jnp.asarray(first_step), state, history))
   if not smaller_size:
     return select_result(state), history
   active = jnp.argsort(~is_active(state, inputs))[:smaller_size]  # a stable sort: active sources come first
@@ -64,7 +64,7 @@ def shrinking_while_loop(
   active_inputs = select_sources(inputs, active)
   active_history = jax.tree.map(lambda x: x[:, active], history)
   active_result, active_history = shrinking_while_loop(
-    body, is_active, select_result, steps, active_state, active_history, active_inputs, level, select_state
+    body, is_active, select_result, steps, active_state, active_history, active_inputs, next_step, select_state
   )
   result = jax.tree.map(lambda x, new: x.at[active].set(new), select_result(state), active_result)
   return result, jax.tree.map(lambda x, new: x.at[:, active].set(new), history, active_history)

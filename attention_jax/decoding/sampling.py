@@ -129,11 +129,11 @@ def sample(
   carry = jax.tree.map(lambda x: jnp.broadcast_to(x[:, None], (batch, samples, *x.shape[1:])), carry)
   step = jax.vmap(step, in_axes=(1, 1, None), out_axes=1)
 
-  def choose_token(logits, level, rngs):
+  def choose_token(logits, step_index, rngs):
     ends, continues = end_and_continuation_masks(logits.shape[-1])
-    allowed = jnp.where(level == max_length - 1, ends, continues | ends)
+    allowed = jnp.where(step_index == max_length - 1, ends, continues | ends)
     filtered = sampling.filter_logits(jnp.where(allowed[None, None], logits, -jnp.inf))
-    step_rngs = jax.vmap(lambda rng: jax.random.split(jax.random.fold_in(rng, level), samples))(rngs)
+    step_rngs = jax.vmap(lambda rng: jax.random.split(jax.random.fold_in(rng, step_index), samples))(rngs)
     return jax.vmap(jax.vmap(jax.random.categorical))(step_rngs, filtered).astype(jnp.int32)
 
   return generate(

@@ -43,11 +43,11 @@ class BeamHistory(NamedTuple):
 
 
 class Finished(NamedTuple):
-  """Finished hypotheses, all fields [B, K]: beam `beam` emitted EOS at step `level`."""
+  """Finished hypotheses, all fields [B, K]: beam `beam` emitted EOS at step `step`."""
 
   scores: jax.Array
   log_probs: jax.Array
-  level: jax.Array
+  step: jax.Array
   beam: jax.Array
 
 
@@ -126,9 +126,9 @@ def beam(
   _, continues = end_and_continuation_masks(logits.shape[-1])
   source_mask = broadcast_source_mask(source_mask, batch, weights.shape[-1])
 
-  def body(level, state, history, inputs):
+  def body(step_index, state, history, inputs):
     memory, source_mask = inputs
-    carry, logits, weights = step(state.carry, history.tokens[level], memory)
+    carry, logits, weights = step(state.carry, history.tokens[step_index], memory)
     logits = pad_to_blocks(logits)
     log_normalizer = log_sum_exp(logits).T
     coverage = state.coverage + weights
@@ -139,16 +139,16 @@ def beam(
     )
     log_probs = jnp.maximum(log_probs, IMPOSSIBLE_SCORE)
     threshold = _group_threshold(log_probs, ended_log_probs, groups)
-    is_ending = (ended_log_probs >= threshold) | (level == max_length - 1)
+    is_ending = (ended_log_probs >= threshold) | (step_index == max_length - 1)
     ended_log_probs = jnp.where(is_ending, ended_log_probs, IMPOSSIBLE_SCORE)
-    scores = ranking_scores(ended_log_probs, eos_log_probs, level + 1, coverage, source_mask, ranking)
-    finished = _update_finished(state.finished, ended_log_probs, scores, level, groups)
+    scores = ranking_scores(ended_log_probs, eos_log_probs, step_index + 1, coverage, source_mask, ranking)
+    finished = _update_finished(state.finished, ended_log_probs, scores, step_index, groups)
     carry = _take_carry_beams(carry, parents)
     coverage = _take_beams(coverage, parents)
     history = BeamHistory(
-      history.tokens.at[level + 1].set(tokens, mode='drop'),
-      history.parents.at[level + 1].set(parents, mode='drop'),
-      history.weights.at[level].set(weights),
+      history.tokens.at[step_index + 1].set(tokens, mode='drop'),
+      history.parents.at[step_index + 1].set(parents, mode='drop'),
+      history.weights.at[step_index].set(weights),
     )
     return BeamState(carry, coverage, log_probs, finished), history
 
@@ -196,8 +196,8 @@ def greedy(
     carry, (logits, weights, *_) = step(carry, token[:, 0], memory)
     return carry, (logits[:, None], weights[:, None])
 
-  def choose_token(logits, level, _):
-    return greedy_token(logits, level == max_length - 1)
+  def choose_token(logits, step_index, _):
+    return greedy_token(logits, step_index == max_length - 1)
 
   return generate(
     step_one_beam,
@@ -284,13 +284,13 @@ def _group_threshold(log_probs: jax.Array, ended_log_probs: jax.Array, groups: i
 
 
 def _update_finished(
-  finished: Finished, log_probs: jax.Array, scores: jax.Array, level: jax.Array, groups: int
+  finished: Finished, log_probs: jax.Array, scores: jax.Array, step_index: jax.Array, groups: int
 ) -> Finished:
-  """The K / G best hypotheses of each group, among those already finished and its beams that end at this level."""
+  """The K / G best hypotheses of each group, among those already finished and its beams that end at this step."""
   # Division by the length penalty must not raise the score of a beam that does not exist above IMPOSSIBLE_SCORE.
   scores = jnp.where(log_probs > IMPOSSIBLE_SCORE / 2, scores, IMPOSSIBLE_SCORE)
   beams = jnp.broadcast_to(jnp.arange(scores.shape[1])[None, :], scores.shape)
-  new = Finished(scores, log_probs, jnp.full_like(beams, level), beams)
+  new = Finished(scores, log_probs, jnp.full_like(beams, step_index), beams)
   candidates = jax.tree.map(lambda *x: jnp.concatenate([_by_group(part, groups) for part in x], axis=-1), finished, new)
   _, index = jax.lax.top_k(candidates.scores, scores.shape[1] // groups)
   return jax.tree.map(lambda x: jnp.take_along_axis(x, index, axis=-1).reshape(scores.shape), candidates)
@@ -319,7 +319,7 @@ def _backtrack(history: BeamHistory, finished: Finished) -> Hypotheses:
 
   def previous_level(beam, xs):
     level, (tokens, parents, weights) = xs
-    is_inside = level <= finished.level
+    is_inside = level <= finished.step
     index = jnp.where(is_inside, beam, 0)
     token, parent, weight = jax.tree.map(lambda x: _take_beams(x, index), (tokens, parents, weights))
     token = jnp.where(is_inside, token, PAD)
@@ -327,14 +327,14 @@ def _backtrack(history: BeamHistory, finished: Finished) -> Hypotheses:
     return jnp.where(is_inside, parent, beam), (token, weight)
 
   _, (tokens, weights) = jax.lax.scan(previous_level, finished.beam, (jnp.arange(steps), history), reverse=True)
-  # The token of level t is at position t - 1, and EOS at position `finished.level`.
+  # The token of level t is at position t - 1, and EOS at position `finished.step`.
   tokens = jnp.concatenate([tokens[1:], jnp.full_like(tokens[:1], PAD)])
   positions = jnp.arange(steps)[:, None, None]
-  tokens = jnp.where(positions == finished.level[None], EOS, tokens)
+  tokens = jnp.where(positions == finished.step[None], EOS, tokens)
   exists = finished.scores > IMPOSSIBLE_SCORE
   tokens = jnp.where(exists[None], tokens, PAD)
   weights = jnp.where(exists[None, ..., None], weights, 0.0)
-  lengths = jnp.where(exists, finished.level + 1, 0)
+  lengths = jnp.where(exists, finished.step + 1, 0)
   return Hypotheses(
     jnp.moveaxis(tokens, 0, 2), finished.scores, finished.log_probs, lengths, jnp.moveaxis(weights, 0, 2)
   )

@@ -1,8 +1,8 @@
-"""Implementation 'auto': selects one of the other implementations by the pair, sizes, dtypes and platform.
+"""Implementation 'auto': selects another implementation by the pair of score and alignment, sizes, dtypes and platform.
 
 MIN_SCORES holds the numbers of scores T S from which a candidate is used. On CPUs a candidate is faster than the
-definition from there on, forward and backward, as `python -m experiments.benchmark --suites=crossing` measures. On
-accelerators the numbers are estimates.
+definition, 'xla', from there on, forward and backward, as `python -m experiments.benchmark --suites=crossing` measures.
+On accelerators the numbers are estimates, explained in the comments.
 
 For a pair that no candidate of the platform supports, 'auto' uses 'chunked' where the definition would store a large
 array [T, S, F] for the gradient, from MIN_CHUNKED_SCORES scores on: 'chunked' is slower, because it recomputes scores,
@@ -37,8 +37,8 @@ MIN_SCORES: Mapping[str, Mapping[str, int]] = {
   'cpu': {'window': 2**16, 'factored': 2**7, 'flash': 2**16},
   # Timings of an H200 that also ran other programs: at 2^18 scores of F = 256 'pallas_additive' took the time of the
   # definition and a fifteenth of its memory; at 2^12 it was no faster. 'cudnn' took longer than the definition at 2^22,
-  # with a seventeenth of the memory. Both are therefore used where memory counts. 'flash', a loop over blocks of one
-  # sequence after the other, took thirty times as long.
+  # with a seventeenth of the memory. Both are therefore used where memory counts. 'flash', which processes the
+  # sequences one after the other, took thirty times as long.
   'gpu': {'window': 2**16, 'cudnn': 2**22, 'pallas_additive': 2**18},
   # The gradient of the definition reads an array [T, S, F], which takes longer than the start of a kernel (10 us) from
   # about 2^8 scores on, if F = 256 and 64 sequences share 2 to 3 TB/s; 2^10 leaves a margin.
@@ -56,19 +56,19 @@ RESTRICTIONS = {'cudnn': ' (16-bit)'}  # follows the name of a candidate in `des
 
 
 def choose_implementation(
-  score: Row, alignment: Row, scores: int, inputs: tuple[Any, jax.Array, Memory] | None = None
+  score: Row, alignment: Row, num_scores: int, inputs: tuple[Any, jax.Array, Memory] | None = None
 ) -> str:
   """Returns the name of the implementation for a pair and a number of scores.
 
   Args:
     score, alignment: table rows.
-    scores: T S of one sequence.
-    inputs: the parameters, the query and the memory, whose dtypes and widths the implementation must support; None
-      does not check them.
+    num_scores: T S of one sequence.
+    inputs: the parameters, the query and the memory, whose dtypes and widths the implementation must support; if
+      None, dtypes and widths are not checked.
   """
   chosen = 'xla'
   for threshold, name in _thresholds(score, alignment, inputs):
-    if scores >= threshold:
+    if num_scores >= threshold:
       chosen = name
   return chosen
 

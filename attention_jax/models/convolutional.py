@@ -230,7 +230,7 @@ class ConvDecoderLayer(nn.Module):
     h = GatedConvolution(self.features, self.dropout, self.dtype, name='convolution')(input_windows)
     query = Normed(embedded.shape[-1], dtype=self.dtype, name='query')(h) + embedded
     attention_carry, context, weights = attend(query)
-    # The mean of m independent vectors has 1 / m of their variance; m √(1 / m) restores it (section 3.4).
+    # The mean of m independent vectors has 1 / m of their variance; √m restores it (section 3.4: m √(1 / m)).
     num_unmasked = memory.mask.sum(-1).reshape((x.shape[0],) + (1,) * (context.ndim - 1))
     context = context * jnp.sqrt(num_unmasked).astype(context.dtype)
     h = h + Normed(self.features, dtype=self.dtype, name='back')(context)
@@ -295,7 +295,7 @@ class ConvDecoder(LayeredDecoder, Convolutional, kw_only=True):
   def _remember(self, encoded: Encoded) -> tuple[Memory, ...]:
     """Prepares the memory of every layer."""
     # The gradient of the encoder is the mean of those of the layers, not their sum. The source embeddings, which are
-    # added to the memory in the values, receive the sum (section 3.4).
+    # added to the memory in the values, receive the sum (section 3.4). The difference below is 0, up to its gradient.
     memory = scale_gradient(encoded.memory, 1 / self.layers)
     encoded = encoded._replace(memory=memory, value=encoded.values + (memory - encoded.memory))
     return tuple(block.remember(encoded) for block in self.blocks)

@@ -56,7 +56,7 @@ class FinishedRun(NamedTuple):
 
   @property
   def training_seconds(self) -> float:
-    """Seconds of its updates, without compiling, evaluating and saving; for runs side by side, its share of theirs."""
+    """Seconds of updates, without compiling, evaluating and saving. Runs trained side by side share them equally."""
     seconds = 0.0
     previous = 0
     for record in self.records:
@@ -99,7 +99,7 @@ def check_finished(folder: Path) -> None:
   if not path.is_file():
     raise UserError(f'{folder} has no {RESULTS}; expected a finished run')
   digested = digested_files(folder)
-  if CONFIG in digested and RESULTS not in digested:  # a run renews the digest of its config when it starts
+  if CONFIG in digested and RESULTS not in digested:  # a starting run drops this digest
     raise UserError(f'{folder} has been continued since its {RESULTS}, and has not finished; expected a finished run')
 
 
@@ -151,8 +151,8 @@ def read_runs(folder: Path) -> list[FinishedRun]:
 def collect_sweep(folder: Path, state: SweepState) -> list[SettingRuns]:
   """Returns the settings of a sweep that have finished runs, in the order in which they were planned.
 
-  Settings that successive halving dropped are left out, because their runs had fewer updates. Factors are the fields of
-  all settings and, if these are equal for several settings, the other fields that distinguish them.
+  Settings that successive halving dropped are left out, because their runs had fewer updates. Factors are the fields
+  that any setting sets and, if several settings agree in all of these, the other config fields in which they differ.
 
   Args:
     folder: the folder of the sweep.
@@ -167,8 +167,8 @@ def collect_sweep(folder: Path, state: SweepState) -> list[SettingRuns]:
     unit = entry.unit
     settings.setdefault(unit.setting_id, unit.setting)
     if entry.state == FINISHED and unit.setting_id not in state.dropped:
-      folders = run_folders(unit, folder).items()
-      runs.setdefault(unit.setting_id, []).extend(read_run(path, len(unit.seeds)) for seed, path in folders)
+      folders = run_folders(unit, folder).values()
+      runs.setdefault(unit.setting_id, []).extend(read_run(path, len(unit.seeds)) for path in folders)
   runs = {
     setting_id: sorted(runs[setting_id], key=lambda run: run.seed) for setting_id in settings if setting_id in runs
   }

@@ -1,4 +1,4 @@
-"""Digests of some files of a run folder, such as its config, stored in it and checked whenever the run is opened."""
+"""Digests of files of a run folder, such as the config: stored in digests.json, checked whenever the run is opened."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ def check_file_digests(folder: str | Path, derived: Collection[str] = ()) -> Non
 
   Args:
     folder: the run folder. Files without a stored digest are not checked.
-    derived: names of files that are made again when they are missing.
+    derived: names of files that may be missing, because they are made again.
 
   Raises:
     UserError: for a file that is missing, has changed or cannot be read.
@@ -46,7 +46,7 @@ def digested_files(folder: str | Path) -> list[str]:
 
 
 def drop_file_digests(folder: str | Path, names: Iterable[str] = ()) -> None:
-  """Removes the digests of files that are about to be written: a killed writer leaves none rather than wrong ones.
+  """Removes the digests of files before they are written, so that a killed writer leaves no wrong digests.
 
   Args:
     folder: the run folder.
@@ -80,7 +80,7 @@ def _read(folder: Path) -> dict[str, str]:
   except (FileNotFoundError, NotADirectoryError):
     return {}
   except (OSError, ValueError, TypeError, RecursionError) as error:
-    raise UserError(f'cannot read {path}: {" ".join(str(error).split())}; delete it to check no digests') from error
+    raise UserError(f'cannot read {path}: {" ".join(str(error).split())}; delete it to skip the check') from error
 
 
 def _write(folder: Path, digests: dict[str, str], before: dict[str, str]) -> None:

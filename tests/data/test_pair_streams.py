@@ -43,7 +43,7 @@ def test_pairs_of_text_and_tsv_tasks_are_read_in_order(folder):
     stream, pairs = read(folder, task)
     assert [pair for pair, _ in pairs] == [('eins', 'one'), ('', ''), ('zwei', 'two')]
     assert pairs[-1][1] == 1  # the share of the file that has been read
-    assert len(stream.state) == files
+    assert len(stream.fingerprint) == files
 
 
 def test_what_a_task_leaves_out_is_noted(tmp_path):

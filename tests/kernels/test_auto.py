@@ -14,8 +14,8 @@ def lookup_rows(score, alignment):
   return lookup(score, aj.SCORES, 'score'), lookup(alignment, aj.ALIGNMENTS, 'alignment')
 
 
-def choose_implementation(score, alignment, scores):
-  return auto.choose_implementation(*lookup_rows(score, alignment), scores)
+def choose_implementation(score, alignment, num_scores):
+  return auto.choose_implementation(*lookup_rows(score, alignment), num_scores)
 
 
 def test_auto_chooses_by_pair_and_size(monkeypatch):

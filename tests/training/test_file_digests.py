@@ -64,5 +64,5 @@ def test_files_that_are_being_written_are_not_checked(folder):
 @pytest.mark.parametrize('content', ['', '[1]', '{"a": 1', '\udcff'])
 def test_damaged_digests_are_an_error(folder, content):
   (folder / FILE_DIGESTS).write_bytes(content.encode('utf-8', 'surrogateescape'))
-  with pytest.raises(UserError, match=r'cannot read .*digests\.json: .*; delete it to check no digests'):
+  with pytest.raises(UserError, match=r'cannot read .*digests\.json: .*; delete it to skip the check'):
     check_file_digests(folder)
