@@ -46,7 +46,7 @@ def parse_gold(
     match = _LINK.fullmatch(item)
     if not match:
       raise UserError(
-        f'{where}: a link must be source-target or, if it is possible, source?target, counted from 0 '
+        f'{where}: a link must be source-target (sure) or source?target (possible), counted from 0 '
         f"with at most 9 digits, such as '0-0 1-2 1?3', got '{item}'"
       )
     link = (int(match[1]), int(match[3]))

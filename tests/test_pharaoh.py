@@ -42,7 +42,8 @@ def test_links_keep_the_order_of_the_line():
 )
 def test_malformed_link_raises_with_its_line(line):
   with pytest.raises(
-    UserError, match=r'^a\.tsv:7: a link must be source-target or, if .* counted from 0 with at most 9 digits, .* got '
+    UserError,
+    match=r'^a\.tsv:7: a link must be source-target \(sure\) or .* counted from 0 with at most 9 digits, .* got ',
   ):
     parse_pharaoh(line, where='a.tsv:7')
 

@@ -41,10 +41,10 @@ class ShadedDocument(NamedTuple):
     label: gold label; '' if unknown.
     probabilities: predicted probability of each label.
     tokens: tokens of each sentence, or of each text of a pair.
-    words: per sentence, weights [H, W] of its words by heads or hops. The page shows their mean over the heads that are
-      not all zero, then each of these heads if there are several. For a pair of texts: per text, weights [T, W] of its
-      words, with a row for each of the T words of the other text, filler words included.
-    sentences: weights [H, N] of sentences.
+    word_weights: per sentence, weights [H, W] of its words by heads or hops. The page shows their mean over the heads
+      that are not all zero, then each of these heads if there are several. For a pair of texts: per text, weights
+      [T, W] of its words, with a row for each of the T words of the other text, filler words included.
+    sentence_weights: weights [H, N] of sentences.
     is_pair: whether it is a pair of texts; the page then shows which word attends to which.
     unread_tokens: number of further tokens, which the model did not read.
   """
@@ -53,8 +53,8 @@ class ShadedDocument(NamedTuple):
   label: str
   probabilities: Mapping[str, float]
   tokens: Sequence[Sequence[str]]
-  words: Sequence[np.ndarray]
-  sentences: np.ndarray
+  word_weights: Sequence[np.ndarray]
+  sentence_weights: np.ndarray
   is_pair: bool = False
   unread_tokens: int = 0
 
@@ -86,7 +86,7 @@ def _render_document(document: ShadedDocument) -> str:
   if document.is_pair:
     lines += _render_pair(document)
   else:
-    lines += _render_sentences(document, document.words)
+    lines += _render_sentences(document, document.word_weights)
     lines += _render_heads(document)
   if document.unread_tokens:
     lines.append(f'<p class="legend">… and {document.unread_tokens:,} more tokens that were not read</p>')
@@ -95,20 +95,20 @@ def _render_document(document: ShadedDocument) -> str:
 
 def _render_heads(document: ShadedDocument) -> Iterator[str]:
   """One collapsed block for each head or hop that is not all zero; none if there are fewer than two."""
-  num_heads = max((len(words) for words in document.words), default=0)
-  heads = [[words[head : head + 1] for words in document.words] for head in range(num_heads)]
-  nonzero_heads = [head for head in heads if any(words.any() for words in head)]
+  num_heads = max((len(weights) for weights in document.word_weights), default=0)
+  heads = [[weights[head : head + 1] for weights in document.word_weights] for head in range(num_heads)]
+  nonzero_heads = [head for head in heads if any(weights.any() for weights in head)]
   if len(nonzero_heads) < 2:
     return
-  for number, words in enumerate(nonzero_heads, 1):
-    rows = '\n'.join(_render_sentences(document, words))
+  for number, word_weights in enumerate(nonzero_heads, 1):
+    rows = '\n'.join(_render_sentences(document, word_weights))
     yield f'<details><summary>weights {number} of {len(nonzero_heads)}</summary>\n{rows}\n</details>'
 
 
-def _render_sentences(document: ShadedDocument, words: Sequence[np.ndarray]) -> Iterator[str]:
-  sentence_weights = document.sentences.mean(0)
+def _render_sentences(document: ShadedDocument, word_weights: Sequence[np.ndarray]) -> Iterator[str]:
+  sentence_weights = document.sentence_weights.mean(0)
   largest = max(float(sentence_weights.max()), 1e-9)
-  for tokens, by_head, sentence_weight in zip(document.tokens, words, sentence_weights.tolist(), strict=True):
+  for tokens, by_head, sentence_weight in zip(document.tokens, word_weights, sentence_weights.tolist(), strict=True):
     weights = _mean_over_nonzero_heads(by_head)
     opacity = (sentence_weight / largest) ** 0.5  # Yang et al. 2016, section 3.6
     shades = weights / max(float(weights.max(initial=0)), 1e-9)
@@ -138,7 +138,7 @@ def _render_pair(document: ShadedDocument) -> Iterator[str]:
     # strict=False: weights have further rows, of filler words.
     rows = ''.join(
       f'<tr><th>{escape(token)}</th>{"".join(map(_render_cell, weights.tolist()))}</tr>'
-      for token, weights in zip(document.tokens[text], document.words[other], strict=False)
+      for token, weights in zip(document.tokens[text], document.word_weights[other], strict=False)
     )
     yield f'<table><tr><th></th>{head}</tr>{rows}</table>'
 

@@ -29,8 +29,9 @@ class ReadingRequest(NamedTuple):
   """Which readings to compute.
 
   Attributes:
-    split, rows: rows of a split, numbers from 0 as text; without numbers, the first four.
-    inputs: new inputs to read instead, unless empty.
+    split: name of the split.
+    rows: numbers of rows of the split, counted from 0, as text; empty for the first four rows.
+    inputs: new inputs, which replace the rows unless empty.
     layers: whether to add the weights of every layer and head.
     analyses: specs of inference.analyses.ANALYSES.
     hypotheses: number of hypotheses for each input, at most the beam size; 1 for rows.

@@ -77,7 +77,7 @@ def read_document(model: Classifier, params: Any, example: Example, vectors: Any
   if vectors is not None:
     model = model.clone(embedding=FixedVectors(vectors[None]))
   outputs = model.apply({'params': params}, example.source[None, None], example.mask[None, None])
-  return jax.nn.softmax(outputs.logits), outputs.words[0, 0]
+  return jax.nn.softmax(outputs.logits), outputs.word_weights[0, 0]
 
 
 def embed_document(model: Classifier, params: Any, source: jax.Array) -> jax.Array:

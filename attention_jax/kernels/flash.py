@@ -145,7 +145,10 @@ attention_context.defvjp(*first_order('flash', _attention_context_fwd, _attentio
 @shard_over_rows
 @sequential_vmap
 def _forward(q, k, v, inputs: BlockedInputs):
-  """Returns the context [T, V], and per query [T] the largest score and 1 / Σ exp(score - largest), or 0 if masked."""
+  """Returns the context [T, V], and for each query [T] the largest score and 1 / Σ exp(score - largest).
+
+  The inverse sum is 0 for a query whose positions are all masked.
+  """
   num_queries = q.shape[0]
   size, width = v.shape
   blocks = Blocks.of(num_queries, size)

@@ -202,7 +202,7 @@ def redundancy(outputs, batch, running: RunningMeans) -> jax.Array:
 
   Equation 8 of the paper. Arguments: see AuxiliaryLoss.
   """
-  weights = jnp.moveaxis(outputs.words, 1, 2)  # [B, H, N, W], letters as in ClassifierOutput
+  weights = jnp.moveaxis(outputs.word_weights, 1, 2)  # [B, H, N, W], letters as in ClassifierOutput
   weights = weights.reshape(*weights.shape[:2], -1)
   difference = jnp.einsum('bhs,bgs->bhg', weights, weights) - jnp.eye(weights.shape[1])[None]
   return jnp.sum(jnp.where((batch.index >= 0)[:, None, None], difference**2, 0.0))

@@ -27,16 +27,17 @@ class ClassifierOutput(NamedTuple):
 
   Attributes:
     logits: [B, L].
-    words: weights [B, N, H, W] of H heads over the W words of each of N sentences. H is the number of heads of the
-      attention times the hops of the pooling, or 1 if it does not attend. For pairs of texts, see Decomposable.
-    sentences: weights [B, H, N] of H heads over the sentences; 1 everywhere if the classifier does not pool sentences.
+    word_weights: [B, N, H, W], weights of H heads over the W words of each of N sentences. H is the number of heads of
+      the attention times the hops of the pooling, or 1 if it does not attend. For pairs of texts, see Decomposable.
+    sentence_weights: [B, H, N], weights of H heads over the sentences; 1 everywhere if the classifier does not pool
+      sentences.
     ponder: Ponder [B, positions] of every layer and direction with adaptive computation time; the positions are the
       words of a document (or of one text of a pair), or its sentences.
   """
 
   logits: jax.Array
-  words: jax.Array
-  sentences: jax.Array
+  word_weights: jax.Array
+  sentence_weights: jax.Array
   ponder: tuple[Ponder, ...] = ()
 
 
@@ -115,7 +116,7 @@ class Flat(Classifier):
       deterministic: whether dropout is off.
 
     Returns:
-      ClassifierOutput; `sentences` is 1 everywhere.
+      ClassifierOutput; `sentence_weights` are 1 everywhere.
     """
     batch, sentences, words = source.shape
     ids = source.reshape(batch, sentences * words)
@@ -193,8 +194,8 @@ class Decomposable(Classifier):
       deterministic: whether dropout is off.
 
     Returns:
-      ClassifierOutput. For each text, `words` [B, 2, H W, W] has the weights with which the words of the other text
-      attend to its words with H heads: row h W + w is head h of word w. Words that are padding attend to nothing.
+      ClassifierOutput with `word_weights` [B, 2, H W, W] over the words of each text: row h W + w has the weights with
+      which word w of the other text attends to them in head h; 0 if word w is padding.
 
     Raises:
       UserError: if a document does not have two texts.
@@ -291,19 +292,19 @@ class ClassifierEnsemble:
     outputs = [model.apply({'params': params}, source, source_mask) for model, params in pairs]
     log_probs = jnp.stack([jax.nn.log_softmax(output.logits.astype(jnp.float32)) for output in outputs])
     logits = jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(outputs))
-    words = [output.words for output in outputs]
+    word_weights = [output.word_weights for output in outputs]
     if self.takes_pairs:
-      words = [self._match_heads(model, x) for model, x in zip(self.models, words, strict=True)]
-    words = _mean_over_models(words, heads_axis=2)
-    sentences = _mean_over_models([output.sentences for output in outputs], heads_axis=1)
-    return ClassifierOutput(logits, words, sentences)
+      word_weights = [self._match_heads(model, x) for model, x in zip(self.models, word_weights, strict=True)]
+    word_weights = _mean_over_models(word_weights, heads_axis=2)
+    sentence_weights = _mean_over_models([output.sentence_weights for output in outputs], heads_axis=1)
+    return ClassifierOutput(logits, word_weights, sentence_weights)
 
-  def _match_heads(self, model: Classifier, words: jax.Array) -> jax.Array:
+  def _match_heads(self, model: Classifier, word_weights: jax.Array) -> jax.Array:
     """Returns the pair weights [B, 2, H W, W] of a model, averaged over its heads if the numbers of heads differ."""
     if model.pair_heads == self.pair_heads:
-      return words
-    batch, texts, _, size = words.shape
-    return words.reshape(batch, texts, model.pair_heads, size, size).mean(2)
+      return word_weights
+    batch, texts, _, size = word_weights.shape
+    return word_weights.reshape(batch, texts, model.pair_heads, size, size).mean(2)
 
 
 def _mean_over_models(weights: Sequence[jax.Array], heads_axis: int) -> jax.Array:
@@ -329,7 +330,7 @@ class ClassifierConfig:
     pooling: spec of POOLINGS.
     embedding: width of the word embeddings.
     hidden: width of a ReLU layer before the output layer; 0 for none.
-    dropout: rate on embeddings, in the encoder as in a model of translation, and on inputs of ReLU layers and of the
+    dropout: rate on embeddings, in the encoder (as in a translation model), and on inputs of ReLU layers and of the
       output layer.
     dtype: dtype of the computation, 'float32' or 'bfloat16'; parameters are float32.
   """
@@ -343,12 +344,12 @@ class ClassifierConfig:
   dtype: str = 'float32'
 
 
-def build_classifier(model: Mapping[str, Any], words: int, labels: int) -> Classifier:
+def build_classifier(model: Mapping[str, Any], vocabulary_size: int, labels: int) -> Classifier:
   """Builds the classifier that `config.model` describes.
 
   Args:
     model: `config.model`, the fields of ClassifierConfig and `attention`.
-    words: size of the vocabulary.
+    vocabulary_size: number of words that have an embedding.
     labels: number of labels.
 
   Returns:
@@ -371,7 +372,7 @@ def build_classifier(model: Mapping[str, Any], words: int, labels: int) -> Class
       f'got {attention.alignment!r}; expected one of: {expected}'
     )
 
-  embedding = Embedding(words, options.embedding, **parts)
+  embedding = Embedding(vocabulary_size, options.embedding, **parts)
   classifier = make(
     options.classifier,
     CLASSIFIERS,

@@ -120,7 +120,7 @@ class Attention(nn.Module):
       self.value_kernel = HeadKernel(self.groups, head_features, self.bias)
       init = nn.initializers.variance_scaling(self.output_scale, 'fan_in', 'truncated_normal')
       self.join = Dense(self.features, use_bias=self.bias, dtype=self.dtype, kernel_init=init)
-    if self.rotates_products and not self.score_row.rotation_invariant:
+    if self.has_rotary_positions and not self.score_row.rotation_invariant:
       expected = ', '.join(name for name, row in SCORES.items() if row.rotation_invariant)
       raise UserError(
         f'attention: rotary positions need a score that a rotation of query and key leaves unchanged, '
@@ -157,7 +157,7 @@ class Attention(nn.Module):
     return self.kv_heads or self.heads
 
   @property
-  def rotates_products(self) -> bool:
+  def has_rotary_positions(self) -> bool:
     """Whether positions rotate the projected query and key."""
     return self.positions is not None and self.positions.requires_rotation_invariance
 
@@ -240,8 +240,8 @@ class Attention(nn.Module):
       return None
     names = memory_parameter_names(self.alignment_row)
     params = self.alignment_params(names, value=value.shape[-1], features=self.features // self.heads)
-    over_sharing = jax.vmap(lambda params, value: self.alignment_row.remember(value, **params), (0, None))
-    over_batch = jax.vmap(jax.vmap(over_sharing), (None, 0))
+    over_heads_of_group = jax.vmap(lambda params, value: self.alignment_row.remember(value, **params), (0, None))
+    over_batch = jax.vmap(jax.vmap(over_heads_of_group), (None, 0))
     return over_batch(group_heads(params, self.groups, 0), value).astype(self.dtype)
 
   def context_width(self, memory: Memory) -> int:
@@ -261,7 +261,7 @@ class Attention(nn.Module):
     return carry._replace(state=(score_state, jax.tree.map(lambda leaf: jnp.flip(leaf, -1), state)))
 
   def observe(self, carry: Carry, log_likelihood: jax.Array) -> Carry:
-    """Updates the carry of a latent alignment with the output of its step; log_likelihood [B, S] of each position."""
+    """Updates the carry of a latent alignment after a step: log_likelihood [B, S] is log p(token | position)."""
     observe = jax.vmap(jax.vmap(self.alignment_row.latent.observe))
     score_state, state = carry.state
     return carry._replace(state=(score_state, observe(state, log_likelihood[:, None])))
@@ -363,9 +363,9 @@ class Attention(nn.Module):
     carry, rngs = group_heads((carry, self._rngs((query.shape[0], self.heads), deterministic)), self.groups, 1)
     group_axis, head_axis = HEAD_AXES
     in_axes = (0, 0, query_head_axis, Memory(None, None, None, 0), 0, 0)
-    over_sharing = jax.vmap(fn, in_axes, axis_name=head_axis, axis_size=self.heads // self.groups)
+    over_heads_of_group = jax.vmap(fn, in_axes, axis_name=head_axis, axis_size=self.heads // self.groups)
     in_axes = (0, 0, query_head_axis, Memory(0, 0, None, 0), 0, 0)
-    over_groups = jax.vmap(over_sharing, in_axes, axis_name=group_axis)
+    over_groups = jax.vmap(over_heads_of_group, in_axes, axis_name=group_axis)
     over_batch = jax.vmap(
       over_groups,
       in_axes=(None, 0, 0, 0, bias_batch_axis, 0),

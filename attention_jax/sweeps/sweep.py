@@ -60,7 +60,7 @@ class SweepRequest(NamedTuple):
     workers: processes at a time on this machine.
     cluster: a spec of cluster.CLUSTERS, or '' for this machine.
     together: see plan.trains_seeds_together.
-    retry: whether the failed units are run again, and nothing else.
+    retry: whether to rerun the failed units, and run no others.
     adopted: folders of finished runs that become part of the sweep.
     halving: a spec as halving.parse_halving reads it, or ''.
   """
@@ -108,7 +108,7 @@ def check_request(request: SweepRequest) -> list[Resolved]:
   if not request.halving:
     return resolved
   halving.parse_halving(request.halving)
-  fixed: dict[str, Resolved] = {}  # by id: a schedule that is fixed already is the same setting as one that is not
+  fixed: dict[str, Resolved] = {}  # by id: two settings may differ only in whether their schedules are fixed already
   for before in resolved:
     (after,) = resolve_settings(request.base, [_with_fixed_schedules(before)])
     fixed.setdefault(after.id, after._replace(setting=before.setting))
@@ -172,10 +172,10 @@ def run_sweep(request: SweepRequest, resolved: Sequence[Resolved], log: Log) -> 
 def _unit_command(
   request: SweepRequest, resolved: Sequence[Resolved], folder: Path, unit: Unit, steps: int | None = None
 ) -> list[str]:
-  """Returns the command of a unit, with the files of this request.
+  """Returns the command of a unit, with the config path, overrides and --variants of this request.
 
-  Those of the ledger may be relative to another working directory, or have changed: what identifies a setting is its
-  config.
+  Those in the ledger may be outdated, or relative to another working directory: a setting is identified by its config
+  alone.
   """
   setting = next(setting for setting in resolved if setting.id == unit.setting_id)
   current = dataclasses.replace(unit, path=setting.path, overrides=setting.overrides, variants=request.variants)
@@ -270,42 +270,43 @@ def _run_rungs(
 ) -> None:
   """Trains all settings up to the first rung, the best of them up to the second, and so on.
 
-  Settings that extend the sweep start at the first rung too, and are compared with those that were compared there.
+  Settings that are added to a sweep later start at the first rung too, and are compared with the values recorded there.
   """
   first, factor = halving.parse_halving(request.halving)
   total = max(setting.config['training']['steps'] for setting in resolved)
   alive = [setting for setting in resolved if setting.id not in ledger.state.dropped]
   for rung in halving.rungs(total, first, factor):
     compared = ledger.state.compared.get(rung, {})
-    new = [setting for setting in alive if setting.id not in compared]
-    if not new:
+    uncompared = [setting for setting in alive if setting.id not in compared]
+    if not uncompared:
       continue
-    steps = {setting.id: min(rung, setting.config['training']['steps']) for setting in new}
-    driver.run(_pending(ledger.state, new, seeds, request.retry, steps), lambda unit: steps[unit.setting_id])  # noqa: B023
+    steps = {setting.id: min(rung, setting.config['training']['steps']) for setting in uncompared}
+    pending = _pending(ledger.state, uncompared, seeds, request.retry, steps)
+    driver.run(pending, lambda unit: steps[unit.setting_id])  # noqa: B023
     # Settings are compared when every run of the rung has ended; with `retry`, or after an interruption, some have not.
-    if stop.reason or rung == total or _pending(ledger.state, new, seeds, False, steps):
+    if stop.reason or rung == total or _pending(ledger.state, uncompared, seeds, False, steps):
       return
-    _drop_settings(new, seeds, ledger, rung, factor, log)
+    _drop_settings(uncompared, seeds, ledger, rung, factor, log)
     alive = [setting for setting in alive if setting.id not in ledger.state.dropped]
 
 
 def _drop_settings(
-  new: Sequence[Resolved], seeds: Sequence[int], ledger: Ledger, rung: int, factor: int, log: Log
+  uncompared: Sequence[Resolved], seeds: Sequence[int], ledger: Ledger, rung: int, factor: int, log: Log
 ) -> None:
-  """Records the values of `new` settings after a rung, and which of these settings are not trained further."""
-  select = new[0].config['training']['select']
-  higher_is_better = selectable_metrics(new[0].config)[select]
+  """Records the values of `uncompared` settings after a rung, and which of these settings are not trained further."""
+  select = uncompared[0].config['training']['select']
+  higher_is_better = selectable_metrics(uncompared[0].config)[select]
   values = {}
-  for setting in new:
+  for setting in uncompared:
     folders = []
     for entry in requested_units(ledger.state, [setting], seeds):
       folders += run_folders(entry.unit, ledger.folder).values()
     values[setting.id] = halving.best_validation(folders, select, rung, higher_is_better)
   earlier = ledger.state.compared.get(rung, {})
   surviving = halving.survivors({**earlier, **values}, factor, higher_is_better)
-  dropped = [setting.id for setting in new if setting.id not in surviving]
+  dropped = [setting.id for setting in uncompared if setting.id not in surviving]
   ledger.append(RUNG, steps=rung, select=select, values=values, dropped=dropped)
-  for setting in new:
+  for setting in uncompared:
     if setting.id in dropped:
       steps = min(rung, setting.config['training']['steps'])
       log(
@@ -356,8 +357,8 @@ def describe_plan(request: SweepRequest, resolved: Sequence[Resolved], log: Log)
   together = trains_seeds_together(request.together, backend, len(resolved), len(seeds), slots)
   missing = _missing_units(request, state, resolved, seeds, together)
   units = [*(entry.unit for entry in requested_units(state, resolved, seeds)), *missing]
-  runs_here = backend == 'cpu' and not request.cluster
-  estimate = estimate_seconds(state, resolved, costs, matmul_rate if runs_here else None)
+  trains_on_this_cpu = backend == 'cpu' and not request.cluster
+  estimate = estimate_seconds(state, resolved, costs, matmul_rate if trains_on_this_cpu else None)
   for unit in units:
     log(_describe_unit(unit, state, costs[unit.setting_id]))
     log(f'  {format_command(_unit_command(request, resolved, request.folder, unit))}')

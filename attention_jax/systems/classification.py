@@ -253,7 +253,7 @@ class ClassificationSystem(System):
     encoded = self.encoded[choose(split, self.documents, 'split')]
     sums, predictions = self._predict(params, encoded)
     signature = f'rows:{encoded.rows}'
-    entropies = [entropy(weights) for p in predictions for weights in p.words if weights.any()]
+    entropies = [entropy(weights) for p in predictions for weights in p.word_weights if weights.any()]
     metrics = {
       'loss': MetricValue(sums['loss'] / sums['tokens'], 'nat/document', signature),
       'accuracy': MetricValue(100 * sums['accuracy'] / sums['tokens'], '%', signature),
@@ -319,11 +319,11 @@ class ClassificationSystem(System):
 
   @functools.cached_property
   def _classify(self) -> CompiledForRuns:
-    """Compiles (params, batch) -> sums, log-probabilities [B, labels], and both weights of ClassifierOutput."""
+    """Compiles (params, batch) -> sums, log-probabilities [B, labels], and word and sentence weights."""
 
     def classify(params, batch):
       outputs = self.model.apply({'params': params}, batch.source, batch.source_mask)
-      return _sums(outputs, batch), jax.nn.log_softmax(outputs.logits), outputs.words, outputs.sentences
+      return _sums(outputs, batch), jax.nn.log_softmax(outputs.logits), outputs.word_weights, outputs.sentence_weights
 
     return CompiledForRuns(self.mesh, classify)
 
@@ -336,7 +336,7 @@ class ClassificationSystem(System):
     predictions = [None] * encoded.rows
     batches = eval_document_batches(encoded, self._buckets, self.evaluation_rows)
     for batch, outputs in map_batches(lambda x: classify(params, shard_batch(x, self.mesh)), batches):
-      sums, log_probs, words, sentences = outputs
+      sums, log_probs, word_weights, sentence_weights = outputs
       totals.append(sums)
       for i in np.flatnonzero(batch.index >= 0):
         lengths = batch.source_mask[i].sum(-1)
@@ -345,8 +345,8 @@ class ClassificationSystem(System):
         predictions[batch.index[i]] = ClassificationPrediction(
           label=self.labels[int(log_probs[i].argmax())],
           probabilities=dict(zip(self.labels, np.exp(log_probs[i]).tolist(), strict=True)),
-          words=[words[i, n, :, : lengths[n]].copy() for n in range(num_sentences)],
-          sentences=sentences[i, :, :num_sentences].copy(),
+          word_weights=[word_weights[i, n, :, : lengths[n]].copy() for n in range(num_sentences)],
+          sentence_weights=sentence_weights[i, :, :num_sentences].copy(),
         )
     return jax.tree.map(lambda *x: float(sum(x)), *totals), predictions
 

@@ -14,14 +14,15 @@ class ClassificationPrediction(NamedTuple):
   Attributes:
     label: the most probable label.
     probabilities: probability of every label.
-    words: for each of N sentences, weights [H, W] of H heads over its W words, see models.classifiers.ClassifierOutput.
-    sentences: weights [H, N] of the heads over the sentences.
+    word_weights: for each of N sentences, weights [H, W] of H heads over its W words, see
+      models.classifiers.ClassifierOutput.
+    sentence_weights: weights [H, N] of the heads over the sentences.
   """
 
   label: str
   probabilities: dict[str, float]
-  words: list[np.ndarray]
-  sentences: np.ndarray
+  word_weights: list[np.ndarray]
+  sentence_weights: np.ndarray
 
 
 class CutDocument(NamedTuple):
@@ -38,12 +39,12 @@ class CutDocument(NamedTuple):
 
 def prediction_record(document: CutDocument, prediction: ClassificationPrediction) -> dict[str, Any]:
   """Returns a prediction with its weights, for JSON."""
-  parts = zip(document.tokens, prediction.words, strict=True)
+  parts = zip(document.tokens, prediction.word_weights, strict=True)
   return {
     'label': prediction.label,
     'probabilities': prediction.probabilities,
     'parts': [{'tokens': tokens, 'weights': weights} for tokens, weights in parts],
-    'weights': prediction.sentences,
+    'weights': prediction.sentence_weights,
     'unread': document.num_unread,
   }
 
@@ -60,16 +61,16 @@ def shade_document(
     prediction: the prediction for it.
     pair_heads: number of heads of a classifier that compares two texts; 0 for other classifiers.
   """
-  words: Sequence[np.ndarray] = prediction.words
+  word_weights: Sequence[np.ndarray] = prediction.word_weights
   if pair_heads:  # [heads x T, W] -> the mean over heads [T, W]
-    words = [weights.reshape(pair_heads, -1, weights.shape[-1]).mean(0) for weights in words]
+    word_weights = [weights.reshape(pair_heads, -1, weights.shape[-1]).mean(0) for weights in word_weights]
   return ShadedDocument(
     title,
     label,
     prediction.probabilities,
     document.tokens,
-    words,
-    prediction.sentences,
+    word_weights,
+    prediction.sentence_weights,
     bool(pair_heads),
     document.num_unread,
   )

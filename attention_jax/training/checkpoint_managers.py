@@ -40,15 +40,15 @@ def make_writer(folder: Path, retention: CheckpointRetention, shared: bool) -> o
     shared: whether all processes write each checkpoint together; otherwise this process writes it alone.
   """
   # A thread that fails to create a folder would make the other threads wait for five minutes.
-  threads = ocp.options.AsyncOptions(create_directories_asynchronously=False)
+  async_options = ocp.options.AsyncOptions(create_directories_asynchronously=False)
   if not shared:
     folder.mkdir(parents=True, exist_ok=True)  # orbax creates it only if all processes share it
   options = ocp.CheckpointManagerOptions(
     create=shared,
     preservation_policy=retention,
     cleanup_tmp_directories=True,
-    async_options=threads,
-    multiprocessing_options=_processes(folder, shared),
+    async_options=async_options,
+    multiprocessing_options=_multiprocessing_options(folder, shared),
   )
   with without_orbax_messages():
     return ocp.CheckpointManager(folder, options=options)
@@ -63,14 +63,14 @@ def make_reader(folder: Path) -> ocp.CheckpointManager | None:
     read_only=True,
     create=False,
     enable_async_checkpointing=False,
-    multiprocessing_options=_processes(folder, shared=False),
+    multiprocessing_options=_multiprocessing_options(folder, shared=False),
   )
   with without_orbax_messages():
     return ocp.CheckpointManager(folder, options=options)
 
 
-def _processes(folder: Path, shared: bool) -> ocp.options.MultiprocessingOptions:
-  """The processes that call a manager at the same points, and a prefix that makes the names of its barriers unique."""
+def _multiprocessing_options(folder: Path, shared: bool) -> ocp.options.MultiprocessingOptions:
+  """Returns which processes use a manager together, and a prefix that makes the names of its barriers unique."""
   prefix = f'{folder.parent.name}.{folder.name}'  # the checkpoints of several seeds are written at once
   if shared or jax.process_count() == 1:
     return ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=prefix)

@@ -120,7 +120,7 @@ def known_names():
   """Returns {name: number of the month, or 0 for a weekday} over all locales, and a pattern that matches a name."""
   names = {}
   for code in date_formats.SEEN_LOCALES + date_formats.UNSEEN_LOCALES:
-    for field, values in date_formats.language(code).names.items():
+    for field, values in date_formats.locale_formats(code).names.items():
       for (number, name), case in itertools.product(values.items(), (str, str.lower, str.upper, str.title)):
         text = unicodedata.normalize('NFC', case(name)).casefold()
         for form in (text, text.removesuffix('.')):
@@ -161,9 +161,9 @@ def test_the_target_follows_from_the_source(stride):
 @pytest.mark.parametrize('code', date_formats.SEEN_LOCALES + date_formats.UNSEEN_LOCALES)
 def test_formatted_pieces_contain_the_long_format_of_babel(code):
   date = datetime.date(2005, 5, 14)
-  language = date_formats.language(code)
+  formats = date_formats.locale_formats(code)
   formatted = {
-    ''.join(dates._format_piece(piece, date, language, '0') for piece in pattern) for pattern in language.patterns
+    ''.join(dates._format_piece(piece, date, formats, '0') for piece in pattern) for pattern in formats.patterns
   }
   assert date_formats.normalize_text(format_date(date, 'long', code)) in formatted
 

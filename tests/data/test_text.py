@@ -77,7 +77,7 @@ def test_links_of_a_tsv_may_count_characters(write):
 
 
 LINK_ERROR = (
-  'a link must be source-target or, if it is possible, source?target, counted from 0 with at most 9 '
+  'a link must be source-target (sure) or source?target (possible), counted from 0 with at most 9 '
   "digits, such as '0-0 1-2 1?3', got"
 )
 

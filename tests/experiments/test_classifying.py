@@ -112,7 +112,7 @@ def test_weights_of_pairs_are_shown_as_the_mean_over_heads():
   document = CutDocument([['a', 'b', 'c']] * 2, 0)
   shaded = shade_document('pair', '', document, prediction, pair_heads=2)
   assert shaded.is_pair
-  np.testing.assert_allclose(shaded.words[0], by_head.mean(0))
+  np.testing.assert_allclose(shaded.word_weights[0], by_head.mean(0))
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,7 @@ def test_redundancy_equals_the_equation_of_the_paper():
   for document in (0, 2):
     hops = np.stack([weights[document, :, hop].reshape(-1) for hop in range(4)])
     expected += ((hops @ hops.T - np.eye(4)) ** 2).sum()
-  actual = redundancy(types.SimpleNamespace(words=jnp.asarray(weights)), batch, {})
+  actual = redundancy(types.SimpleNamespace(word_weights=jnp.asarray(weights)), batch, {})
   np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 

@@ -57,15 +57,15 @@ def test_output_is_independent_of_padding_and_other_rows(fields):
   assert whole.logits.shape == (3, 3) and np.isfinite(whole.logits).all()
   alone = run(SOURCE[1:2, :1, :4], MASK[1:2, :1, :4])
   assert_close(whole.logits[1:2], alone.logits)
-  assert_close(whole.words[1:2, :1, :, :4], alone.words)
-  assert not np.where(MASK[:, :, None], 0.0, whole.words).any()
+  assert_close(whole.word_weights[1:2, :1, :, :4], alone.word_weights)
+  assert not np.where(MASK[:, :, None], 0.0, whole.word_weights).any()
   if fields.get('encoder', '').startswith('act'):
     words, sentences = whole.ponder
     assert words.updates.shape == (3, 15) and sentences.updates.shape == (3, 3)
     np.testing.assert_array_equal(words.updates > 0, MASK.reshape(3, -1))
   if fields['classifier'] == 'hierarchical':
-    np.testing.assert_allclose(whole.words.sum(-1)[MASK.any(-1)], 1, rtol=1e-5)
-    assert_close(whole.sentences[1, 0], np.array([1.0, 0, 0]))
+    np.testing.assert_allclose(whole.word_weights.sum(-1)[MASK.any(-1)], 1, rtol=1e-5)
+    assert_close(whole.sentence_weights[1, 0], np.array([1.0, 0, 0]))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_flat_output_is_independent_of_padding_between_sentences(fields):
   tight = run(params, SOURCE, MASK)
   wide = run(params, *(np.pad(x, ((0, 0), (0, 1), (0, 2))) for x in (SOURCE, MASK)))
   assert_close(wide.logits, tight.logits)
-  assert_close(wide.words[:, :3, :, :5], tight.words)
+  assert_close(wide.word_weights[:, :3, :, :5], tight.word_weights)
 
 
 def test_pair_weights_of_several_heads_are_grouped_by_head():
@@ -93,7 +93,7 @@ def test_pair_weights_of_several_heads_are_grouped_by_head():
   source = SOURCE[:, ::2]
   mask = MASK[:, ::2]
   params = variables(model, source, mask)
-  words = np.asarray(jax.jit(model.apply)(params, source, mask).words)
+  words = np.asarray(jax.jit(model.apply)(params, source, mask).word_weights)
   assert words.shape == (3, 2, 2 * 5, 5)
   by_head = words.reshape(3, 2, 2, 5, 5)  # [B, text, N, words of the other text, words of the text]
   for text in (0, 1):
@@ -113,8 +113,8 @@ def test_pair_output_is_independent_of_padding(pooling):
   tight = run(params, source, mask)
   wide = run(params, *(np.pad(x, ((0, 0), (0, 0), (0, 3))) for x in (source, mask)))
   assert_close(wide.logits, tight.logits)
-  assert_close(wide.words[:, :, :5, :5], tight.words)
-  assert not wide.words[:, :, 5:].any()  # masked words attend to nothing
+  assert_close(wide.word_weights[:, :, :5, :5], tight.word_weights)
+  assert not wide.word_weights[:, :, 5:].any()  # masked words attend to nothing
   message = r'documents must have 2 texts, got 3; expected config.data.buckets of \(2, words\), such as \(\(2, 20\),\)'
   with pytest.raises(UserError, match=message):
     jax.eval_shape(model.apply, params, SOURCE, MASK)
@@ -146,8 +146,8 @@ def test_decomposable_attention_equals_the_equations_of_the_paper():
   compared = [layers('compare', np.concatenate(pair, 1)).sum(0) for pair in ((a, beta), (b, alpha))]
   logits = layers('decide', np.concatenate(compared)) @ values['labels']['kernel'] + values['labels']['bias']
   assert_close(output.logits[2], logits, rtol=1e-3)
-  assert_close(output.words[2, 1, :n, :m], e / e.sum(1, keepdims=True))
-  assert_close(output.words[2, 0, :m, :n], (e / e.sum(0)).T)
+  assert_close(output.word_weights[2, 1, :n, :m], e / e.sum(1, keepdims=True))
+  assert_close(output.word_weights[2, 0, :m, :n], (e / e.sum(0)).T)
 
 
 def apply_birnn(values, x):
@@ -183,12 +183,12 @@ def test_hierarchy_equals_the_equations_of_the_paper():
       vector, weights = attention_pooling(
         values['AttentionPooling_0'], apply_birnn(values['BiRNN_0'], table[SOURCE[i, j, :length]])
       )
-      assert_close(output.words[i, j, 0, :length], weights)
+      assert_close(output.word_weights[i, j, 0, :length], weights)
       sentences.append(vector)
     vector, weights = attention_pooling(
       values['AttentionPooling_1'], apply_birnn(values['BiRNN_1'], np.stack(sentences))
     )
-    assert_close(output.sentences[i, 0, : len(sentences)], weights)
+    assert_close(output.sentence_weights[i, 0, : len(sentences)], weights)
     assert_close(output.logits[i], vector @ values['labels']['kernel'] + values['labels']['bias'])
 
 
@@ -208,8 +208,8 @@ def test_an_ensemble_is_the_mean_of_probabilities_and_weights():
   ensemble = ClassifierEnsemble(models).apply({'params': tuple(params)}, SOURCE, MASK)
   probabilities = [np.exp(o.logits) / np.exp(o.logits).sum(-1, keepdims=True) for o in outputs]
   assert_close(np.exp(ensemble.logits), np.mean(probabilities, 0))
-  assert_close(ensemble.words, np.mean([o.words.mean(2, keepdims=True) for o in outputs], 0))
-  assert_close(ensemble.sentences, np.mean([o.sentences.mean(1, keepdims=True) for o in outputs], 0))
+  assert_close(ensemble.word_weights, np.mean([o.word_weights.mean(2, keepdims=True) for o in outputs], 0))
+  assert_close(ensemble.sentence_weights, np.mean([o.sentence_weights.mean(1, keepdims=True) for o in outputs], 0))
   with pytest.raises(UserError, match='must take pairs of texts or none, got 1 of 2 classifiers'):
     ClassifierEnsemble([build_small(), build_small(classifier='decomposable')])
 
@@ -219,10 +219,10 @@ def test_an_ensemble_of_pairs_averages_heads_if_their_numbers_differ():
   mask = MASK[:, ::2]
   models = [build_small(classifier='decomposable(width=6)', pooling='sum', heads=heads) for heads in (2, 1)]
   params = [variables(model, source, mask)['params'] for model in models]
-  two_heads, one_head = (m.apply({'params': p}, source, mask).words for m, p in zip(models, params, strict=True))
+  two_heads, one_head = (m.apply({'params': p}, source, mask).word_weights for m, p in zip(models, params, strict=True))
   ensemble = ClassifierEnsemble(models)
   assert ensemble.pair_heads == 1 and ClassifierEnsemble(models[:1] * 2).pair_heads == 2
-  words = ensemble.apply({'params': tuple(params)}, source, mask).words
+  words = ensemble.apply({'params': tuple(params)}, source, mask).word_weights
   assert_close(words, (two_heads.reshape(3, 2, 2, 5, 5).mean(2) + one_head) / 2)
 
 

@@ -154,13 +154,13 @@ class Piece(NamedTuple):
 Pattern = tuple[Piece, ...]
 
 
-class Language(NamedTuple):
+class LocaleFormats(NamedTuple):
   """Date formats of one locale.
 
   Attributes:
     code: identifier of the locale.
     patterns: patterns of CLDR for this locale, those that are decidable.
-    free: FREE_PATTERNS in this language, those that are decidable.
+    free_patterns: FREE_PATTERNS with the names of this locale, those that are decidable.
     names: field (such as 'MMM' or 'EEEE') -> names; months count from 1, weekdays from Monday = 0.
     zero: the digit zero of the default numbering system of the locale.
     cased: whether examples vary in case; False for the locales of UNICASE.
@@ -168,7 +168,7 @@ class Language(NamedTuple):
 
   code: str
   patterns: tuple[Pattern, ...]
-  free: tuple[Pattern, ...]
+  free_patterns: tuple[Pattern, ...]
   names: Mapping[str, Mapping[int, str]]
   zero: str
   cased: bool
@@ -191,17 +191,17 @@ def fold(name: str) -> str:
 
 
 @functools.cache
-def language(code: str) -> Language:
+def locale_formats(code: str) -> LocaleFormats:
   """Returns the date formats of the locale `code`, read from the CLDR data of Babel."""
   locale = Locale.parse(code)
   names = dict(_names(locale))
   skeletons = locale.datetime_skeletons
   patterns = [cldr.get_date_format(style, locale).pattern for style in ('full', 'long', 'medium', 'short')]
   patterns += [skeletons[name].pattern for name in SKELETONS if name in skeletons]
-  return Language(
+  return LocaleFormats(
     code=code,
     patterns=_parse_patterns(patterns, locale, names),
-    free=_parse_patterns(FREE_PATTERNS, locale, names),
+    free_patterns=_parse_patterns(FREE_PATTERNS, locale, names),
     names=names,
     zero=ZEROS[locale.default_numbering_system],
     cased=code not in UNICASE,
@@ -209,10 +209,10 @@ def language(code: str) -> Language:
 
 
 def is_unambiguous_name(label: str, name: str) -> bool:
-  """Returns whether a name is that of no other month in any of SEEN_LOCALES and UNSEEN_LOCALES.
+  """Returns whether the name of a month or weekday is unambiguous.
 
-  A month is ambiguous if its name is that of another month in one of these locales, and a weekday if its name is that
-  of a month (mar: Tuesday in Spanish, March in English). No example contains an ambiguous name.
+  A month is ambiguous if its name is that of another month in any of SEEN_LOCALES and UNSEEN_LOCALES, and a weekday if
+  its name is that of a month (mar: Tuesday in Spanish, March in English). No example contains an ambiguous name.
 
   Args:
     label: 'M' for a month, 'E' for a weekday.
@@ -227,7 +227,7 @@ def _months_by_name() -> Mapping[str, frozenset[int]]:
   """Folded name -> the months that it means in SEEN_LOCALES and UNSEEN_LOCALES."""
   months = {}
   for code in SEEN_LOCALES + UNSEEN_LOCALES:
-    for field, names in language(code).names.items():
+    for field, names in locale_formats(code).names.items():
       if field[0] not in 'ML':
         continue
       for number, name in names.items():

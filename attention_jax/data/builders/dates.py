@@ -102,7 +102,7 @@ def generate(split: str, seed: int = 0) -> Iterator[dict[str, str]]:
   drawn_sources = set()
   while len(drawn_sources) < SIZES[split]:
     locale = _pick(draw, locales)
-    example = _draw_example(draw, date_formats.language(locale))
+    example = _draw_example(draw, date_formats.locale_formats(locale))
     if example is None:
       continue
     date, labelled = example
@@ -199,16 +199,16 @@ def _pick(draw: Draw, options: Sequence[Item]) -> Item:
   return options[int(draw() * len(options))]
 
 
-def _draw_example(draw: Draw, language: date_formats.Language) -> tuple[datetime.date, Labelled] | None:
+def _draw_example(draw: Draw, formats: date_formats.LocaleFormats) -> tuple[datetime.date, Labelled] | None:
   """Draws a date and formats it; None if the text is too long, not NFC, padded with spaces, or has two readings."""
-  pattern = _pick(draw, language.free if draw() < FREE_SHARE else language.patterns)
+  pattern = _pick(draw, formats.free_patterns if draw() < FREE_SHARE else formats.patterns)
   date = _draw_date(draw, is_short_year=any(piece.form == 'yy' for piece in pattern))
-  zero = language.zero if draw() < NATIVE_SHARE else '0'
-  case = _pick(draw, CASES) if language.cased else str
+  zero = formats.zero if draw() < NATIVE_SHARE else '0'
+  case = _pick(draw, CASES) if formats.cased else str
   labelled = []
   for piece in pattern:
-    text = _format_piece(piece, date, language, zero)
-    if piece.form in language.names:
+    text = _format_piece(piece, date, formats, zero)
+    if piece.form in formats.names:
       if not date_formats.is_unambiguous_name(piece.label, text):
         return None
       text = text.removesuffix('.') if draw() < NO_DOT_SHARE else text
@@ -230,13 +230,15 @@ def _draw_date(draw: Draw, is_short_year: bool) -> datetime.date:
   return datetime.date(year, month, 1 + int(draw() * calendar.monthrange(year, month)[1]))
 
 
-def _format_piece(piece: date_formats.Piece, date: datetime.date, language: date_formats.Language, zero: str) -> str:
+def _format_piece(
+  piece: date_formats.Piece, date: datetime.date, formats: date_formats.LocaleFormats, zero: str
+) -> str:
   """The text of one piece of a pattern."""
   label, form = piece
   if label == '':
     return form
-  if form in language.names:
-    return language.names[form][date.month if label == 'M' else date.weekday()]
+  if form in formats.names:
+    return formats.names[form][date.month if label == 'M' else date.weekday()]
   digits = {'y': f'{date.year:04d}', 'M': f'{date.month:0{len(form)}d}', 'd': f'{date.day:0{len(form)}d}'}[label]
   if form == 'yy':
     digits = digits[-2:]
