@@ -47,8 +47,8 @@ class Objective(NamedTuple):
 def r_drop(*, alpha: NonNegative = 5.0) -> ObjectiveFn:
   """−log p₁(y) − log p₂(y) + α/2 (KL(p₁‖p₂) + KL(p₂‖p₁)), two passes with independent dropout. Liang et al. 2021.
 
-  The divergence is summed over tokens and computed over the whole vocabulary. Both passes are one program over twice
-  the rows, which holds the logits of both passes in memory.
+  The divergence is summed over tokens and computed over the whole vocabulary. Both passes run as one batch of twice the
+  size, so that the logits of both are in memory at the same time.
 
   Raises:
     UserError: when the objective is called, for a model whose passes are deterministic.
