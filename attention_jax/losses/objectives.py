@@ -32,7 +32,7 @@ class Objective(NamedTuple):
 
   Attributes:
     build: options -> the objective.
-    running: names of the sums of which the objective may read running means per token.
+    running: names of the sums whose running means per token the objective may read.
     uses_references: whether it compares the tokens of sampled hypotheses with those of the data's targets.
   """
 
@@ -186,7 +186,7 @@ def make_objective(spec: str) -> tuple[ObjectiveFn, tuple[str, ...]]:
   """Builds an objective from a spec string.
 
   Returns:
-    The objective, and the names of the sums of which it may read running means.
+    The objective, and the names of the sums whose running means per token it may read.
 
   Raises:
     UserError: as `build_from_spec`, and for options that the objective rejects, such as too few samples.
