@@ -62,8 +62,8 @@ def coverage_penalty(coverage: jax.Array, source_mask: jax.Array, beta: float) -
 def eos_factor(source_length: jax.Array, length: jax.Array | int, gamma: float) -> jax.Array:
   """γ |X| / |Y|, the factor of the log-probability of EOS: it penalises the end of short outputs.
 
-  This is the option -eos_norm of OpenNMT (Klein et al. 2017) in Lua, as computed by its onmt/translate/Beam.lua; the
-  manual calls the factor itself the penalty of EOS. A γ below |Y| / |X| rewards the end instead.
+  This is the option -eos_norm of OpenNMT (Klein et al. 2017) in Lua. Its manual calls γ |X| / |Y| a penalty; the code,
+  onmt/translate/Beam.lua, multiplies the log-probability of EOS by it. A γ below |Y| / |X| rewards the end instead.
 
   Args:
     source_length: |X|, number of real source positions; those of a text include EOS.

@@ -62,7 +62,7 @@ def combine_masks(*masks: Bool[Array, '...'] | None) -> Bool[Array, '...'] | Non
   """Returns the logical and of all masks that are not None, broadcast against each other; None if there are none.
 
   Raises:
-    UserError: for shapes that do not broadcast. A padding mask [B, S] is combined with a mask [T, S] as [B, 1, S].
+    UserError: for shapes that do not broadcast. Pass a padding mask [B, S] as [B, 1, S] to combine it with [T, S].
   """
   arrays = [jnp.asarray(mask) for mask in masks if mask is not None]
   if not arrays:
@@ -127,8 +127,8 @@ def _varying_axes(x) -> frozenset[str]:
 def vary_like(start, *operands):
   """Casts the initial carry of a loop so that the loop works under shard_map.
 
-  shard_map requires that a step returns a carry of the type that it takes. A constant does not vary over mesh axes,
-  whereas a result of `operands` varies over the same axes as they do.
+  A loop requires that a step returns a carry of the type that it takes. Under shard_map, that type includes the mesh
+  axes over which an array varies: none for a constant, those of `operands` for a result computed from them.
 
   Args:
     start: the constants that the loop starts from, a tree of arrays.

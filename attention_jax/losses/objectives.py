@@ -32,7 +32,7 @@ class Objective(NamedTuple):
 
   Attributes:
     build: options -> the objective.
-    running: names of the sums of which the objective may read running means per token.
+    running: names of the sums whose running means per token the objective may read.
     uses_references: whether it compares the tokens of sampled hypotheses with those of the data's targets.
   """
 
@@ -47,8 +47,8 @@ class Objective(NamedTuple):
 def r_drop(*, alpha: NonNegative = 5.0) -> ObjectiveFn:
   """−log p₁(y) − log p₂(y) + α/2 (KL(p₁‖p₂) + KL(p₂‖p₁)), two passes with independent dropout. Liang et al. 2021.
 
-  The divergence is summed over tokens and computed over the whole vocabulary. Both passes are one program over twice
-  the rows, which holds the logits of both passes in memory.
+  The divergence is summed over tokens and computed over the whole vocabulary. Both passes run as one batch of twice the
+  size, so that the logits of both are in memory at the same time.
 
   Raises:
     UserError: when the objective is called, for a model whose passes are deterministic.
@@ -186,7 +186,7 @@ def make_objective(spec: str) -> tuple[ObjectiveFn, tuple[str, ...]]:
   """Builds an objective from a spec string.
 
   Returns:
-    The objective, and the names of the sums of which it may read running means.
+    The objective, and the names of the sums whose running means per token it may read.
 
   Raises:
     UserError: as `build_from_spec`, and for options that the objective rejects, such as too few samples.

@@ -1,8 +1,8 @@
 """Cross entropy of a linear layer over a large vocabulary, without the logits of a whole batch in memory.
 
 The loop runs over chunks of the steps of a batch. Each iteration computes logits, their softmax and, if differentiated,
-their contribution to the gradient. Logits are neither stored nor computed twice. The definition is
-`losses.sequence.cross_entropy` of all logits.
+their contribution to the gradient. Logits are neither stored nor computed twice. The result equals
+`losses.sequence.cross_entropy` of all logits, up to rounding.
 """
 
 import functools

@@ -107,8 +107,8 @@ class LearnedPositions(Positions):
 class Shaw(Positions):
   """e_ts = (q_t · (k_s + a_{s-t})) / √F and z_t = Σ_s w_ts (v_s + b_{s-t}). Shaw et al. 2018, equations 3 and 4.
 
-  Distances are clipped at max_distance; the heads of a layer share the vectors a and b. The term q_t · a is added as a
-  bias here, so that it can be combined with every score.
+  Distances are clipped at max_distance; the heads of a layer share the vectors a and b. The term q_t · a_{s-t} / √F is
+  added as a bias here, so that it can be combined with every score.
   """
 
   max_distance: Size = 16
@@ -229,8 +229,8 @@ def parse_position(spec: str) -> tuple[type[Positions], dict[str, Any]]:
 def alibi_slopes(heads: int) -> list[float]:
   """Returns the slopes of N heads, 2^(-8 n / N) for n = 1 ... N.
 
-  If N is not a power of 2, they are the slopes of P heads, P the next lower power, and the first N - P of every other
-  slope of 2 P heads.
+  If N is not a power of 2, let P be the largest power of 2 below N. The slopes are those of P heads, followed by the
+  first N - P of the slopes 1, 3, 5, ... of 2 P heads.
   """
 
   def geometric(n: int) -> list[float]:
@@ -247,10 +247,10 @@ def bucket_of(offset: jax.Array, buckets: int, max_distance: int, bidirectional:
     offset: s - t, position minus query, int32 of any shape.
     buckets: number of buckets.
     max_distance: distance from which on all offsets of a direction are in one bucket.
-    bidirectional: whether half of the buckets are those of later positions (s > t); otherwise these have distance 0.
+    bidirectional: whether half of the buckets are for later positions (s > t); otherwise those count as distance 0.
 
   Returns:
-    Numbers of buckets from 0, of the shape of `offset`.
+    Indices of buckets from 0, of the shape of `offset`.
   """
   first_bucket = 0
   if bidirectional:

@@ -155,7 +155,7 @@ def zero_state(kind: str, batch: int, features: int, dtype=jnp.float32) -> State
 
 
 class RecurrentLayer(nn.Module):
-  """One recurrent layer over a sequence in one direction; a state continues the sequence of a previous call."""
+  """One recurrent layer over a sequence in one direction, from zeros or from the state of a previous call."""
 
   kind: str = 'gru'
   features: int = 256

@@ -39,7 +39,7 @@ def convert_weights(layout: str, arrays: Arrays, heads: int = 1) -> dict[str, np
   Args:
     layout: a name of LAYOUTS.
     arrays: the state dict, as arrays of numpy.
-    heads: number of heads of multi-head attention, which no array shows; layouts without it ignore it.
+    heads: number of attention heads, which the arrays do not determine; unused by layouts without multi-head attention.
 
   Raises:
     UserError: for an unknown layout, for arrays that are missing, unknown or cannot be represented, and for a number of
@@ -75,7 +75,7 @@ def _norm(name: str, source: str, order: Order = ALL) -> list[Entry]:
 
 
 def _head_kernel(name: str, weight: str, bias: str, heads: int, part: int = 0, parts: int = 1, order: Order = ALL):
-  """Kernel [N, D, F / N] and bias [N, F / N] of one of the `parts` projections that are stacked in one nn.Linear."""
+  """Kernel [N, D, F / N] and bias [N, F / N] of one of `parts` projections, whose rows are stacked in one weight."""
 
   def kernel(w):
     w = np.split(w, parts)[part].T[order]
@@ -129,7 +129,7 @@ def transformer(arrays: Arrays, heads: int) -> Iterable[Entry]:
 
 
 def _recurrent(name: str, source: str, suffix: str, columns: Order = ALL, gates: int = GRU_GATES) -> list[Entry]:
-  """One layer and direction of nn.GRU, or of nn.LSTM with 4 gates; `columns` selects inputs: columns of weight_ih."""
+  """One layer and direction of nn.GRU, or of nn.LSTM with 4 gates; `columns` selects columns of weight_ih."""
   weight_ih, weight_hh, bias_ih, bias_hh = (
     f'{source}.{kind}_{side}_{suffix}' for kind in ('weight', 'bias') for side in ('ih', 'hh')
   )
@@ -155,7 +155,7 @@ def bahdanau(arrays: Arrays, heads: int) -> list[Entry]:
   """The attention decoder of torch's tutorial: params of aj.attend, a RecurrentCell, an embedding and a linear layer.
 
   The projections of query and key have biases there. Their sum is one bias inside of the tanh, attention.score.bias.
-  SCORES has no such row, so that the caller defines one. The bias of the scores changes no weight and is dropped.
+  SCORES has no such row, so the caller must define one. The bias of the scores changes no weight and is dropped.
   """
   return [
     Entry('attention.query', ('attention.Wa.weight',), np.transpose),
@@ -309,7 +309,7 @@ class Layout(NamedTuple):
 
   Attributes:
     entries: (arrays, heads) -> the table of entries.
-    ignored: ends of the names of arrays that are not weights.
+    ignored: suffixes of the names of arrays that are not weights.
   """
 
   entries: Callable[[Arrays, int], Iterable[Entry]]
