@@ -1,13 +1,14 @@
 """Latent alignments: the output depends on ONE position, which is a latent variable that training marginalises.
 
-The sum over positions is exact for the latent alignments, which are of two kinds; for `hard` and `hard_once` it is
-estimated from samples (`reinforce`). The two kinds are:
+Training computes the sum over positions exactly. (`hard` and `hard_once` instead maximise a lower bound of its
+logarithm, E[log p(y | a)], whose gradient `reinforce` estimates from samples.) There are two kinds:
 
 - order zero: p(y) = Π_t Σ_a w_t(a) p(y_t | a);
 - order one: a_t depends on a_{t-1}, and the forward algorithm computes the sum.
 
 The weights of a latent alignment are the prior of a_t given the previous outputs. Once y_t is known, the caller passes
-log p(y_t | a) to `observe`, if it is not None. `posterior` returns the distribution of a_t given the whole output.
+log p(y_t | a) to `LatentAlignment.observe`, if it is not None. `LatentAlignment.posterior` returns the distribution of
+a_t given the whole output.
 """
 
 from collections.abc import Callable
@@ -128,7 +129,7 @@ def reinforce(
 
   G_t is the sum of the rewards from step t on, because the sample at t has no influence on earlier ones. With `entropy`
   λ every step has the additional reward -λ log π(a_t); their expectations sum to λ times the entropy H of all samples
-  (Xu et al. 2015, section 4.1). With `discount` γ the reward of k steps later is multiplied by γᵏ, which lowers the
+  (Xu et al. 2015, section 4.1). With `discount` γ the reward k steps later is multiplied by γᵏ, which lowers the
   variance but biases the estimate, since it underrates the later effects of a sample.
 
   Args:
@@ -159,7 +160,7 @@ def _transition(position: Scores, scores: Scores) -> Scores:
 
 
 def _compress(scores: Scores) -> Scores:
-  """Compresses scores beyond ±LARGE_SCORE in the same order, so that float32 scores stay far above LOG_ZERO."""
+  """Compresses scores beyond ±LARGE_SCORE, keeping their order, so that float32 scores stay far above LOG_ZERO."""
   scores = clamp_to_finite(scores)
   is_large = jnp.abs(scores) > LARGE_SCORE
   return jnp.where(is_large, jnp.sign(scores) * LARGE_SCORE + 1e-10 * scores, scores)

@@ -1,7 +1,7 @@
 """Local alignments, which assign weights inside a window of positions only. Positions count from 0.
 
-Here `local_m` and `local_p` are computed as masks over all scores. Implementation 'window' computes the scores of the
-window only, from the `LocalWindow` of the table row.
+Here `local_m` and `local_p` take the scores of all positions and mask those outside the window. Implementation 'window'
+computes the scores of the window only, from the `LocalWindow` of the table row.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def local_m(scores: Scores, mask: Mask, *, step: Int[Array, ''], width: int = 10
   D is `width`. A query whose window contains no unmasked position gets zero weights.
 
   Raises:
-    UserError: if the width is negative or no whole number.
+    UserError: if the width is negative or not a whole number.
   """
   return _weights_of_all(window_m(*unmasked_extent(mask), step=step, width=width), scores, mask)
 
@@ -59,7 +59,7 @@ def local_p(
   first of them. The weights are not normalised again, so that they sum to at most 1.
 
   Raises:
-    UserError: if the width is less than 1 or no whole number.
+    UserError: if the width is less than 1 or not a whole number.
   """
   return _weights_of_all(window_p(*unmasked_extent(mask), query=query, w=w, v=v, width=width), scores, mask)
 
@@ -75,7 +75,7 @@ def window_m(size: Int[Array, ''], first: Int[Array, ''], *, step: Int[Array, ''
   Arguments: see `window_p` and `local_m`; `size` and `first` are not used.
 
   Raises:
-    UserError: if the width is negative or no whole number.
+    UserError: if the width is negative or not a whole number.
   """
   check_width('local_m', width, 0)
   return Window(step, width, _softmax_inside(width))
@@ -101,7 +101,7 @@ def window_p(
     width: as in `local_p`.
 
   Raises:
-    UserError: if the width is less than 1 or no whole number.
+    UserError: if the width is less than 1 or not a whole number.
   """
   check_width('local_p', width, 1)
   query = at_least_float32(query)
@@ -111,7 +111,7 @@ def window_p(
 
   def compute_weights(scores, mask, offset):
     inside = mask & (jnp.abs(offset) <= width)
-    # Outside the window the exponent is replaced by 0, because its square would overflow far away.
+    # Offsets outside the window, where the weights are 0, are replaced by 0 so that their squares cannot overflow.
     gaussian = jnp.exp(-2.0 * (jnp.where(inside, offset, 0.0) / width) ** 2)
     return softmax(scores, inside) * gaussian.astype(at_least_float32(scores).dtype)
 
@@ -127,7 +127,7 @@ def windowed(
   Chorowski et al. 2015 (windowing). D is `width`. For the first query, and after a query without weight, m is 0.
 
   Raises:
-    UserError: if the width is less than 2 or no whole number.
+    UserError: if the width is less than 2 or not a whole number.
   """
   check_width('windowed', width, 2)  # a window of width 1 could never move forward
   total = jnp.sum(previous)

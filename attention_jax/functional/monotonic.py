@@ -97,11 +97,11 @@ def mocha(
 ) -> WeightsAndState:
   """Monotonic chunkwise attention: softmax over `width` positions that end where the walk stops. Chiu & Raffel 2018.
 
-  The chunk has scores of its own, vᵀ tanh(Wᵀ q + Uᵀ h + b), of the unprojected query and of the values h.
-  The walk and its state are those of `monotonic`. Consumes rng.
+  Scores inside the chunk are vᵀ tanh(Wᵀ q + Uᵀ h + b), computed from the unprojected query q and the values h. The walk
+  and its state are those of `monotonic`. Consumes rng.
 
   Raises:
-    UserError: if the width is less than 1 or no whole number, or if `noise` is negative.
+    UserError: if the width is less than 1 or not a whole number, or if `noise` is negative.
   """
   stops, state = monotonic(scores, mask, state=state, rng=rng, noise=noise)
   return _chunk_weights(stops, mask, _chunk_scores(query, remembered, w, bias, v), width), state
@@ -123,7 +123,7 @@ def hard_mocha(
   """`mocha` with a walk that stops as in `hard_monotonic`. Chiu & Raffel 2018.
 
   Raises:
-    UserError: if the width is less than 1 or no whole number.
+    UserError: if the width is less than 1 or not a whole number.
   """
   stops, state = hard_monotonic(scores, mask, state=state)
   return _chunk_weights(stops, mask, _chunk_scores(query, remembered, w, bias, v), width), state
@@ -164,9 +164,9 @@ def forward_agent(
   """`forward` with an agent that moves on with probability p: wₛ ∝ ((1 - p') w'ₛ + p' w'ₛ₋₁) yₛ.
 
   p = σ(vᵀ tanh(Wᵀ q + Uᵀ c + b) + offset), of the query q and the context c = Σ wₛ hₛ of this step, is the probability
-  for the next step; p' is that of the step before, 1/2 for the first. Zhang et al. 2018, algorithm 2. The network of
-  the paper also reads the previous output. Here the query contains that output if the decoder attends with a state that
-  has read it, as `luong` does.
+  of moving on at the next step; p' is the p of the previous step, or 1/2 at the first step. Zhang et al. 2018,
+  algorithm 2. The network of the paper also reads the previous output. Here the query depends on that output if the
+  decoder attends with a state that has read it, as `luong` does.
   """
   logit = at_least_float32(state.move_logit)
   weights, log_weights = _forward(

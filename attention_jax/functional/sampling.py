@@ -1,4 +1,4 @@
-"""Hard alignments that sample one position: trained by REINFORCE, or relaxed and trained straight through.
+"""Hard alignments that sample one position, trained by REINFORCE or by the straight-through gradient of a relaxation.
 
 They sample during training; at test time they select the most probable position (`hardmax`).
 """
@@ -48,7 +48,7 @@ def hard(
   useful.
 
   Sampled weights have no gradient. The state is the sum of the log-probabilities of all samples so far; the REINFORCE
-  estimator multiplies its gradient with the reward. Consumes rng.
+  estimator multiplies its gradient by the reward. Consumes rng.
 
   Raises:
     UserError: if `expectation_rate` is outside of [0, 1].

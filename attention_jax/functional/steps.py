@@ -1,7 +1,7 @@
 """Attention one query at a time, for decoders outside of this package: `remember`, `init_carry` and `attend_step`.
 
-The memory is prepared once for each source. Each step takes the carry of the previous step, so that all steps are a
-scan, which equals `attend` over all queries:
+The memory is prepared once for each source. Each step takes the carry of the previous step. A scan over all queries
+returns the same as `attend`:
 
     memory = remember(key, value, mask, params=params)
     step = lambda carry, query: attend_step('coverage', 'softmax', params, carry, query, memory)

@@ -12,17 +12,17 @@ from attention_jax.functional.masking import vary_like
 from attention_jax.kernels.sharding import shard_over_rows
 
 BLOCK = 512  # maximum number of queries, and of keys, in a block
-# Numbers of unmasked blocks of keys that one product covers. With 64 features on two cores, products of 1024 keys ran
-# at 1.2 times the rate of products of 512, and the scores of 2048 keys exceed the second level of the cache.
+# Numbers of fully unmasked blocks of keys that one product may cover. With 64 features on two cores, products of 1024
+# keys run at 1.2 times the rate of products of 512; the scores of 2048 keys do not fit in the L2 cache.
 SPANS = (2, 1)
 
-# One entry per kind of `Blocks.kinds`. For each block of queries: the first block of keys of each span, in the order in
-# which the spans run, and the number of spans that run.
+# One entry (order, count) per kind of `Blocks.kinds`. order [blocks of queries, spans] contains the first block of keys
+# of every span; the spans that run come first. count [blocks of queries] is their number.
 Schedule = list[tuple[jax.Array, jax.Array]]
 
 
 class Blocks(NamedTuple):
-  """Partition of T queries and S keys into blocks of equal size; the last one is padded.
+  """Partition of T queries and S keys into blocks of equal size; the last block of each is padded.
 
   Attributes:
     num_query_blocks: number of blocks of queries.
@@ -119,7 +119,7 @@ class Blocks(NamedTuple):
 
   @property
   def kinds(self) -> list[tuple[int, bool]]:
-    """Kinds of blocks that run one after the other: number of blocks of keys, and whether positions may be masked."""
+    """(span, has_masked) in the order of computation: blocks of keys per step, and whether any may be partly masked."""
     return [*((span, False) for span in SPANS if span <= self.num_key_blocks), (1, True)]
 
   def schedule(self, live: jax.Array, full: jax.Array) -> Schedule:
@@ -136,7 +136,7 @@ class Blocks(NamedTuple):
     return schedule
 
   def fold(self, step: Callable, schedule: Schedule, carry):
-    """Folds step(span, has_masked, j, carry) over the blocks of one block of queries.
+    """Folds step(span, has_masked, j, carry) over the scheduled blocks of keys, for one block of queries.
 
     Args:
       step: (span, has_masked, j, carry) -> carry, for the blocks of keys j ... j + span - 1; `has_masked` is whether
@@ -161,7 +161,8 @@ class BlockedInputs(NamedTuple):
   """Inputs of `flash.attention_context` that the sequences of a batch may share, prepared once for all of them.
 
   Attributes:
-    mask: padded and transposed, [S, 1] or the partly masked blocks of [S, T]; the others are not read.
+    mask: padded and transposed, [S, 1] or [S, T]. In [S, T] only the partly masked blocks are copied from the mask,
+      because no other block is read.
     bias, factors: padded and transposed [S, T], or None.
     schedule: see Blocks.schedule.
   """

@@ -2,8 +2,8 @@
 
 The loops evaluate no transcendental function, unless the keys have a very wide range. With a = e^{2q} and b = e^{2k},
 computed once per query and once per key, tanh(q + k) = 1 - 2u and its slope is 4 u (1 - u), where u = 1 / (1 + a b).
-Fractions are added in groups before they are divided: v₁/y₁ + v₂/y₂ =
-(v₁ y₂ + v₂ y₁) / (y₁ y₂), so that one division serves several terms of a sum.
+The fractions of a group are added over a common denominator, v₁/y₁ + v₂/y₂ = (v₁ y₂ + v₂ y₁) / (y₁ y₂), so that one
+division serves several terms of a sum.
 
 Safe for any input. Weights v and cotangents are divided by the largest of them. Keys are centred, feature by feature,
 on the middle of their range (the centre is subtracted from the keys and added to the query), and a b is capped where
@@ -24,7 +24,7 @@ from jax.custom_batching import custom_vmap
 from attention_jax.functional.masking import accumulation_dtype, vary_like
 from attention_jax.kernels.derivatives import first_order
 
-UNROLL = 16  # most terms added in one pass over the result: with so many, memory traffic is negligible
+UNROLL = 16  # maximum number of terms added in one pass over the result: memory traffic is then negligible
 GROUP_VALUE = 4  # fractions per division in sums of tanh; all group sizes are powers of 2
 GROUP_SLOPE = 2  # the same in sums of slopes of tanh
 
@@ -100,8 +100,8 @@ tanh_sum.defvjp(*first_order('factored', _tanh_sum_fwd, _tanh_sum_bwd))
 class Terms(NamedTuple):
   """Terms (x, y, w) -> (numerator, denominator) of sums of fractions.
 
-  x and y are entries of a query and of a key, in either order: their exponentials in FACTORED, themselves in PLAIN. The
-  weight w is an entry of v or of a cotangent.
+  x and y are entries of a query and of a key, in either order: their exponentials in FACTORED, the entries themselves
+  in PLAIN. The weight w is an entry of v or of a cotangent.
 
   Attributes:
     half: w (1 - tanh) / 2.

@@ -90,8 +90,9 @@ def ponder(
 class AdaptiveLayer(nn.Module):
   """A recurrent layer with adaptive computation time around any recurrence. Graves 2016, section 2.
 
-  The input has one more feature, which is 1 in the first update of a step and 0 in the others; hⁿ = σ(w · sⁿ + b), and
-  b is 1 at first, so that few updates come before a halt.
+  The input has one more feature, which is 1 in the first update of a step and 0 in the others. The halting
+  probability is hⁿ = σ(w · sⁿ + b), where sⁿ is the output; b is initialised to 1, so that an untrained layer halts
+  after few updates.
 
   Attributes:
     kind: a key of RECURRENCES.

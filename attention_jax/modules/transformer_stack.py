@@ -24,7 +24,7 @@ class Stack(nn.Module):
   every layer. Without the smaller variance, the sum of these vectors would dominate the differences between positions.
 
   Attributes:
-    features: D.
+    features: width D of the layers.
     layers: number of layers.
     heads: number N of heads.
     hidden: features of the hidden layer of feed-forward networks.
@@ -33,8 +33,8 @@ class Stack(nn.Module):
     window, sinks: arguments of `self_attention_mask` for self-attention.
     norm: a key of NORMS.
     norm_first: whether to normalise the inputs of sublayers; see Residual.
-    normalize_last: whether to normalise the result of the last layer although `norm_first` is False, as nn.Transformer
-      of torch does.
+    normalize_last: whether to normalise the result of the last layer even if `norm_first` is False, as
+      torch.nn.Transformer does.
     epsilon: added to the variance (layer) or mean square (rms) in normalisation.
     bias: whether the projections of self-attention have biases.
     activation: a key of ACTIVATIONS.
@@ -129,7 +129,7 @@ class Stack(nn.Module):
   def embed_inputs(self, embeddings: jax.Array, positions: jax.Array) -> jax.Array:
     """Projects embeddings [B, T, E] to D, scales by √D (Vaswani et al. 2017, section 3.4), and adds positions [T].
 
-    Embeddings of D features are not projected; positions in attention are not added.
+    Embeddings of D features are not projected. Positions that attention applies are not added here.
     """
     return self.positions.embed(self._widen(embeddings).astype(self.dtype) * self.features**0.5, positions)
 
