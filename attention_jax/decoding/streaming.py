@@ -129,7 +129,7 @@ def _start(model: EncoderDecoder, width: int):
   """Returns the encoder's initial states, the decoder's initial carry, BOS [1], and a fully masked window."""
   mask = jnp.zeros((1, width), bool)
   states, memory = model.encoder.extend(model.encoder.init_states(1), jnp.full((1, width), PAD, jnp.int32), mask)
-  # The cell starts without the encoder's final states, of which it uses the batch size alone.
+  # A cell without a bridge uses only the batch size of the summary of the source.
   encoded = Encoded(memory, mask, jnp.zeros((1, 0)))
   window = model.decoder.cell.remember(encoded)
   return states, model.decoder.cell.start(encoded, window), jnp.full((1,), BOS, jnp.int32), window

@@ -89,7 +89,7 @@ def with_remembered(alignment: Row, params: Params, memory: Memory) -> Memory:
 
 
 def is_recurrent(score: Row, alignment: Row) -> bool:
-  """Returns whether the definition scans the queries of this pair in order."""
+  """Returns whether `attend` scans the queries in order with this score and this alignment."""
   return score.is_recurrent or alignment.is_recurrent
 
 
@@ -120,7 +120,7 @@ def init_params(
     `{'score': {...}, 'alignment': {...}}` and, for scores that project, 'query' [Dq, F] and 'key' [Dk, F].
 
   Raises:
-    UserError: for an unknown variant or option, a function with parameters, sizes below 1, and an invalid rng.
+    UserError: for an unknown variant or option, a function with learned parameters, sizes below 1, and an invalid rng.
   """
   check_rng('init_params', rng, is_required=True)
   score = lookup(score, SCORES, 'score')

@@ -17,11 +17,11 @@ def affine_grid(theta: Float[Array, '2 3'], height: int, width: int) -> Float[Ar
   """(xˢ, yˢ) = θ (xᵗ, yᵗ, 1): where in the source each pixel of the target is read. Jaderberg et al. 2015, equation 1.
 
   Args:
-    theta: θ; the identity [[1, 0, 0], [0, 1, 0]] reads the whole picture. Coordinates are at least float32.
+    theta: θ; the identity [[1, 0, 0], [0, 1, 0]] reads the whole picture.
     height, width: size of the target in pixels.
 
   Returns:
-    Source coordinates of every pixel of the target.
+    Source coordinates of every pixel of the target, in float32 or a higher precision.
   """
   theta = at_least_float32(theta)
   x, y = jnp.meshgrid(_centres(width), _centres(height))

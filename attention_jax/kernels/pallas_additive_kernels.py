@@ -94,7 +94,8 @@ def exponentials_kernel(tile: Tile, q, k, v, masked_bias, max_score, exps) -> No
     exps: output [rows, keys].
   """
   scores, unmasked = _scores(tile, q, k, v, masked_bias, pl.ds(0, tile.keys))
-  # `max_score` is of the forward pass: a score computed again may exceed it by rounding, by much if it is large.
+  # `max_score` comes from the forward pass. A recomputed score may exceed it by a rounding error, which is large for
+  # large scores.
   relative = jnp.minimum(jnp.where(unmasked, scores - max_score[:, :], 0.0), 0.0)
   exps[:, :] = jnp.where(unmasked, jnp.exp(relative), 0.0)
 

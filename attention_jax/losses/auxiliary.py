@@ -39,8 +39,8 @@ class AuxiliaryLoss(NamedTuple):
     running: names of the RUNNING_METRICS whose running means it uses.
     weight: its factor in the total; an option of every row.
     after: number of updates before it joins the total; an option of every row.
-    metrics: further metrics to log, by name: f(outputs, batch) -> a sum over the real target tokens, or of a classifier
-      over the real documents.
+    metrics: further metrics to log, by name: f(outputs, batch) -> a sum over the real target tokens or, for a
+      classifier, over the real documents.
   """
 
   fn: Callable[..., jax.Array]
@@ -116,7 +116,8 @@ def reinforce(
 
   The baseline is this reward with the running mean of the log-likelihood per token in place of each log p(y). Xu et al.
   2015, section 4.1, with discount=1. The entropy bonus is λ Σ_t H_t, where λ is the option `entropy`. The state of the
-  alignment `hard_once` contains the entropies H_t; for `hard`, the log-probabilities of the samples estimate them.
+  alignment `hard_once` contains the sum of the entropies H_t so far; for `hard`, the log-probabilities of the samples
+  estimate them.
 
   Args:
     outputs: ModelOutput, whose state is the sum of the log-probabilities of the samples so far, [B, T, N], or
@@ -264,14 +265,14 @@ def auxiliary_losses(
 
 
 def check_weights(losses: Mapping[str, AuxiliaryLoss], attention) -> None:
-  """Checks that losses of attention weights have weights with a gradient.
+  """Checks that attention weights exist and have a gradient if a loss is trained through them.
 
   Args:
     losses: the rows by name.
     attention: a modules.attention.Attention; None for a decoder without attention.
 
   Raises:
-    UserError: for a loss of weights if there are no weights, or if they have no gradient.
+    UserError: if a loss needs attention weights, and there are none or they have no gradient.
   """
   names = ', '.join(name for name, row in losses.items() if row.uses_weights)
   if names and attention is None:

@@ -146,8 +146,8 @@ class IntraAttentionLayer(nn.Module):
     """Computes one step; returns the new carry, the output [B, F] and the weights [B, S]."""
     query = jnp.concatenate([x, carry.summary], axis=-1)
     attention, attended = self.attention(carry.attention, query, carry.tape, deterministic)
-    before = tuple(jnp.split(attended.context.astype(self.dtype), len(carry.state), axis=-1))
-    state = self.cell(before, projected)
+    state_before = tuple(jnp.split(attended.context.astype(self.dtype), len(carry.state), axis=-1))
+    state = self.cell(state_before, projected)
 
     entry = self._remember(tuple(part[:, None] for part in state), is_real[:, None])
 
@@ -156,8 +156,8 @@ class IntraAttentionLayer(nn.Module):
 
     tape = jax.tree.map(write, carry.tape, entry)
 
-    after = IntraAttentionCarry(before[0], state, tape, attention)
-    return _where(is_real, after, carry), (state[0], attended.weights)
+    next_carry = IntraAttentionCarry(state_before[0], state, tape, attention)
+    return _where(is_real, next_carry, carry), (state[0], attended.weights)
 
   def _remember(self, state: State, mask: jax.Array) -> Memory:
     """Returns entries of the tape: states [B, n, F] with mask [B, n]."""

@@ -14,8 +14,8 @@ from attention_jax.kernels.target import counts_products, kernel_platform
 def product(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
   """x [..., D] @ kernel [D, F] -> [..., F], summed in float32 or a higher precision.
 
-  If x and kernel have the same dtype of less than 32 bits, the factors of the gradients are rounded to it as well, and
-  forward-mode differentiation (jax.jvp) is not supported.
+  If x and kernel have the same dtype of less than 32 bits, the cotangent is rounded to it as well, and forward-mode
+  differentiation (jax.jvp) is not supported.
 
   Args:
     x: inputs, [..., D].
@@ -94,9 +94,9 @@ def _sum_outer_products_on_cpu(left: jax.Array, right: jax.Array, dtype: jnp.dty
   """`sum_outer_products` of 16-bit numbers.
 
   XLA for CPU merges a transposition of an operand into the product, and then computes it in float32, at a fifth to a
-  half of the rate. A separate transposition moves one number at a time. The product with the identity is exact
-  for finite numbers and faster, although it costs as many multiplications as the sum if left and right are equally
-  wide.
+  half of the rate. A separate transposition is slow too, because it moves one number at a time. This function
+  transposes by a product with the identity, which is exact for finite numbers and faster, although it costs as many
+  multiplications as the sum if left and right are equally wide.
   """
   if left.shape[1] > right.shape[1]:
     return _sum_outer_products_on_cpu(right, left, dtype).T
@@ -109,7 +109,7 @@ def _sum_outer_products_on_cpu(left: jax.Array, right: jax.Array, dtype: jnp.dty
 def add_bias(y: jax.Array, bias: jax.Array, dtype: jnp.dtype) -> jax.Array:
   """Adds a bias in float32 or a higher precision.
 
-  Its gradient, a sum over all rows, is then computed in this precision too: in 16 bits, it would lose most of its rows.
+  Its gradient, a sum over all rows, is then computed in this precision too: a 16-bit sum would lose most small terms.
 
   Args:
     y: [..., F].
