@@ -238,7 +238,7 @@ class Bahdanau(Cell):
   def setup(self):
     self.stack = self.make_stack()
     self.context_gates = Dense(self.stack.width, use_bias=False, dtype=self.dtype)
-    self.deep = ConcatDense(self.readout * (2 if self.maxout else 1), bias=True, dtype=self.dtype)
+    self.deep = ConcatDense(self.readout * (2 if self.maxout else 1), use_bias=True, dtype=self.dtype)
     if self.gate and self.traits.latent:
       raise UserError(
         f'bahdanau: gate must be False for the latent alignment {self.attention.alignment!r}, which has a context for '

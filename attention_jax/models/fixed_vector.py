@@ -54,7 +54,7 @@ class Cho(Plain):
     self.inputs = Dense(gates, dtype=self.dtype)
     self.recurrent = Dense(gates, use_bias=False, dtype=self.dtype)
     self.context_gates = Dense(gates, use_bias=False, dtype=self.dtype)
-    self.deep = ConcatDense(2 * self.readout, bias=True, dtype=self.dtype)
+    self.deep = ConcatDense(2 * self.readout, use_bias=True, dtype=self.dtype)
 
   def remember(self, encoded: Encoded) -> FixedMemory:
     states = encoded.states or FinalStates()

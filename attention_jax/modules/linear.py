@@ -155,7 +155,7 @@ class ConcatDense(nn.Module):
   """
 
   features: int
-  bias: bool = False
+  use_bias: bool = False
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
@@ -167,6 +167,6 @@ class ConcatDense(nn.Module):
     for part, size in zip(parts, sizes, strict=True):
       total = total + product(part.astype(self.dtype), kernel[start : start + size])
       start += size
-    if self.bias:
+    if self.use_bias:
       total = add_bias(total, self.param('bias', nn.initializers.zeros, (self.features,)), self.dtype)
     return total

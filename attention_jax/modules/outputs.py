@@ -181,7 +181,7 @@ class PointerGenerator(CopyingGenerator):
 
   def setup(self):
     super().setup()
-    self.gate = ConcatDense(1, bias=True, dtype=self.dtype)
+    self.gate = ConcatDense(1, use_bias=True, dtype=self.dtype)
 
   def remember(self, memory: jax.Array, mask: jax.Array, source: jax.Array) -> Any:
     return source

@@ -140,17 +140,17 @@ class Stack(nn.Module):
       return embeddings
     return Dense(self.features, use_bias=False, dtype=self.dtype, name='widen')(embeddings)
 
-  def apply_layer_drop(self, x: jax.Array, after: jax.Array, deterministic: bool) -> jax.Array:
-    """Returns `after`, the result of a layer with input x, or x if the layer is skipped.
+  def apply_layer_drop(self, x: jax.Array, layer_output: jax.Array, deterministic: bool) -> jax.Array:
+    """Returns `layer_output`, the result of a layer with input x, or x if the layer is skipped.
 
     Args:
       x: inputs of the layer, [B, T, D].
-      after: its result, [B, T, D].
+      layer_output: its result, [B, T, D].
       deterministic: whether to use test-time behaviour, which skips no layer; otherwise the rng 'dropout' is consumed.
     """
     if deterministic or not self.layer_dropout:
-      return after
-    return jnp.where(jax.random.bernoulli(self.make_rng('dropout'), self.layer_dropout), x, after)
+      return layer_output
+    return jnp.where(jax.random.bernoulli(self.make_rng('dropout'), self.layer_dropout), x, layer_output)
 
   def finalize(self, x: jax.Array) -> jax.Array:
     """Normalises the result of the last layer if `norm_first` or `normalize_last` is set."""

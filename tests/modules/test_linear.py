@@ -88,7 +88,7 @@ def test_dense_has_the_parameters_and_values_of_flax(use_bias):
   np.testing.assert_allclose(Dense(4, use_bias).apply(params, x), nn.Dense(4, use_bias).apply(params, x), rtol=1e-6)
 
 
-@pytest.mark.parametrize('layer', [Dense, functools.partial(ConcatDense, bias=True)], ids=['Dense', 'ConcatDense'])
+@pytest.mark.parametrize('layer', [Dense, functools.partial(ConcatDense, use_bias=True)], ids=['Dense', 'ConcatDense'])
 def test_gradients_of_biases_are_not_summed_in_16_bits(layer):
   x = draw(64, 40, 3)
   assert gradient_error_of_16_bits(lambda dtype: layer(4, dtype=dtype), variables(layer(4), x), x) < 0.01
