@@ -287,7 +287,7 @@ def _update_finished(
   finished: Finished, log_probs: jax.Array, scores: jax.Array, level: jax.Array, groups: int
 ) -> Finished:
   """The K / G best hypotheses of each group, among those already finished and its beams that end at this level."""
-  # A hypothesis that does not exist keeps IMPOSSIBLE_SCORE: the length penalty would divide it to a higher score.
+  # Division by the length penalty raises the score of a hypothesis that does not exist: resets it.
   scores = jnp.where(log_probs > IMPOSSIBLE_SCORE / 2, scores, IMPOSSIBLE_SCORE)
   beams = jnp.broadcast_to(jnp.arange(scores.shape[1])[None, :], scores.shape)
   new = Finished(scores, log_probs, jnp.full_like(beams, level), beams)
