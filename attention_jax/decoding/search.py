@@ -287,7 +287,7 @@ def _update_finished(
   finished: Finished, log_probs: jax.Array, scores: jax.Array, level: jax.Array, groups: int
 ) -> Finished:
   """The K / G best hypotheses of each group, among those already finished and its beams that end at this level."""
-  # Division by the length penalty raises the score of a hypothesis that does not exist: resets it.
+  # Resets hypotheses that do not exist: the division by the length penalty has raised their scores.
   scores = jnp.where(log_probs > IMPOSSIBLE_SCORE / 2, scores, IMPOSSIBLE_SCORE)
   beams = jnp.broadcast_to(jnp.arange(scores.shape[1])[None, :], scores.shape)
   new = Finished(scores, log_probs, jnp.full_like(beams, level), beams)
