@@ -213,7 +213,7 @@ def greedy(
 
 
 def greedy_token(logits: jax.Array, is_last: jax.Array | bool) -> jax.Array:
-  """Returns the most probable token [...] of logits [..., vocabulary] but PAD and BOS; EOS at the last step."""
+  """Returns the most probable token other than PAD and BOS, or EOS if `is_last`: logits [..., V] -> tokens [...]."""
   ends, continues = end_and_continuation_masks(logits.shape[-1])
   return jnp.where(is_last, EOS, masked_top_k(logits, continues | ends, 1)[1][..., 0])
 
@@ -287,7 +287,7 @@ def _update_finished(
   finished: Finished, log_probs: jax.Array, scores: jax.Array, step_index: jax.Array, groups: int
 ) -> Finished:
   """The K / G best hypotheses of each group, among those already finished and its beams that end at this step."""
-  # Division by the length penalty must not raise the score of a beam that does not exist above IMPOSSIBLE_SCORE.
+  # Resets hypotheses that do not exist: the division by the length penalty has raised their scores.
   scores = jnp.where(log_probs > IMPOSSIBLE_SCORE / 2, scores, IMPOSSIBLE_SCORE)
   beams = jnp.broadcast_to(jnp.arange(scores.shape[1])[None, :], scores.shape)
   new = Finished(scores, log_probs, jnp.full_like(beams, step_index), beams)

@@ -66,7 +66,7 @@ def tempered(weights: Weights, mask: Mask, *, temperature: float = 1.0) -> Weigh
 
 
 def fixed(weights: Weights, mask: Mask, *, step: Int[Array, ''], at: int = 0, position: int = 0) -> Weights:
-  """Weight 1 of query `at` at one position, 0 at the others; other queries keep their weights.
+  """Query `at` attends to `position` with weight 1; other queries keep their weights.
 
   As for every edit, `with_edit` then sets masked weights to 0.
 

@@ -229,9 +229,9 @@ def fertility(
 
 
 def _outer(x: Float[Array, ' S'], y: Float[Array, ' F']) -> Float[Array, 'S F']:
-  """Outer product. As an einsum, so that its gradients are matrix products as well.
+  """Outer product as an einsum, so that its gradients are products of a matrix and a vector.
 
-  The gradients of x[:, None] * y would be sums over [S, F], each in a loop that computes the entries again.
+  The gradients of x[:, None] * y would be sums over [S, F], each in a loop that recomputes the entries.
   """
   return jnp.einsum('s,f->sf', x, y, precision=jax.lax.Precision.HIGHEST)
 

@@ -152,7 +152,7 @@ class Row(NamedTuple):
 
   @property
   def is_recurrent(self) -> bool:
-    """Whether the definition scans the queries of any pair with this variant in order."""
+    """Whether the definition must scan queries in order because of this variant."""
     return bool(self.required_inputs & RECURRENT)
 
   @property
@@ -321,7 +321,7 @@ def init_row_params(
 
 
 def _companions(row: Row) -> dict[str, Callable]:
-  """Functions of a row that take the options of `fn`, or some of them."""
+  """Functions of a row whose required keyword-only arguments must be among those of `fn`."""
   companions = {'at_test': row.at_test, 'lookback': row.lookback, 'form': row.form and row.form.fn}
   return {name: fn for name, fn in companions.items() if fn is not None}
 

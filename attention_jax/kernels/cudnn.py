@@ -10,8 +10,8 @@ The kernel computes in bfloat16 or float16 with float32 sums. It differs from th
 - The kernel returns no weights: they and the gradient of the bias are computed by the formula, in float32. XLA removes
   this computation where neither is used.
 
-The kernel is called once for a whole batch: under vmap the mapped axes become sequences where each has its own mask,
-and heads where they share it. For the gradient the context is recomputed.
+The kernel is called once for a whole batch: vmap merges a mapped axis into the kernel's axis of sequences if the mask
+varies along it, else into that of heads. The backward pass recomputes the context.
 """
 
 import functools

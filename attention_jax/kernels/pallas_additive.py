@@ -277,13 +277,13 @@ def _combine_spans(value_sums, max_scores, exp_sums) -> tuple[jax.Array, jax.Arr
 def _attended_bwd(plan: Plan, residuals, g):
   """Differentiates one block of queries after the other, with all keys: its temporary arrays are linear in T + S."""
   q, k, v, masked_bias, factors, value, max_score, inverse_sum = residuals
-  steps = q.shape[0]
-  blocks, rows = _split_queries(plan.tile, steps, k.shape[0])
-  arrays = (q, masked_bias, factors, max_score[:steps], inverse_sum[:steps], *g)
+  num_queries = q.shape[0]
+  blocks, rows = _split_queries(plan.tile, num_queries, k.shape[0])
+  arrays = (q, masked_bias, factors, max_score[:num_queries], inverse_sum[:num_queries], *g)
 
   def split(x):
     """[T, ...] -> [blocks, rows, ...]; None for what all queries share."""
-    if x is None or x.shape[0] != steps:
+    if x is None or x.shape[0] != num_queries:
       return None
     return _pad(x, (blocks * rows, *x.shape[1:])).reshape(blocks, rows, *x.shape[1:])
 
@@ -294,7 +294,7 @@ def _attended_bwd(plan: Plan, residuals, g):
 
   start = vary_like(tuple(jnp.zeros(x.shape, x.dtype) for x in (k, v, value)), *residuals, *g)
   (dk, dv, dvalue), per_query = jax.lax.scan(run_block, start, [split(x) for x in arrays])
-  dq, dbias = jax.tree.map(lambda x: x.reshape(blocks * rows, -1)[:steps], per_query)
+  dq, dbias = jax.tree.map(lambda x: x.reshape(blocks * rows, -1)[:num_queries], per_query)
   dbias = jnp.zeros_like(masked_bias) if dbias is None else dbias
   return dq, dk, dv, dbias, jnp.zeros_like(factors), dvalue
 
@@ -315,14 +315,14 @@ def _differentiate_block(
   return (dk * v[None], tanh_sums.sum(0), dvalue), (dq * v[None], dscores if plan.has_bias else None)
 
 
-def _split_queries(tile: Tile, steps: int, size: int) -> tuple[int, int]:
+def _split_queries(tile: Tile, num_queries: int, num_keys: int) -> tuple[int, int]:
   """(number of blocks, queries of a block): nearly equal blocks in whole tiles, of at most MAX_BLOCK_SCORES scores.
 
   A block has at least one tile, even if that has more scores.
   """
-  max_steps = max(1, MAX_BLOCK_SCORES // (size * tile.queries)) * tile.queries
-  blocks = -(-steps // max_steps)
-  return blocks, round_up(-(-steps // blocks), tile.queries)
+  max_queries = max(1, MAX_BLOCK_SCORES // (num_keys * tile.queries)) * tile.queries
+  blocks = -(-num_queries // max_queries)
+  return blocks, round_up(-(-num_queries // blocks), tile.queries)
 
 
 attended.defvjp(_attended_fwd, _attended_bwd)

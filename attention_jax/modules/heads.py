@@ -1,9 +1,12 @@
 """`Attention` as pure functions of its parameters, for modules of libraries other than flax.linen.
 
 The parameters have the names of `Attention` and its initial scales, so that parameters can be exchanged with it:
-query_kernel and key_kernel {'kernel': [N, D, F / N]} if the score projects or there are several heads, value_kernel of
-the same shape and join {'kernel': [F, F]} for several heads, and score_params and alignment_params, each with a leading
-axis of heads, if the score or the alignment has parameters. D is the width of queries or of the memory.
+
+- query_kernel and key_kernel, {'kernel': [N, D, F / N]}, if the score projects or there are several heads;
+- value_kernel, {'kernel': [N, D, F / N]}, and join, {'kernel': [F, F]}, if there are several heads;
+- score_params and alignment_params, with a leading axis of heads, if the score or the alignment has parameters.
+
+D is the width of queries or of the memory.
 """
 
 import functools
@@ -26,7 +29,7 @@ def check_heads(owner: str, features: int, heads: int) -> None:
   """Checks that features can be divided among heads.
 
   Args:
-    owner: what has the heads, the first word of the message.
+    owner: name of the module, with which the message begins.
     features: width F of all heads together.
     heads: number N of heads.
 
@@ -59,10 +62,10 @@ def init_heads(
   rows = {'score_params': score_row, 'alignment_params': lookup(alignment, ALIGNMENTS, 'alignment')}
   projects = heads > 1 or score_row.project
   width = features // heads
-  projected = {'query': width, 'key': width} if projects else {'query': query, 'key': key}
-  projected['value'] = width if heads > 1 else key
+  score_sizes = {'query': width, 'key': width} if projects else {'query': query, 'key': key}
+  score_sizes['value'] = width if heads > 1 else key
   # An alignment takes the query before its projection, and the key after it.
-  sizes = {'score_params': projected, 'alignment_params': projected | {'query': query}}
+  sizes = {'score_params': score_sizes, 'alignment_params': score_sizes | {'query': query}}
   glorot = jax.nn.initializers.variance_scaling(1.0, 'fan_avg', 'uniform', in_axis=1, out_axis=(0, 2))
   kernels = {'query_kernel': query, 'key_kernel': key} if projects else {}
   if heads > 1:
@@ -94,7 +97,7 @@ def attend_heads(
   deterministic: bool = True,
   implementation: str = 'auto',
 ) -> Attended:
-  """Attends as `Attention.parallel` does.
+  """Projects and attends as `Attention.remember` and `Attention.parallel` do.
 
   Args:
     params: as `init_heads` returns them, or those of an `Attention` without biases, positions and `kv_heads`.
@@ -108,8 +111,8 @@ def attend_heads(
     several heads or [..., T, S] of one.
 
   Raises:
-    UserError: as `attend`, for another width of `encoded` than that of the parameters, for biases, and for another
-      number of heads of keys and values than of queries.
+    UserError: as `attend`; if `encoded` does not have the width that the parameters project; if the parameters contain
+      biases; or if the numbers of heads of queries, keys and values differ.
   """
   _check_supported(params)
   kernels = {name: params[f'{name}_kernel']['kernel'] for name in ('query', 'key') if f'{name}_kernel' in params}
