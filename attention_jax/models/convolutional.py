@@ -26,7 +26,7 @@ from attention_jax.models.encoded import Encoded
 from attention_jax.models.layered import LayeredCarry, LayeredDecoder, initial_carry
 from attention_jax.models.steps import DecoderOutput
 from attention_jax.modules.attention import Attention
-from attention_jax.modules.convolution import GatedConvolution, Normed, average_residual, scale_gradient, windows
+from attention_jax.modules.convolution import GatedConvolution, Normed, scaled_residual, scale_gradient, windows
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.positions import LearnedPositions
 from attention_jax.modules.transformer import attend_single_query, with_head_axis
@@ -95,7 +95,7 @@ class EncoderBlock(nn.Module):
     # Padding must be zero, as are the positions beyond the ends, so that outputs do not depend on its length.
     inputs = zero_masked(Dropout(self.dropout)(x, deterministic=deterministic), mask)
     input_windows = windows(inputs, self.width // 2, self.width // 2)
-    return average_residual(GatedConvolution(self.features, self.dropout, self.dtype)(input_windows), x)
+    return scaled_residual(GatedConvolution(self.features, self.dropout, self.dtype)(input_windows), x)
 
 
 class ConvEncoder(Convolutional, kw_only=True):
@@ -234,7 +234,7 @@ class ConvDecoderLayer(nn.Module):
     num_unmasked = memory.mask.sum(-1).reshape((x.shape[0],) + (1,) * (context.ndim - 1))
     context = context * jnp.sqrt(num_unmasked).astype(context.dtype)
     h = h + Normed(self.features, dtype=self.dtype, name='back')(context)
-    return attention_carry, average_residual(h, x), with_head_axis(weights, self.attention.heads)
+    return attention_carry, scaled_residual(h, x), with_head_axis(weights, self.attention.heads)
 
 
 class ConvDecoder(LayeredDecoder, Convolutional, kw_only=True):

@@ -100,7 +100,7 @@ def windows(x: jax.Array, before: int, after: int) -> jax.Array:
   return jnp.concatenate([padded[:, i : i + size] for i in range(before + 1 + after)], axis=-1)
 
 
-def average_residual(x: jax.Array, y: jax.Array) -> jax.Array:
+def scaled_residual(x: jax.Array, y: jax.Array) -> jax.Array:
   """(x + y) √0.5, which has the variance of x and y if they are uncorrelated. Gehring et al. 2017, section 3.4."""
   return (x + y) * 0.5**0.5
 

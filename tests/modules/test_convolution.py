@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_jax.modules.convolution import Conv, GatedConvolution, Normed, average_residual, scale_gradient, windows
+from attention_jax.modules.convolution import Conv, GatedConvolution, Normed, scaled_residual, scale_gradient, windows
 from tests.modules.helpers import assert_close, assert_same, draw, gradient_error_of_16_bits, variables
 
 
@@ -40,7 +40,7 @@ def test_initial_parameters_preserve_the_variance():
   np.testing.assert_allclose(gate_inputs.var(), 4, rtol=0.1)
   y = GatedConvolution(32, 1 - keep).init_with_output(jax.random.key(0), dropped)[0]
   assert 0.9 < y.var() < 1.6
-  np.testing.assert_allclose(average_residual(x[:2000], x[2000:]).var(), 1, rtol=0.1)
+  np.testing.assert_allclose(scaled_residual(x[:2000], x[2000:]).var(), 1, rtol=0.1)
 
 
 def test_scale_gradient_changes_the_gradient_alone():
