@@ -26,7 +26,7 @@ from attention_jax.models.encoded import Encoded
 from attention_jax.models.layered import LayeredCarry, LayeredDecoder, initial_carry
 from attention_jax.models.steps import DecoderOutput
 from attention_jax.modules.attention import Attention
-from attention_jax.modules.convolution import GatedConvolution, Normed, scaled_residual, scale_gradient, windows
+from attention_jax.modules.convolution import GatedConvolution, Normed, scale_gradient, scaled_residual, windows
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.positions import LearnedPositions
 from attention_jax.modules.transformer import attend_single_query, with_head_axis

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_jax.modules.convolution import Conv, GatedConvolution, Normed, scaled_residual, scale_gradient, windows
+from attention_jax.modules.convolution import Conv, GatedConvolution, Normed, scale_gradient, scaled_residual, windows
 from tests.modules.helpers import assert_close, assert_same, draw, gradient_error_of_16_bits, variables
 
 
