@@ -1,7 +1,9 @@
 """User errors: one line that states what is wrong, the value, and what is expected."""
 
+import contextlib
 import difflib
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 
 MAX_LINE = 4000  # printed characters of a message, which may repeat what a file or a flag contains
 
@@ -53,3 +55,12 @@ def choose(name: str, options: Iterable[str], kind: str) -> str:
   nearest = difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
   hint = f" (did you mean '{nearest[0]}'?)" if nearest else ''
   raise UserError(f"unknown {kind} '{name}'{hint}; expected one of: {', '.join(options)}")
+
+
+@contextlib.contextmanager
+def report_write_errors(path: str | os.PathLike) -> Iterator[None]:
+  """Turns an OSError of its block into a UserError that names the path."""
+  try:
+    yield
+  except OSError as error:
+    raise UserError(f'{path}: cannot be written ({error.strerror})') from error

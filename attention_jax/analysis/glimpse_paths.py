@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attention_jax.analysis import picture_page
-from attention_jax.analysis.picture_files import report_write_errors, select_by_suffix
+from attention_jax.analysis.picture_files import select_by_suffix
+from attention_jax.errors import report_write_errors
 from attention_jax.functional.spatial import affine_grid, bilinear_sample
 
 SIDE = 1.7  # inches of a panel

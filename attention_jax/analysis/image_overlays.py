@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from attention_jax.analysis import fonts, picture_page
-from attention_jax.analysis.picture_files import report_write_errors, select_by_suffix
+from attention_jax.analysis.picture_files import select_by_suffix
 from attention_jax.analysis.pointing_game import Box
+from attention_jax.errors import report_write_errors
 
 SIDE = 1.6  # inches of a panel
 GOLD = '#e8590c'

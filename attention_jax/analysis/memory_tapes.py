@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from attention_jax.analysis import picture_page
-from attention_jax.analysis.picture_files import report_write_errors, select_by_suffix
+from attention_jax.analysis.picture_files import select_by_suffix
+from attention_jax.errors import report_write_errors
 
 MIN_WEIGHT = 0.3  # all slots whose weight reaches this at some step are drawn
 COLOURS = ('#1c7ed6', 'white', 'black')  # of negative values, of 0, and of positive values

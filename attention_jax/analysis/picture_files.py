@@ -1,7 +1,6 @@
 """Checks and errors that writers of pictures and pages share."""
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,3 @@ def select_by_suffix(path: str | Path, writers: Mapping[str, Any]) -> Any:
   if suffix not in writers:
     raise UserError(f'{path}: expected a path that ends with {" or ".join(writers)}')
   return writers[suffix]
-
-
-@contextlib.contextmanager
-def report_write_errors(path: str | Path) -> Iterator[None]:
-  """Turns an OSError of its block into a UserError that names the path."""
-  try:
-    yield
-  except OSError as error:
-    raise UserError(f'{path}: cannot be written ({error.strerror})') from error

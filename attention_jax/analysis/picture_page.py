@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attention_jax.analysis.pages import render
-from attention_jax.analysis.picture_files import report_write_errors
 from attention_jax.analysis.reading import rounded
 from attention_jax.atomic import write_text
+from attention_jax.errors import report_write_errors
 
 DIGITS = 3  # significant digits of the numbers on a page
 Rectangle = tuple[float, float, float, float]  # left, top, right, bottom; the picture extends from 0 to 1

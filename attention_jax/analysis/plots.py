@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from attention_jax.analysis.fonts import font_families, visible_form
-from attention_jax.analysis.picture_files import check_png_path, report_write_errors
-from attention_jax.errors import UserError
+from attention_jax.analysis.picture_files import check_png_path
+from attention_jax.errors import UserError, report_write_errors
 
 DPI = 160
 COLOURS = 'Blues'

@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from attention_jax.analysis.fonts import isolate
-from attention_jax.analysis.picture_files import report_write_errors
 from attention_jax.analysis.plots import Heatmap, grid
 from attention_jax.analysis.reading import WEIGHTS, Reading, to_record
 from attention_jax.analysis.reading_page import write_page
 from attention_jax.atomic import write_text
-from attention_jax.errors import choose
+from attention_jax.errors import choose, report_write_errors
 
 
 def write_heatmaps(readings: Sequence[Reading], path: str | Path, *, relative: bool = False) -> None:

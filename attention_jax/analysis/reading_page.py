@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from attention_jax.analysis.alignment import alignment_scores, links_from_weights
 from attention_jax.analysis.fonts import visible_form
 from attention_jax.analysis.pages import render
-from attention_jax.analysis.picture_files import report_write_errors
 from attention_jax.analysis.reading import Reading, to_record
 from attention_jax.atomic import write_text
+from attention_jax.errors import report_write_errors
 from attention_jax.pharaoh import Link
 
 DIGITS = 3  # significant digits of the numbers on a page

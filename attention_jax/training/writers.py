@@ -4,12 +4,11 @@ A writer is called with (step, record), where the record maps names such as 'tra
 numbers or strings, and is closed once.
 """
 
-import contextlib
 import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import rich.console
 import rich.progress
 
 from attention_jax.atomic import write_bytes
-from attention_jax.errors import UserError
+from attention_jax.errors import UserError, report_write_errors
 
 Record = Mapping[str, Any]
 METRICS_FILE = 'metrics.jsonl'
@@ -50,26 +49,17 @@ class JsonLines:
 
   def __init__(self, folder: Path, start: int):
     path = folder / METRICS_FILE
-    with _write_errors(path):
+    with report_write_errors(path):
       _remove_later_records(path, start)
       self._file = open(path, 'ab', buffering=0)  # noqa: SIM115 - closed by close()
 
   def __call__(self, step: int, record: Record) -> None:
-    with _write_errors(self._file.name):
+    with report_write_errors(self._file.name):
       self._file.write((json.dumps({'step': step, **record}, ensure_ascii=False) + '\n').encode())
 
   def close(self) -> None:
     """Closes the file."""
     self._file.close()
-
-
-@contextlib.contextmanager
-def _write_errors(path: str | Path) -> Iterator[None]:
-  """Raises UserError for an OSError of the block."""
-  try:
-    yield
-  except OSError as error:
-    raise UserError(f'cannot write {path}: {error.strerror}') from error
 
 
 def _remove_later_records(path: Path, start: int) -> None:

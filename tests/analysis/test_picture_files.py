@@ -2,8 +2,8 @@
 
 import pytest
 
-from attention_jax.analysis.picture_files import check_png_path, report_write_errors, select_by_suffix
-from attention_jax.errors import UserError
+from attention_jax.analysis.picture_files import check_png_path, select_by_suffix
+from attention_jax.errors import UserError, report_write_errors
 
 
 def test_the_suffix_selects_the_writer_in_any_case():
