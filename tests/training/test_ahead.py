@@ -150,11 +150,11 @@ def test_progress_names_the_shape():
     when_lowered()
     if batch.x.shape[1] == 2:
       entered.set()
-      begin.wait()
+      begin.wait(60)
 
   with CompileAhead(compile_for, first_of_each_shape(Batches(), 0, 100)) as ahead:
     ahead.prepare(Batches()[0])
-    entered.wait()
+    entered.wait(60)
     assert ahead.describe() == 'compiling shape 2 of 3'
     begin.set()
 
@@ -189,7 +189,7 @@ def test_an_error_in_the_thread_is_left_to_the_update():
 
   with CompileAhead(compile_for, first_of_each_shape(Batches(), 0, 100)) as ahead:
     ahead.prepare(Batches()[0])
-    failed.wait()
+    failed.wait(60)
     ahead.prepare(Batches()[1])  # returns; the update compiles this shape again
 
 
@@ -240,7 +240,7 @@ def test_an_evaluation_that_begins_before_its_compilation_is_not_compiled_in_the
   def compile_for(batch, when_lowered):
     when_lowered()
     if batch.x.shape[1] == 2:
-      later.wait()
+      later.wait(60)
 
   with CompileAhead(compile_for, first_of_each_shape(Batches(), 0, 100), compiled.append) as ahead:
     ahead.prepare(Batches()[0])
