@@ -1,4 +1,4 @@
-"""Whether weights explain an output: agreement with other measures, and other weights with the same output.
+"""Whether weights explain an output: agreement with other measures, and other weights with nearly the same output.
 
 Jain & Wallace 2019, "Attention is not Explanation"; Wiegreffe & Pinter 2019 discuss what follows from it.
 """

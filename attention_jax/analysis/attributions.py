@@ -58,7 +58,7 @@ def leave_one_out(fn: Callable[[jax.Array], jax.Array], mask: jax.Array) -> jax.
   """yₜ(all positions) - yₜ(all positions but s). Li, Monroe & Jurafsky 2016; Jain & Wallace 2019, section 4.1.
 
   Args:
-    fn: mask [S], True = the position is read -> outputs [T].
+    fn: mask [S] -> outputs [T]; a function of the positions where the mask is True.
     mask: the real positions; one is left out by masking it, so that the others keep their positions.
 
   Returns:

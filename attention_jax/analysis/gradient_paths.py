@@ -41,8 +41,8 @@ def source_gradients(
   that does not vanish as the model becomes certain.
 
   Args:
-    model: a model with separate source and target embeddings, whose logits are not log-probabilities: its output layer
-      does not copy, and its alignment is not latent.
+    model: a model with separate source and target embeddings. Its logits must not be log-probabilities: its output
+      layer does not copy, and its alignment is not latent.
     params: its parameters.
     source: source ids, [S].
     source_mask: True at real positions, [S].

@@ -52,7 +52,7 @@ def show(
     analyses: specs of inference.analyses.ANALYSES, such as 'leave_one_out'.
     hypotheses: number of hypotheses of each line, at most the beam size.
     edit: a spec of functional.edits.EDITS, such as 'uniform(layer=0)'; the page compares the run with and without it.
-    relative: whether the darkest colour is at first the largest weight instead of 1.
+    relative: whether the darkest colour initially stands for the largest weight instead of 1.
     height: of the frame, pixels.
 
   Raises:

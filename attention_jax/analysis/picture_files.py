@@ -1,4 +1,4 @@
-"""Checks and errors that writers of pictures and pages share."""
+"""Checks the paths of pictures and pages, and selects their writers by the suffix."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -13,7 +13,7 @@ from sklearn.preprocessing import StandardScaler
 from attention_jax.errors import UserError
 
 ITERATIONS = 1000
-# Of `guided_predictions`: candidates for C, the inverse strength, one of which is chosen by cross-validation.
+# Candidates for C, the inverse regularisation strength; `guided_predictions` chooses one by cross-validation.
 REGULARISATION = (0.01, 0.1, 1.0, 10.0)
 FOLDS = 3
 
@@ -31,7 +31,7 @@ class Sentence(NamedTuple):
 
 
 def probe_accuracy(train: Sequence[Sentence], test: Sequence[Sentence], offset: int = 0) -> float:
-  """Returns how often logistic regression predicts from the state at position i the token at position i + offset.
+  """Returns the accuracy with which logistic regression predicts token i + offset from the state at position i.
 
   Alain & Bengio 2017.
 
@@ -112,7 +112,7 @@ def guided_predictions(
     test_features: [m, V].
 
   Raises:
-    UserError: for fewer examples than folds of the cross-validation, or equal labels.
+    UserError: for fewer examples than folds of the cross-validation, or if all labels are equal.
   """
   num_labels = len(np.unique(labels))
   if len(labels) < FOLDS or num_labels < 2:

@@ -21,7 +21,7 @@ def write_page(readings: Sequence[Reading], path: str | Path, *, relative: bool 
   Args:
     readings: what the page shows, each with the name of its run.
     path: the file.
-    relative: whether colours are at first relative to the largest weight of a matrix.
+    relative: whether colours are initially relative to the largest weight of a matrix.
 
   Raises:
     UserError: if the file cannot be written.
@@ -51,7 +51,7 @@ def render_page(readings: Sequence[Reading], relative: bool = False, form: Sourc
 
   Args:
     readings: what the page shows, each with the name of its run.
-    relative: whether colours are at first relative to the largest weight of a matrix.
+    relative: whether colours are initially relative to the largest weight of a matrix.
     form: the content of the form; None for a page without a form.
   """
   names = list(dict.fromkeys(reading.run for reading in readings))
@@ -61,7 +61,7 @@ def render_page(readings: Sequence[Reading], relative: bool = False, form: Sourc
 
 
 def _record(reading: Reading) -> dict[str, Any]:
-  """The record of a reading, with tokens that are visible and maps among its matrices."""
+  """The record of a reading for the page: tokens in visible form, and `Reading.maps` among the matrices."""
   record = to_record(reading, DIGITS)
   record |= {side: [visible_form(token) for token in record[side]] for side in ('source_tokens', 'target_tokens')}
   for measured in record['measurements'].values():

@@ -28,7 +28,7 @@ def make_server(read: Read, port: int, *, edit: str = '', relative: bool = False
     read: ([source], edit of its weights or '') -> readings; may raise UserError, which is shown on the page. Called for
       one source at a time.
     port: the port; 0 for any that is free.
-    edit: the edit that the form has at first.
+    edit: the initial edit in the form.
     relative: as for `render_page`.
 
   Raises:

@@ -187,7 +187,7 @@ class BatchOrder:
 
 
 def _make_shuffle(parts: Sequence[_BucketRows], seed: int) -> Callable[[int], tuple[list[np.ndarray], np.ndarray]]:
-  """Returns a function of the epoch: rows of each part, and (part, chunk of its rows) of each batch, all shuffled."""
+  """Returns a function epoch -> (rows of each part, (part, chunk of its rows) of each batch), both shuffled."""
 
   @functools.lru_cache(maxsize=2)  # prefetching threads may straddle two epochs
   def shuffle(epoch: int) -> tuple[list[np.ndarray], np.ndarray]:

@@ -81,7 +81,7 @@ function drawHeat(reading, matrix, scale) {
   return element('table', {className: 'heat'}, head, element('tbody', {}, ...body));
 }
 
-// A table for every measurement that is no matrix of target and source tokens.
+// A table for every measurement that is not a matrix [target tokens, source tokens].
 function drawMeasures(reading) {
   const tables = Object.entries(reading.measurements).filter(([name]) => !(name in reading.matrices));
   return tables.map(([name, measured]) => (measured.axes.length < 2 ? drawList : drawSquare)(name, measured));
@@ -95,7 +95,7 @@ function drawList(name, measured) {
     element('tr', {}, element('th', {textContent: name}), ...values.map((x) => element('td', {textContent: formatNumber(x)}))));
 }
 
-// A heatmap of other tokens, such as those of the source over themselves.
+// A heatmap of a measurement with two axes, such as self-attention [source tokens, source tokens].
 function drawSquare(name, {axes: [rows, columns], values}) {
   const scale = scaleOf(values);
   const body = values.map((row, i) => heatRow(rows[i], row, scale, (j) => `${rows[i]} → ${columns[j]}`, () => {}));
@@ -112,7 +112,8 @@ function facts(reading) {
   return parts.join(' · ');
 }
 
-function choose(panel, reading, matrix, scale, chosen) {
+// Shows the weights of the chosen token; without one, the lines of all tokens.
+function showWeights(panel, reading, matrix, scale, chosen) {
   drawLinks(panel, reading, matrix, scale, chosen);
   const valueOf = (kind, index) => {
     if (!chosen || chosen.kind === kind) return null;
@@ -151,7 +152,7 @@ function drawPanel(run) {
     element('div', {className: 'views'}, drawColumns(reading), drawHeat(reading, matrix, scale)),
     ...drawMeasures(reading));
   const stepChoice = () => (state.step < 0 || state.step >= matrix.length ? null : {kind: 'target', index: state.step});
-  const show = (chosen) => choose(panel, reading, matrix, scale, chosen);
+  const show = (chosen) => showWeights(panel, reading, matrix, scale, chosen);
   const choiceOf = (target) => {
     const node = target.closest('.token');
     if (node) return {kind: node.dataset.kind, index: Number(node.dataset.index)};

@@ -5,10 +5,10 @@
                                                       -> two small dogs chase four red balls at night .    neutral
 
 A hypothesis is made from its premise by one to three edits. Removing information gives entailment (a modifier, place or
-time left out, a wider noun, 'some' for a number). Replacing it gives a contradiction (another word, place or time, or
-'no'), also if one edit removes a modifier, place or time and another one adds a different one. Adding to it (a new
-modifier, place or time) is neutral, unless something is replaced too. Apart from the wider nouns, the nouns of the
-split 'unseen' occur in no other split.
+time left out, a wider noun, 'some' for a number). Replacing it gives a contradiction (another word or place, or 'no'),
+also if one edit removes a modifier, place or time and another one adds a different one. Adding to it (a new modifier,
+place or time) is neutral, unless something is replaced too. Apart from the wider nouns, the nouns of the split 'unseen'
+occur in no other split.
 """
 
 import random

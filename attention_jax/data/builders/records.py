@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from attention_jax.errors import choose
+from attention_jax.pharaoh import Link
 
 Draw = Callable[[], float]
-Links = list[tuple[int, int]]  # (target word, source word)
 
 SIZES = {'train': 20000, 'validation': 1000, 'test': 1000, 'unseen': 1000}
 LOCALES = ('cs_CZ', 'da_DK', 'de_DE', 'fi_FI', 'hr_HR', 'pt_PT', 'ro_RO', 'sk_SK', 'sl_SI', 'sv_SE')
@@ -94,7 +94,7 @@ def generate(split: str, form: str = 'sentence', seed: int = 0) -> Iterator[dict
     occupation = people[int(draw() * len(people))].occupation
     words, links = make_answer([person for person in people if person.occupation == occupation], occupation)
     records = ' ; '.join('{} {} {} , {}'.format(*person.words) for person in people)
-    pairs = ' '.join(f'{source}-{target}' for target, source in links)
+    pairs = ' '.join(f'{source}-{target}' for source, target in links)
     yield {'source': f'{occupation} ? {records}', 'target': ' '.join(words), 'links': pairs}
 
 
@@ -130,7 +130,7 @@ class _Answer:
 
   def __init__(self):
     self.words: list[str] = []
-    self.links: Links = []
+    self.links: list[Link] = []
 
   def append(self, word: str) -> None:
     self.words.append(word)
@@ -138,11 +138,11 @@ class _Answer:
   def copy(self, person: Person, fields: tuple[int, ...]) -> None:
     """Appends words of a person, and their links."""
     for field in fields:
-      self.links.append((len(self.words), person.positions[field]))
+      self.links.append((person.positions[field], len(self.words)))
       self.words.append(person.words[field])
 
 
-def _sentence(people: list[Person], occupation: str) -> tuple[list[str], Links]:
+def _sentence(people: list[Person], occupation: str) -> tuple[list[str], list[Link]]:
   """Returns the answer as a sentence, `baker : Ana Lima from Porto and Ida Holm from Oslo .`, and its links."""
   answer = _Answer()
   answer.append(occupation)
@@ -157,7 +157,7 @@ def _sentence(people: list[Person], occupation: str) -> tuple[list[str], Links]:
   return answer.words, answer.links
 
 
-def _list(people: list[Person], occupation: str) -> tuple[list[str], Links]:
+def _list(people: list[Person], occupation: str) -> tuple[list[str], list[Link]]:
   """Returns the answer as a list of names, `Ana Lima ; Ida Holm`, and its links."""
   answer = _Answer()
   for i, person in enumerate(people):
