@@ -38,7 +38,7 @@ class Claim(NamedTuple):
     page: the page in docs/claims/, without its suffix.
     sweep: the sweep file in configs/claims/, without its suffix.
     measure: the settings of the finished sweep -> the tables of the page.
-    full: the form of the sweep file for accelerators, in the place of a preset: FILE:FORM.
+    full: the form of the sweep file for accelerators, which the page names as --config=FILE:FORM.
   """
 
   page: str
@@ -232,6 +232,7 @@ def _compare_alignments(name: str, settings: Sequence[SettingRuns], split: str, 
   return {name: (Table(columns, rows), Plot('alignment', panels, joined=False))}
 
 
+# Uniform weights are those of a softmax with a very high temperature.
 WEIGHTS = Factor('model.attention.alignment', 'weights', lambda spec: 'uniform' if 'temperature' in spec else 'learned')
 REVIEW_STUDY = Study(
   'validation', MeasureOptions(epsilon=0.01), num_explained=150, num_probe_train=4000, num_probe_test=1000
@@ -256,7 +257,10 @@ def _explanation_words(settings: Sequence[SettingRuns]) -> Tables:
 def _explanation(
   name: str, settings: Sequence[SettingRuns], factors: Sequence[Factor], metrics: Mapping[str, str], study: Study
 ) -> Tables:
-  """Tables of the models with learned and with uniform weights, of what the learned weights explain, and of probes."""
+  """Returns the tables of the explanation measures, of the models with learned and with uniform weights, and of probes.
+
+  Only the models with learned weights are explained and probed.
+  """
   names = [factor.name for factor in factors]
   models = setting_rows(settings, study.split, list(metrics), [*factors, WEIGHTS], {'weights': 'learned'}, within=names)
   learned = [setting for setting in settings if WEIGHTS.of(setting) == 'learned']
@@ -318,7 +322,7 @@ def measure_claim(claim: Claim, folder: Path, hardware: str, log: Log, root: Pat
     claim: the claim.
     folder: the folder of its finished sweep.
     hardware: the hardware on which the sweep was run.
-    log: called with a line for each record and picture; the documents are printed.
+    log: called with a line for each record and picture; those for documents are printed.
     root: the folder of results/ and docs/.
   """
   for name, (table, plot) in claim.measure(finished_settings(folder)).items():

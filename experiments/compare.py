@@ -3,7 +3,8 @@
   python -m experiments.compare runs/softmax runs/entmax
   python -m experiments.compare runs/a runs/b --metrics=bleu --output=comparison
 
-A run folder of several seeds (--config.seeds=8) is compared seed by seed; of single runs, only the outputs are tested.
+Runs of several seeds (--config.seeds=8) are compared seed by seed. Between two runs of one seed each, only the outputs
+are tested, row by row.
 """
 
 from experiments.process_settings import prepare_process

@@ -8,10 +8,11 @@
   python -m experiments.compile_for_pod --topology=v5e:16x16 --config=configs/wmt14.py:gnmt2016 \\
     --vocabulary_size=32000 --try_meshes
 
-The shapes of the batches are those of the data of the config, or, with --vocabulary_size, those of its buckets. For
-every shape: memory of a device by parameters, optimiser and temporary arrays; FLOP, bytes read from and written to main
-memory, bytes of the results of collectives by kind; a lower bound of the time of an update by the rates of the chip,
-and what limits it. Nothing runs, so nothing is measured. Needs libtpu, see requirements-bench.txt.
+The shapes of the batches are those of the data of the config, or, with --vocabulary_size, those of its buckets. The
+costs of a shape are, for one device: the memory of parameters, optimiser state and temporary arrays; the FLOP; the
+bytes read from and written to main memory; the bytes of the results of collectives, by kind; a lower bound of the time
+of an update from the published rates of the chip, and the resource that limits it. Nothing runs, so nothing is
+measured. Needs libtpu, see requirements-bench.txt.
 """
 
 from experiments.process_settings import prepare_process

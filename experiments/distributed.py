@@ -39,7 +39,7 @@ def several_processes() -> Iterator[None]:
     UserError: for flags that are missing or contradict each other, for a cluster that jax does not detect, and for a
       coordinator that cannot be started.
   """
-  if not (_requested_by_flags() or FLAGS.distributed):
+  if not (_uses_coordinator() or FLAGS.distributed):
     yield
     return
   _initialize(FLAGS.peer_timeout)
@@ -51,7 +51,7 @@ def several_processes() -> Iterator[None]:
     raise
 
 
-def _requested_by_flags() -> bool:
+def _uses_coordinator() -> bool:
   """Returns whether --coordinator, --processes and --process are set.
 
   Raises:
@@ -129,12 +129,12 @@ def _exit_alone(timeout: int) -> None:
 
 def _absent_processes() -> str:
   if FLAGS.process is None or FLAGS.processes != 2:
-    return 'processes of which one or more did not arrive'
+    return 'the other processes, at least one of which did not arrive'
   return f'process {1 - FLAGS.process}, which did not arrive'
 
 
 def _await_abort(error: Exception) -> None:
-  """Reports a lost connection, and leaves jax the time to name the process that was lost."""
+  """Reports a lost connection, and waits until jax aborts this process with a message that names the lost one."""
   print(
     f'error: process {jax.process_index()} of {jax.process_count()} has lost the connection to another one, which jax '
     f'names within {FLAGS.peer_timeout} s: {" ".join(str(error).split())[:200]}',

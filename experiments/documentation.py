@@ -98,7 +98,7 @@ CLASSIFICATION_COLUMNS = {
   'score': 'attention.score',
 }
 GLIMPSE_FIELDS = [field.name for field in dataclasses.fields(GlimpseConfig)]  # set in config.model
-# Fields of modules that are no options.
+# Fields of modules that a spec string cannot set.
 SET_BY_MODEL = ('parent', 'name', 'dtype', 'embedding', 'attention', 'layer_attentions', 'size')
 
 flags.DEFINE_bool('check', False, 'write nothing; fail if a file is out of date')

@@ -112,8 +112,8 @@ def _check_bins() -> str | None:
   return check_output_path(FLAGS.plot, 'plot')
 
 
-def _has_forced_metrics(system: Any) -> bool:
-  """Returns whether metrics by bins include those of the references by teacher forcing."""
+def _has_teacher_forcing_metrics(system: Any) -> bool:
+  """Returns whether metrics by bins include those by teacher forcing, such as the loss of the references."""
   from attention_jax.systems.base import SupportsTranslation
 
   return not FLAGS.hypotheses and isinstance(system, SupportsTranslation)
@@ -121,7 +121,7 @@ def _has_forced_metrics(system: Any) -> bool:
 
 def _check_binned_metrics(run: Any) -> None:
   """Raises UserError if there are no metrics for --by."""
-  if not run.config['evaluation']['metrics'] and not _has_forced_metrics(run.system):
+  if not run.config['evaluation']['metrics'] and not _has_teacher_forcing_metrics(run.system):
     raise UserError(
       f'--by={FLAGS.by} needs metrics of texts, and config.evaluation.metrics of the run is empty; set --metrics'
     )
@@ -146,7 +146,7 @@ def _evaluate_bins(run: Any, lines: Sequence[str], plot: str | None) -> Any:
   system = run.system_with(SupportsCorpus)
   corpora = system.corpus(FLAGS.split), system.corpus('train')
   bins = evaluate_bins(*corpora, lines, run.config['evaluation'], FLAGS.by, FLAGS.bins)
-  if _has_forced_metrics(system):
+  if _has_teacher_forcing_metrics(system):
     vocabularies = (run.predictor.source_vocab, run.predictor.target_vocab)
     pairs = score_pairs(run.model, run.params, corpora[0], *vocabularies, run.config['data']['buckets'])
     bins = add_teacher_forcing_metrics(bins, *corpora, pairs, vocabularies, run.model.traits.attends)

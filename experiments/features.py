@@ -24,7 +24,10 @@ flags.DEFINE_string('images', None, 'a folder with images')
 flags.DEFINE_string('network', None, 'an image network at Hugging Face, or the folder of a saved one')
 flags.DEFINE_string('output', None, 'a new .npz file')
 flags.DEFINE_integer(
-  'size', None, 'size of the scaled central square of an image; by default as in the training of the network', 1
+  'size',
+  None,
+  'side in pixels to which the central square of an image is scaled; by default the input size of the network',
+  1,
 )
 flags.DEFINE_integer('batch_size', 32, 'images per batch', 1)
 

@@ -126,7 +126,13 @@ def _check_text(text: str) -> None:
 
 
 def _read(runs, texts: list[str], edit: str) -> list:
-  """Readings of these texts, or of the rows of the split, by each run, and by each with the edit unless it is ''."""
+  """Returns readings by every run, and with `edit` also by every run with edited weights; see `read_runs`.
+
+  Args:
+    runs: the runs.
+    texts: the sources; without any, the rows of the split are read.
+    edit: an edit of weights, or ''.
+  """
   from attention_jax.analysis.reading import read_runs
 
   return read_runs(runs, _request(texts, edit))
@@ -141,8 +147,10 @@ def _request(texts: list[str], edit: str) -> 'ReadingRequest':
 
 
 def _rows() -> list[str]:
-  """The numbers of --rows as text; none without the flag."""
-  return [] if FLAGS.rows is None else FLAGS.rows or ['']  # an empty --rows= is a mistake
+  """Returns the numbers of --rows as text; none without the flag."""
+  if FLAGS.rows is None:
+    return []
+  return FLAGS.rows or ['']  # '' is not a number, so that an empty --rows= is reported as an error
 
 
 def _check_serve(name: str, has_readings: bool) -> None:

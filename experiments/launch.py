@@ -18,7 +18,7 @@ from attention_jax.data.files import cache_folder
 from attention_jax.errors import UserError
 from attention_jax.specs import MAX_REPEATS
 from experiments.config_files import check_config_arguments, resolve_config_arguments, run_user_file
-from experiments.process_settings import return_freed_memory
+from experiments.process_settings import trim_memory_after_compilation
 
 FLAGS = flags.FLAGS
 DISK_ERRORS = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
@@ -91,7 +91,7 @@ def launch(main: Callable[..., None], takes_positional: bool = False) -> None:
 
   Args:
     main: the program; it reads its arguments from FLAGS.
-    takes_positional: whether main takes the arguments that are no flags, as a list; for other programs they are an
+    takes_positional: whether main takes the arguments that are not flags, as a list; for other programs they are an
       error.
   """
   flags.DEFINE_string('variants', None, 'a Python file that runs first and adds rows to the tables of variants')
@@ -99,7 +99,7 @@ def launch(main: Callable[..., None], takes_positional: bool = False) -> None:
   if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(encoding='utf-8')  # like the input, whatever the locale
   _enable_compilation_cache()
-  return_freed_memory()
+  trim_memory_after_compilation()
   logging.set_verbosity(logging.ERROR)
   warnings.filterwarnings('ignore', category=UserWarning)
   try:
@@ -154,6 +154,7 @@ def program_command(name: str) -> list[str]:
   Args:
     name: name of the program, 'train'.
   """
+  # orig_argv is [python, '.../attention-jax', NAME, ...] or [python, '-m', MODULE, ...].
   script, module = (*sys.orig_argv[1:3], '', '')[:2]
   if os.path.basename(script) == 'attention-jax':
     return [sys.executable, script, name]

@@ -14,17 +14,17 @@ ADVICE = {
       'The default of Transformers: wide vectors, several heads, long sequences. `flash` and `cudnn` support it.'
     ),
     'general': (
-      'Query and key have different widths, or one recurrent layer attends: the best score of Luong et al. 2015 '
-      'for local attention.'
+      'Query and key have different widths. With recurrent decoders and local attention, it was the best score of '
+      'Luong et al. 2015.'
     ),
     'low_rank': 'In place of `general` where W would be large: it has rank R, and 2 D R parameters instead of D².',
     'additive': (
-      'Recurrent decoders of one attention, as in Bahdanau et al. 2015. It has a hidden layer, so that it can '
+      'Recurrent decoders with a single attention, as in Bahdanau et al. 2015. It has a hidden layer, so that it can '
       'match vectors that are not similar; it costs a tanh for each position and feature.'
     ),
     'normed_additive': (
-      'As `additive`, where the sharpness of the weights should be a parameter of its own: it kept scores small '
-      'on the dates of this project, with better links.'
+      'As `additive`, where the sharpness of the weights should be a parameter of its own. In RESULTS.md, it '
+      'had better links for dates.'
     ),
     'offset_additive': (
       'With `monotonic` and `mocha`, which need scores that are negative at first, so that the walk does not '
@@ -52,8 +52,8 @@ ADVICE = {
     'smoothed': 'A query needs several positions at once, such as the frames of one phoneme.',
     'sparsemax': 'Weights that a person reads: most are exactly 0. Gradients of those positions are 0 too.',
     'entmax15': (
-      'Between `softmax` and `sparsemax`: exact zeros, and a smooth function. Here it had words as good as those of '
-      '`softmax`, and slightly better links of letters and phonemes, but not of dates.'
+      'Between `softmax` and `sparsemax`: exact zeros, and a smooth function. In docs/claims/, its outputs were as '
+      'good as those of `softmax`; its links were slightly better for letters to phonemes, but not for dates.'
     ),
     'entmax': 'As `entmax15` with another α, or with one that is learned.',
     'hardmax': 'At test time, or in analyses: it has no gradient, so that scores cannot be trained.',
@@ -64,17 +64,21 @@ ADVICE = {
     ),
     'local_p': 'As `local_m`, where the position has to be predicted from the query.',
     'windowed': 'Long inputs that are read in order: the window follows the previous weights.',
-    'hard': 'To compare with Xu et al. 2015. Sampling makes training noisy: here it had the worst words and links.',
+    'hard': (
+      'To compare with Xu et al. 2015. Sampling makes training noisy: in docs/claims/, its outputs and its links were '
+      'the worst.'
+    ),
     'hard_once': 'As `hard`, with the choice between sample and expectation made once per output, as in the paper.',
     'gumbel': 'One position per query with a gradient, biased but of less variance than that of `hard`.',
     'gumbel_annealed': 'As `gumbel`, with a temperature that is learned or set by `training.anneal`.',
     'latent': (
-      'Alignments are needed, not only outputs: by far the best links of letters and phonemes here, but no better ones '
-      'of dates than `softmax`. Training costs an output distribution for each position.'
+      'Alignments are needed, not only outputs: in docs/claims/, its links were by far the best for letters to '
+      'phonemes, but no better than those of `softmax` for dates. Training computes an output distribution for each '
+      'position.'
     ),
     'latent_monotonic': 'As `latent`, for tasks in which the source is read in order, such as inflection.',
     'monotonic': (
-      'Output while the input still arrives: at test time a query reads no position after the one where it '
+      'Outputs are needed while the input still arrives: at test time a query reads no position after the one where it '
       'stops. Use it with `offset_additive`.'
     ),
     'mocha': 'As `monotonic`, with soft attention to the position of the stop and those just before it.',

@@ -89,8 +89,11 @@ def overview_page() -> str:
   parts = ['# Mechanisms', _OVERVIEW]
   for kind in KINDS:
     parts.append(f'## {kind.capitalize()}s')
-    rows = [mechanism for mechanism in mechanisms() if mechanism.kind == kind]
-    lines = [f'| [`{row.name}`]({Path(row.path).name}) | {_escape(_summary(row.row.fn))} |' for row in rows]
+    lines = [
+      f'| [`{mechanism.name}`]({Path(mechanism.path).name}) | {_escape(_summary(mechanism.row.fn))} |'
+      for mechanism in mechanisms()
+      if mechanism.kind == kind
+    ]
     parts.append('\n'.join([f'| {kind} | equation and source |', '| --- | --- |', *lines]))
   return '\n\n'.join(parts) + '\n'
 
@@ -118,7 +121,7 @@ def mechanism_page(mechanism: Mechanism) -> str:
   return '\n\n'.join(filter(None, sections)) + '\n'
 
 
-def picture(mechanism: Mechanism) -> bytes:
+def draw_picture(mechanism: Mechanism) -> bytes:
   """Returns a PNG of the weights on the example: at test time, and in training where they differ."""
   import matplotlib.pyplot as plt
 

@@ -22,7 +22,7 @@ from absl import flags
 
 from experiments.launch import FLAGS, launch, program_command
 
-flags.DEFINE_list('names', None, 'names of models; by default all, without --folder those of generated data')
+flags.DEFINE_list('names', None, 'names of models; by default all, or without --folder those whose data are generated')
 flags.DEFINE_string('folder', None, 'the folder with the data of models whose data are not generated, such as nettalk')
 flags.DEFINE_string('workdir', 'runs/models', 'the folder of the trainings')
 

@@ -6,9 +6,10 @@
 Compiles the update of the longest sequences for each slice, see compile_for_pod.py, with batches that grow with the
 slice: --tokens tokens of each side for each chip. config.mesh.fsdp is reduced to its greatest common divisor with the
 number of devices. Each row has the memory of a device, lower bounds of the time of each resource by the published rates
-of the chip, and the target tokens per second, padding included, of an update that takes no longer. 'does not fit' marks
-slices whose devices have too little memory for the update, or whose mesh cannot shard the largest parameter. Nothing is
-measured. One slice takes minutes to compile. Needs libtpu, see requirements-bench.txt.
+of the chip, and an upper bound of the target tokens per second, padding included: those of an update that takes as long
+as the largest lower bound. 'does not fit' marks slices whose devices have too little memory for the update, or whose
+mesh cannot shard the largest parameter. Nothing is measured. One slice takes minutes to compile. Needs libtpu, see
+requirements-bench.txt.
 """
 
 from experiments.process_settings import prepare_process
@@ -53,7 +54,7 @@ def main() -> None:
       '--config is missing; for example --config=configs/wmt14.py:transformer2017_big --vocabulary_size=32000'
     )
   if FLAGS.config.system != 'translation':
-    raise UserError(f"config.system must be 'translation' for tokens of both sides, got {FLAGS.config.system!r}")
+    raise UserError(f"config.system must be 'translation' for batches of --tokens, got {FLAGS.config.system!r}")
   # All slices first, so that a mistake is reported before anything is compiled.
   slices = {topology: topology_devices(topology) for topology in FLAGS.topologies}
   print('\n'.join(_format_row(cells) for cells in (COLUMNS, COLUMNS.values())), flush=True)

@@ -1,4 +1,4 @@
-"""Settings of a process, some of which jax and the C library read at start. Imports nothing heavy, to run first."""
+"""Settings of a process. jax and the C library read some of them at start, so importing this file does not load jax."""
 
 import ctypes
 import gc
@@ -35,7 +35,7 @@ def prepare_process() -> None:
   os.execv(sys.executable, sys.orig_argv)
 
 
-def return_freed_memory() -> None:
+def trim_memory_after_compilation() -> None:
   """Makes the GNU C library return freed memory to the system after each slow compilation.
 
   It would otherwise keep 100 to 300 MB of small pieces between those in use, where no array of a batch fits.

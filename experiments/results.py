@@ -25,7 +25,7 @@ flags.DEFINE_string('hardware', None, "hardware on which the runs of --add were 
 
 
 def main() -> None:
-  """Writes the tables, after the records of --add. Raises UserError if --check finds a table that differs."""
+  """Adds the records of --add, then writes the tables. Raises UserError if --check finds a table that differs."""
   check_flags({name: FLAGS[name].value for name in ('check', 'add', 'table', 'config', 'hardware')})
   if FLAGS.check:
     if outdated := outdated_documents():

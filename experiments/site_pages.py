@@ -24,7 +24,7 @@ from mkdocs.structure.pages import Page
 import attention_jax as aj
 from attention_jax.systems import runs
 from attention_jax.systems.ready_made import PREFIX, READY_MADE, ready_made_folder
-from experiments.mechanisms import mechanism_page, mechanisms, overview_page, picture
+from experiments.mechanisms import draw_picture, mechanism_page, mechanisms, overview_page
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / 'docs'
@@ -41,6 +41,7 @@ API_MODULES = {
   'alignments': ('attention_jax.alignments', aj.ALIGNMENTS),
   'analysis': ('attention_jax.analysis', None),
 }
+# Content of a file of the site: a file to copy, or a function that makes it.
 Source = Path | Callable[[], str | bytes]
 LINK = re.compile(r'(?<!\!)\[([^\]]*)\]\(([^)#:\s]+)(#[^)]*)?\)')
 
@@ -103,12 +104,12 @@ def nav_pages(nav: list[Any]) -> Iterator[str]:
 
 
 def site_files() -> dict[str, Source]:
-  """Returns where the content of each file of the site comes from, by its path; nothing is made yet."""
+  """Returns the source of each file of the site by its path. No function is called yet."""
   documents = [*ROOT.glob('*.md'), *(path for path in DOCS.rglob('*') if path.suffix in COPIED_SUFFIXES)]
   files: dict[str, Source] = {str(path.relative_to(ROOT)): path for path in sorted(documents)}
   for mechanism in mechanisms():
     files[mechanism.path] = functools.partial(mechanism_page, mechanism)
-    files[mechanism.picture] = functools.partial(picture, mechanism)
+    files[mechanism.picture] = functools.partial(draw_picture, mechanism)
   files['mechanisms/index.md'] = overview_page
   files |= {f'api/{name}.md': functools.partial(api_page, name) for name in API_MODULES}
   files |= model_files()

@@ -71,13 +71,13 @@ flags.DEFINE_string('input', '-', 'a file of lines, or - for stdin')
 flags.DEFINE_integer(
   'nbest',
   None,
-  'hypotheses to print for each line, at most --beams or --samples; by default 1, or all samples without --mbr',
+  'hypotheses to print for each line, at most --beams or --samples; by default 1; with --samples and no --mbr, all',
   1,
 )
 flags.DEFINE_integer('groups', 1, 'for diverse beam search: groups of beams that prefer different tokens', 1)
 flags.DEFINE_float('diversity', 0.5, 'for --groups: penalty of a token that an earlier group has chosen at this step')
 flags.DEFINE_string('prefixes', None, 'a file with the prefix of the output of each input line')
-flags.DEFINE_string('mbr', None, 'a metric: minimum Bayes risk reranking of hypotheses by their expected utility in it')
+flags.DEFINE_string('mbr', None, 'a metric whose expected value reranks the hypotheses (minimum Bayes risk)')
 flags.DEFINE_bool('alignments', False, 'print the alignment of each hypothesis in Pharaoh format')
 flags.DEFINE_integer(
   'samples', None, 'sample this number of hypotheses of each line instead of searching', 1, MAX_REPEATS
@@ -230,7 +230,7 @@ def _check_stream_flags(workdir: str, checkpoint: str) -> None:
     value = FLAGS[name].value
     if value is not None and value != allowed:
       raise UserError(
-        f'--{name}={value} cannot be combined with --stream, which prints one greedy hypothesis of stdin as it arrives'
+        f'--{name}={value} cannot be combined with --stream, which translates each line of stdin greedily as it arrives'
       )
   for name, value in (('workdir', workdir), ('checkpoint', checkpoint)):
     if ',' in value:

@@ -22,7 +22,7 @@ from attention_jax.errors import UserError, choose
 from attention_jax.specs import MAX_INTEGER
 from experiments.launch import FLAGS, check_output_path, define_config, launch, require_flag
 
-MAX_WINDOW = 10_000  # gensim cuts texts after this many words, and does not end with a window of more than 32 bits
+MAX_WINDOW = 10_000  # gensim splits texts at this many words; with a window of more than 32 bits it does not terminate
 
 define_config('a file of configs/ and a preset: configs/imdb.py:yang2016')
 flags.DEFINE_string('output', None, 'a new text file; one that ends with .gz is compressed')

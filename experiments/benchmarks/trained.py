@@ -1,4 +1,4 @@
-"""Translation of a test set by a trained run, beside PyTorch with the same parameters.
+"""Times the translation of a test set by a trained run, and by PyTorch with the same parameters.
 
 Sentences are batched by length, and the decoding of a batch ends when all its sentences have ended.
 """

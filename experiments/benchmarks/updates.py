@@ -19,7 +19,7 @@ from experiments.benchmarks.seeds import make_batch, repeated_update
 MULTI30K_VOCABULARIES = (5921, 7859)
 MULTI30K_SHARED_VOCABULARY = (7859, 7859)
 DATES_VOCABULARIES = (400, 16)
-# The encoder and the decoder of the preset transformer2017_tiny, whose self-attention has the same implementation.
+# Overrides of the preset transformer2017_tiny that also set the implementation of its self-attention.
 TRANSFORMER = {
   'model.encoder': "transformer(features=128, layers=4, heads=4, hidden=256, implementation='{implementation}')",
   'model.decoder': "transformer(features=128, layers=4, heads=4, hidden=256, implementation='{implementation}')",
@@ -66,7 +66,7 @@ CASES = {
 def auto_updates(bench: BenchmarkContext) -> Iterator[Timing]:
   """Times an update of each of CASES with both implementations of attention over the source.
 
-  Those of self-attention differ only if `fields` of the case set them; otherwise it has 'auto' on both sides.
+  In cases with TRANSFORMER, self-attention uses the same implementation. In all others it uses 'auto' on both sides.
   """
   bench.log('compiling updates')
   updates = bench.compile_sides(

@@ -53,7 +53,7 @@ def test_another_system_is_compiled_from_its_data(config):
 
 def test_the_tokens_of_a_batch_are_an_error_for_other_systems_than_translation(config):
   result = run('plan_pods', '--config=configs/digits.py:mnih2014')
-  assert result.code == 2 and "config.system must be 'translation' for tokens of both sides" in result.err
+  assert result.code == 2 and "config.system must be 'translation' for batches of --tokens" in result.err
 
 
 def test_no_mesh_is_tried_after_one_that_fits(config):

@@ -318,7 +318,7 @@ def test_memory_is_returned_after_programs_that_took_long_to_compile(monkeypatch
   listeners = []
   monkeypatch.setattr(process_settings.ctypes, 'CDLL', lambda name: SimpleNamespace(malloc_trim=trims.append))
   monkeypatch.setattr(jax.monitoring, 'register_event_duration_secs_listener', listeners.append)
-  process_settings.return_freed_memory()
+  process_settings.trim_memory_after_compilation()
   (listener,) = listeners
   listener(process_settings.COMPILATION_EVENT, 0.01)
   listener('/jax/core/compile/jaxpr_trace_duration', 9.0)
