@@ -69,7 +69,7 @@ def digits(
   order = np.random.default_rng(0).permutation(len(pictures))
   rows_of_split = {'train': order[:1297], 'validation': order[1297:1547], 'test': order[1547:]}
   splits = {split: (pictures[rows], bunch.target[rows]) for split, rows in rows_of_split.items()}
-  return _make_splits(splits, 10, Canvas(canvas, clutter, piece, objects))
+  return _make_splits(splits, 10, CanvasOptions(canvas, clutter, piece, objects))
 
 
 def npz(
@@ -118,7 +118,7 @@ def npz(
     'validation': (x[-validation:], y[-validation:]),
     'test': (x_test, y_test),
   }
-  return _make_splits(splits, classes, Canvas(canvas, clutter, piece, objects))
+  return _make_splits(splits, classes, CanvasOptions(canvas, clutter, piece, objects))
 
 
 def tfds(
@@ -159,7 +159,7 @@ def tfds(
   classes = getattr(builder.info.features['label'], 'num_classes', None) or int(splits['train'][1].max()) + 1
   for split, (_, labels) in splits.items():
     _check_labels(labels, classes, f"tfds set '{name}', {split}: label")
-  return _make_splits(splits, classes, Canvas(canvas, clutter, piece, objects))
+  return _make_splits(splits, classes, CanvasOptions(canvas, clutter, piece, objects))
 
 
 DIGITS: Mapping[str, Callable[..., dict[str, Digits]]] = {'digits': digits, 'npz': npz, 'tfds': tfds}
@@ -178,7 +178,7 @@ def load_digit_splits(config: Mapping[str, Any]) -> dict[str, Digits]:
 def _check_arrays(
   pictures: np.ndarray, labels: np.ndarray, picture_shape: tuple[int, ...], path: str, split: str
 ) -> None:
-  """Raises UserError without pictures, or for arrays of another shape or type; `picture_shape` is that of training."""
+  """Raises UserError if there are no pictures, or for a wrong shape or type; `picture_shape` is that of training."""
   if pictures.ndim not in (3, 4) or pictures.dtype != np.uint8 or pictures.shape[1:] != picture_shape:
     sizes = picture_shape if len(picture_shape) in (2, 3) else ('height', 'width')
     expected = f'uint8 [P, {", ".join(map(str, sizes))}]'
@@ -196,7 +196,7 @@ def _check_labels(labels: np.ndarray, classes: int, name: str, reason: str = '')
     raise UserError(f'{name}[{row}] must be from 0 to {classes - 1}{reason}, got {labels[row]}')
 
 
-class Canvas(NamedTuple):
+class CanvasOptions(NamedTuple):
   """Options of the canvas, see Digits."""
 
   canvas: int
@@ -206,7 +206,7 @@ class Canvas(NamedTuple):
 
 
 def _make_splits(
-  splits: Mapping[str, tuple[np.ndarray, np.ndarray]], classes: int, options: Canvas
+  splits: Mapping[str, tuple[np.ndarray, np.ndarray]], classes: int, options: CanvasOptions
 ) -> dict[str, Digits]:
   """Makes Digits from (pictures, labels); pictures may lack channels. Raises UserError for options out of range."""
   size = max(splits['train'][0].shape[1:3])
@@ -249,7 +249,8 @@ def render_example(split: Digits, row: int, rng: np.random.Generator) -> tuple[n
     rng: draws the positions, the other objects and the clutter.
 
   Returns:
-    uint8 [height, width, C], the picture itself without a canvas; and the labels from left to right, [K].
+    The canvas, or the picture itself if `split.canvas` is 0, uint8 [height, width, C]; and the labels from left to
+    right, [K].
   """
   if not split.canvas:
     return split.pictures[row], split.labels[[row]]

@@ -47,13 +47,13 @@ class EncodedDocuments(NamedTuple):
     return len(self.labels)
 
   @property
-  def sentences(self) -> np.ndarray:
+  def num_sentences(self) -> np.ndarray:
     """Number of sentences of each document [documents]."""
     return np.diff(self.offsets)
 
   @property
-  def words(self) -> np.ndarray:
-    """Length of the longest sentence of each document [documents]."""
+  def max_words(self) -> np.ndarray:
+    """Number of words of the longest sentence of each document [documents]."""
     return np.maximum.reduceat(np.diff(self.sentence_offsets), self.offsets[:-1])
 
 
@@ -74,13 +74,18 @@ class LabelledBatch(NamedTuple):
 
 
 def cut_document(
-  sentences: Sequence[str], split: Callable[[str], list[Token]], limits: tuple[int, int], *, joined: bool, pairs: bool
+  sentences: Sequence[str],
+  tokenize: Callable[[str], list[Token]],
+  limits: tuple[int, int],
+  *,
+  joined: bool,
+  pairs: bool,
 ) -> tuple[list[list[Token]], int]:
   """Fits a document into (sentences, words): splits sentences that are too long, leaves out those beyond the limit.
 
   Args:
     sentences: the sentences of the document.
-    split: splits a sentence into tokens, or into their ids.
+    tokenize: returns the tokens of a sentence, or their ids.
     limits: maximum number of sentences, and of words in each.
     joined: whether the document is read as one sentence, of which the first limits[1] words are kept.
     pairs: whether the document is a pair of texts; the first limits[1] words of each are kept.
@@ -94,7 +99,7 @@ def cut_document(
   pieces = []
   num_tokens = 0
   for sentence in sentences:
-    tokens = split(sentence)
+    tokens = tokenize(sentence)
     num_tokens += len(tokens)
     starts = range(0, len(tokens), max_words)
     if joined or pairs:
@@ -187,7 +192,7 @@ def assign_documents(encoded: EncodedDocuments, buckets: Sequence[tuple[int, int
   """
   bucket_index = np.full(encoded.rows, -1, np.int32)
   for i, (sentences, words) in reversed(list(enumerate(buckets))):
-    bucket_index[(encoded.sentences <= sentences) & (encoded.words <= words)] = i
+    bucket_index[(encoded.num_sentences <= sentences) & (encoded.max_words <= words)] = i
   return bucket_index
 
 
@@ -235,10 +240,10 @@ def eval_document_batches(
 
   Args:
     encoded: the split.
-    buckets: (sentences, words) pairs, smallest first; one of them holds every document.
+    buckets: (sentences, words) pairs, smallest first; every document fits at least one of them.
     size: rows of a batch, with filler rows in the last batch of a bucket.
   """
-  for rows, bucket in eval_batch_rows(assign_documents(encoded, buckets), buckets, encoded.sentences, size):
+  for rows, bucket in eval_batch_rows(assign_documents(encoded, buckets), buckets, encoded.num_sentences, size):
     yield gather_documents(encoded, rows, bucket)
 
 
@@ -252,7 +257,7 @@ def gather_documents(encoded: EncodedDocuments, rows: np.ndarray, bucket: tuple[
   """
   sentences = np.arange(bucket[0])
   words = np.arange(bucket[1])
-  is_sentence = (sentences < encoded.sentences[rows][:, None]) & (rows >= 0)[:, None]
+  is_sentence = (sentences < encoded.num_sentences[rows][:, None]) & (rows >= 0)[:, None]
   sentence_index = np.where(is_sentence, encoded.offsets[rows][:, None] + sentences, 0)
   starts = encoded.sentence_offsets[sentence_index]
   lengths = np.where(is_sentence, encoded.sentence_offsets[sentence_index + 1] - starts, 0)

@@ -24,7 +24,7 @@ class EncodedSplit(Protocol):
     num_tokens: number of source tokens and of target tokens, EOS included.
     num_uncopyable_tokens: number of target ids that do not occur in their source, for a shared vocabulary.
     links: None in a split without links between tokens.
-    identity: a tree of arrays that differs where the content does, from which digests are computed.
+    identity: a tree of arrays that identifies the content; digests of the split are computed from it.
   """
 
   rows: int
@@ -47,7 +47,7 @@ class EncodedCorpus(NamedTuple):
   Row i of the source is `source[source_offsets[i]:source_offsets[i + 1]]` and ends with EOS.
 
   Attributes:
-    source: int32, all rows concatenated; ids from the size of the vocabulary on are unknown tokens, see `encode`.
+    source: int32, all rows concatenated; ids >= the size of the vocabulary are out-of-vocabulary tokens, see `encode`.
     source_offsets: int64 [rows + 1].
     target: int32, likewise, with the target vocabulary.
     target_offsets: int64 [rows + 1].

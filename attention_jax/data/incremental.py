@@ -23,7 +23,7 @@ def iter_lines(read: Callable[[int], bytes], path: str) -> Iterator[Iterator[str
 
   Raises:
     UserError: as `split_lines` does, when the iteration reaches the mistake; for a line of more than MAX_LINE_LENGTH
-      characters, also where they are skipped.
+      characters, even if they are skipped.
   """
   characters = _without_byte_order_mark(_iter_characters(read, path), path)
   for number, first in enumerate(characters, 1):

@@ -13,9 +13,9 @@ from attention_jax.errors import UserError
 from attention_jax.tokens import SPECIAL_TOKENS, UNK
 
 ITERATIONS = 5  # of expectation maximisation
-# Approximate limit for the links of the rows that are read of a split. A link is a source and a target token of one
-# row, and takes about 75 bytes at the peak of memory.
-MAX_LINKS = 30_000_000
+# Approximate limit for the co-occurrences in the rows that are read of a split: each is a source and a target position
+# of one row, and takes about 75 bytes at the peak of memory.
+MAX_COOCCURRENCES = 30_000_000
 SHORTLIST_MULTIPLE = 512  # tokens; each size of a shortlist is one compilation
 
 
@@ -70,8 +70,8 @@ class Lexicon(NamedTuple):
 def make_lexicon(encoded: EncodedSplit, source_size: int, target_size: int, digest: str = '') -> Lexicon:
   """Makes a lexicon from a training split.
 
-  Of a split with more than MAX_LINKS links, rows at equal distances are read. The EOS of each source is the empty word
-  (NULL) of the model.
+  Of a split with more than MAX_COOCCURRENCES co-occurrences, rows at equal distances are read. The EOS of each source
+  is the empty word (NULL) of the model.
 
   Args:
     encoded: the split.
@@ -82,7 +82,7 @@ def make_lexicon(encoded: EncodedSplit, source_size: int, target_size: int, dige
   corpus, rows = encoded.read(_select_rows(encoded))
   source = _oov_to_unk(corpus.source, source_size)
   target = _oov_to_unk(corpus.target, target_size)
-  source_positions, target_positions = link_positions(corpus, rows)
+  source_positions, target_positions = cooccurring_positions(corpus, rows)
   sources, targets, probs = ibm_model_1(source[source_positions], target[target_positions], target_positions)
   order = np.lexsort((targets, -probs, sources))
   offsets = np.searchsorted(sources[order], np.arange(source_size + 1))
@@ -99,36 +99,36 @@ def ibm_model_1(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Estimates t(f | e), the probability that source token e is translated by f (Brown et al. 1993, section 4.1).
 
-  Each link joins a target position of the corpus and one token of its source. One iteration computes the probability of
-  each link, t(f | e) / Σ_e' t(f | e') over the links of the same target position, and from their sums the next t. The
-  first t is uniform.
+  Each co-occurrence is a target position of the corpus and one token of its source. One iteration computes the
+  probability that they are aligned, t(f | e) / Σ_e' t(f | e') over the co-occurrences of the same target position, and
+  from the sums of these probabilities the next t. The first t is uniform.
 
   Args:
-    source: ids of the source tokens of the links, [N].
-    target: ids of their target tokens, [N].
-    groups: position in the corpus of the target token of each link, ascending, [N].
+    source: id of the source token of each co-occurrence, [N].
+    target: id of its target token, [N].
+    groups: position in the corpus of its target token, ascending, [N].
     iterations: number of iterations, at least 1.
 
   Returns:
     Source ids, target ids and t(target | source) of all pairs that occur together, ordered by source and target.
   """
   size = int(target.max(initial=0)) + 1
-  pairs, pair_of_link = np.unique(source.astype(np.int64) * size + target, return_inverse=True)
+  pairs, pair_index = np.unique(source.astype(np.int64) * size + target, return_inverse=True)
   sources, targets = np.divmod(pairs, size)
   is_first = np.diff(groups, prepend=-1) != 0
-  group_of_link = np.cumsum(is_first) - 1
-  first_links = np.flatnonzero(is_first)
+  group_index = np.cumsum(is_first) - 1
+  group_starts = np.flatnonzero(is_first)
   probs = np.ones(len(pairs))
   for _ in range(iterations if len(pairs) else 0):
-    link_probs = probs[pair_of_link]
-    totals = np.add.reduceat(link_probs, first_links)
-    counts = np.bincount(pair_of_link, link_probs / totals[group_of_link], len(pairs))
+    unnormalized = probs[pair_index]
+    totals = np.add.reduceat(unnormalized, group_starts)
+    counts = np.bincount(pair_index, unnormalized / totals[group_index], len(pairs))
     probs = counts / np.bincount(sources, counts)[sources]
   return sources, targets, probs
 
 
-def link_positions(encoded: EncodedCorpus, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the positions of both tokens of every link of these rows, ordered by target position.
+def cooccurring_positions(encoded: EncodedCorpus, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Returns all pairs of a source and a target position of the same row, ordered by target position.
 
   Returns:
     Positions in `encoded.source` and positions in `encoded.target`, [N] each.
@@ -174,7 +174,7 @@ def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _select_rows(encoded: EncodedSplit) -> np.ndarray:
-  """Returns all rows, or every n-th row if they have too many links."""
+  """Returns all rows, or every n-th row if they have more than MAX_COOCCURRENCES."""
   source_lengths, target_lengths = encoded.lengths
-  links = int(np.sum(source_lengths * target_lengths))
-  return np.arange(0, encoded.rows, max(1, -(-links // MAX_LINKS)))
+  num_cooccurrences = int(np.sum(source_lengths * target_lengths))
+  return np.arange(0, encoded.rows, max(1, -(-num_cooccurrences // MAX_COOCCURRENCES)))

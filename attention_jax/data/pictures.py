@@ -125,11 +125,11 @@ def captions(
     expected = 'at least one' if has_splits else f'smaller shares than validation={validation} and test={test}'
     names_of_splits = ', '.join(sorted({row.split for row in rows}))
     raise UserError(f'{path}: no row of split train, only of: {names_of_splits}; expected {expected}')
-  stored = read_arrays(join_path(folder, features)) if features else None
+  features_by_name = read_arrays(join_path(folder, features)) if features else None
 
   def read_picture(name: str, where: str) -> np.ndarray:
-    if stored is not None:
-      return _select_features(stored, name, where)
+    if features_by_name is not None:
+      return _select_features(features_by_name, name, where)
     return read_image(os.path.join(image_folder, name), size, where)
 
   splits = {}
@@ -254,14 +254,14 @@ def _read_pictures(
   return by_name
 
 
-def _select_features(stored: Mapping[str, np.ndarray], name: str, where: str) -> np.ndarray:
+def _select_features(features_by_name: Mapping[str, np.ndarray], name: str, where: str) -> np.ndarray:
   """The features of an image as float32 [height, width, C].
 
-  Raises UserError unless there is such an array, with that shape or the [cells, C] of a square, of finite numbers.
+  Raises UserError if they are missing, not finite, or neither [height, width, C] nor [cells, C] of a square grid.
   """
-  if name not in stored:
+  if name not in features_by_name:
     raise UserError(f'{where}the features have no array {name!r}; expected one for each image of the table')
-  features = stored[name]
+  features = features_by_name[name]
   if features.ndim == 2 and features.size:
     side = math.isqrt(len(features))
     if side**2 == len(features):
@@ -306,7 +306,7 @@ def encode_captions(split: Pictures, vocabulary: Vocabulary) -> EncodedCaptions:
   return EncodedCaptions(split.pictures, np.array(split.picture_index), np.concatenate(rows), offsets)
 
 
-def check_caption_lengths(buckets: Any) -> tuple[int, ...]:
+def check_caption_buckets(buckets: Any) -> tuple[int, ...]:
   """Returns distinct lengths of captions, EOS included, the shortest first.
 
   Raises:
@@ -320,10 +320,15 @@ def check_caption_lengths(buckets: Any) -> tuple[int, ...]:
   return tuple(sorted(set(lengths)))
 
 
-def assign_lengths(encoded: EncodedCaptions, lengths: Sequence[int]) -> np.ndarray:
-  """Returns for each caption the position of the shortest length that holds it; -1 for none."""
-  bucket_index = np.searchsorted(np.array(lengths), encoded.lengths)
-  return np.where(bucket_index < len(lengths), bucket_index, -1)
+def assign_captions(encoded: EncodedCaptions, buckets: Sequence[int]) -> np.ndarray:
+  """Returns for each caption the position of the first bucket that holds it, -1 if none does.
+
+  Args:
+    encoded: the split.
+    buckets: lengths of captions, EOS included, the shortest first.
+  """
+  bucket_index = np.searchsorted(np.array(buckets), encoded.lengths)
+  return np.where(bucket_index < len(buckets), bucket_index, -1)
 
 
 class CaptionBatches:
@@ -333,12 +338,11 @@ class CaptionBatches:
   min_row_positions = sum  # see systems.base.BatchSequence
 
   def __init__(
-    self, encoded: EncodedCaptions, lengths: Sequence[int], size: int, seed: int = 0, share: Share = WHOLE_BATCH
+    self, encoded: EncodedCaptions, buckets: Sequence[int], size: int, seed: int = 0, share: Share = WHOLE_BATCH
   ):
-    """Assigns captions to batches; for encoded and lengths see `eval_caption_batches`, else batching.BatchOrder."""
-    buckets = [(length,) for length in lengths]
-    bucket_index = assign_lengths(encoded, lengths)
-    self._order = BatchOrder(bucket_index, buckets, size, seed=seed, share=share)
+    """Assigns captions to batches; for buckets see `assign_captions`, for size, seed and share batching.BatchOrder."""
+    bucket_index = assign_captions(encoded, buckets)
+    self._order = BatchOrder(bucket_index, [(length,) for length in buckets], size, seed=seed, share=share)
     self._encoded = encoded
 
   def __len__(self) -> int:
@@ -359,17 +363,17 @@ class CaptionBatches:
     return gather_captions(self._encoded, rows, length)
 
 
-def eval_caption_batches(encoded: EncodedCaptions, lengths: Sequence[int], size: int) -> Iterator[Batch]:
-  """Yields batches of `size` rows for evaluation; every caption that fits a length occurs once.
+def eval_caption_batches(encoded: EncodedCaptions, buckets: Sequence[int], size: int) -> Iterator[Batch]:
+  """Yields batches of `size` rows for evaluation; every caption that fits a bucket occurs once.
 
   Args:
     encoded: the split.
-    lengths: lengths of captions that batches are padded to, EOS included, the shortest first; a caption that is longer
+    buckets: lengths of captions that batches are padded to, EOS included, the shortest first; a caption that is longer
       than the last one is in no batch.
-    size: rows of a batch, with filler rows in the last batch of a length.
+    size: rows of a batch, with filler rows in the last batch of a bucket.
   """
-  buckets = [(length,) for length in lengths]
-  for rows, (length,) in eval_batch_rows(assign_lengths(encoded, lengths), buckets, encoded.lengths, size):
+  bucket_index = assign_captions(encoded, buckets)
+  for rows, (length,) in eval_batch_rows(bucket_index, [(length,) for length in buckets], encoded.lengths, size):
     yield gather_captions(encoded, rows, length)
 
 
@@ -391,21 +395,21 @@ def gather_captions(encoded: EncodedCaptions, rows: np.ndarray, length: int) -> 
   return Batch(source, is_real[:, None], target, mask, rows.astype(np.int32), None)
 
 
-def describe_captions(name: str, split: Pictures, encoded: EncodedCaptions, lengths: Sequence[int]) -> str:
-  """Returns a line with counts of pictures, captions, captions that fit no length, and images without a caption.
+def describe_captions(name: str, split: Pictures, encoded: EncodedCaptions, buckets: Sequence[int]) -> str:
+  """Returns a line with counts of pictures, captions, captions that fit no bucket, and images without a caption.
 
   Args:
     name: name of the split.
     split: the split, with captions as text.
     encoded: the split, with captions as ids.
-    lengths: the buckets: lengths of captions, EOS included, the shortest first.
+    buckets: lengths of captions, EOS included, the shortest first.
   """
   shape = ' x '.join(map(str, split.pictures.shape[1:]))
   pictures = format_count(len(split.names), 'picture')
   line = f'{name}: {pictures} ({shape}), {format_count(len(split.captions), "caption")}'
-  num_too_long = int(np.sum(assign_lengths(encoded, lengths) < 0))
+  num_too_long = int(np.sum(assign_captions(encoded, buckets) < 0))
   if num_too_long:
-    line += f'; {format_count(num_too_long, "caption")} longer than {lengths[-1]} tokens left out'
+    line += f'; {format_count(num_too_long, "caption")} longer than {buckets[-1]} tokens left out'
   if split.num_uncaptioned:
     line += f'; {format_count(split.num_uncaptioned, "image")} without a caption'
   return line

@@ -1,4 +1,4 @@
-"""Prepared data sets: pairs of texts on disk, tokenised once, of which every batch reads its own rows.
+"""Prepared data sets: pairs of texts on disk, tokenised once. Each batch reads its rows from there.
 
 A folder holds the manifest, the vocabularies, the training split as ArrayRecord files with an index of lengths and
 line numbers, and the other splits, which are small, as text. `preparing` writes it; the task `prepared` reads it.
@@ -24,7 +24,7 @@ FORMAT = 1  # of the folder; increased by changes that older code cannot read
 VOCABULARY_FIELDS = ('vocabulary', 'shared_vocabulary')  # fields of config.data that the ids depend on
 HEADER_DTYPE = np.dtype('<u4')  # of three counts: source tokens, target tokens, and bytes of the source text
 ID_DTYPE = np.dtype('<i4')
-READ_ROWS = 1024  # read at once by a pass over all lines: 0.01 ms each, instead of 0.3 to 0.8 ms for a line by itself
+READ_ROWS = 1024  # lines per read when all are read: 0.01 ms for each, instead of 0.3 to 0.8 ms for a line by itself
 
 
 class Shard(NamedTuple):

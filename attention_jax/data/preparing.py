@@ -1,6 +1,6 @@
 """Prepares a data set on disk: tokenises a training split once, shard by shard, so that an interruption loses little.
 
-Each shard is renamed into place when it is complete, and its record (`train-00003.json`) is written after it. The
+Each shard is renamed into place when it is complete, and its summary (`train-00003.json`) is written after it. The
 manifest is written last. The data set is a function of the config and the files, whatever the number of interruptions.
 """
 
@@ -38,14 +38,14 @@ from attention_jax.errors import UserError
 SHARD_ROWS = 100_000
 CHUNK_ROWS = 1_000  # pairs that are encoded at once
 REPORT_SECONDS = 10
-SHOWN_BLANKS = 6  # line numbers of blank pairs that are stored for each shard
+MAX_STORED_BLANKS = 6  # numbers of blank pairs that are stored for each shard: one more than a report shows
 LOCK = '.lock'
 REQUEST = 'preparing.json'  # of an unfinished folder: the fields of the config and the files that it is prepared from
 WRITER_OPTIONS = 'group_size:1,uncompressed'  # one row for each read; 2.5 times as fast to read as the default
 Log = Callable[[str], None]
 
 
-class _ShardRecord(NamedTuple):
+class _ShardSummary(NamedTuple):
   """A finished shard, the number of pairs read up to its end, and the count and first numbers of its blank pairs."""
 
   shard: Shard
@@ -54,7 +54,7 @@ class _ShardRecord(NamedTuple):
   blank_lines: Sequence[int]
 
 
-class _Line(NamedTuple):
+class _NumberedPair(NamedTuple):
   """A pair that is blank on neither side, with its number from 1, and the share of the data read so far."""
 
   number: int
@@ -150,7 +150,7 @@ def _lock(folder: Path) -> Iterator[None]:
 
 
 class _Lines:
-  """The lines of some columns of a stream, one column after the other, as a vocabulary is trained on them."""
+  """The lines of some columns of a stream, one column after the other, for training a vocabulary."""
 
   def __init__(self, stream: PairStream, columns: Sequence[str]):
     self._stream = stream
@@ -158,8 +158,8 @@ class _Lines:
 
   def __iter__(self) -> Iterator[str]:
     for column in self._columns:
-      for line in _without_blanks(self._stream.pairs()):
-        yield line.pair[('source', 'target').index(column)]
+      for numbered_pair in _without_blanks(self._stream.pairs()):
+        yield numbered_pair.pair[('source', 'target').index(column)]
 
   def __len__(self) -> int:
     return len(self._columns) * sum(1 for _ in _without_blanks(self._stream.pairs()))
@@ -167,10 +167,10 @@ class _Lines:
 
 def _without_blanks(
   pairs: Iterable[tuple[Pair, float]], on_blank: Callable[[int], None] | None = None
-) -> Iterator[_Line]:
+) -> Iterator[_NumberedPair]:
   for number, (pair, share) in enumerate(pairs, 1):
     if pair[0].strip() and pair[1].strip():
-      yield _Line(number, pair, share)
+      yield _NumberedPair(number, pair, share)
     elif on_blank:
       on_blank(number)
 
@@ -189,41 +189,41 @@ def _write_shards(
   folder: Path, stream: PairStream, source_vocab: vocab.Vocabulary, target_vocab: vocab.Vocabulary, log: Log
 ) -> None:
   """Writes the shards that are missing."""
-  records = _read_records(folder)
-  pairs_read = records[-1].pairs_read if records else 0
-  rows = sum(record.shard.rows for record in records)
+  summaries = _read_summaries(folder)
+  pairs_read = summaries[-1].pairs_read if summaries else 0
+  rows = sum(summary.shard.rows for summary in summaries)
   if rows:
     log(f'continuing after {rows:,} pairs')
   progress = _PreparationProgress(log, rows)
   blank_lines: list[int] = []
-  lines = _without_blanks(stream.pairs(), blank_lines.append)
-  lines = itertools.dropwhile(lambda line: line.number <= pairs_read, lines)
-  for number in itertools.count(len(records)):
+  pairs = _without_blanks(stream.pairs(), blank_lines.append)
+  pairs = itertools.dropwhile(lambda numbered_pair: numbered_pair.number <= pairs_read, pairs)
+  for number in itertools.count(len(summaries)):
     writer = _ShardWriter(folder, number, source_vocab, target_vocab)
-    shard = writer.write(itertools.islice(lines, SHARD_ROWS), progress)
+    shard = writer.write(itertools.islice(pairs, SHARD_ROWS), progress)
     new_blanks = [line for line in blank_lines if line > pairs_read]
     blank_lines.clear()
     if shard is None:  # the end of the data
-      if records and new_blanks:
-        _store_record(folder, number - 1, _add_blanks(records[-1], new_blanks))
+      if summaries and new_blanks:
+        _store_summary(folder, number - 1, _add_blanks(summaries[-1], new_blanks))
       return
-    pairs_read = writer.last_line
-    records.append(_add_blanks(_ShardRecord(shard, pairs_read, 0, ()), new_blanks))
-    _store_record(folder, number, records[-1])
+    pairs_read = writer.last_number
+    summaries.append(_add_blanks(_ShardSummary(shard, pairs_read, 0, ()), new_blanks))
+    _store_summary(folder, number, summaries[-1])
 
 
-def _add_blanks(record: _ShardRecord, lines: Sequence[int]) -> _ShardRecord:
-  """Adds blank pairs to a record. `pairs_read` includes those after its last row, so that resuming skips them."""
-  return record._replace(
-    pairs_read=max([record.pairs_read, *lines]),
-    num_blank=record.num_blank + len(lines),
-    blank_lines=[*record.blank_lines, *lines][:SHOWN_BLANKS],
+def _add_blanks(summary: _ShardSummary, lines: Sequence[int]) -> _ShardSummary:
+  """Adds blank pairs to a summary. `pairs_read` includes those after its last row, so that resuming skips them."""
+  return summary._replace(
+    pairs_read=max([summary.pairs_read, *lines]),
+    num_blank=summary.num_blank + len(lines),
+    blank_lines=[*summary.blank_lines, *lines][:MAX_STORED_BLANKS],
   )
 
 
-def _store_record(folder: Path, number: int, record: _ShardRecord) -> None:
-  fields = record._replace(shard=record.shard._asdict())._asdict()
-  write_text(_record_path(folder, number), json.dumps(fields))
+def _store_summary(folder: Path, number: int, summary: _ShardSummary) -> None:
+  fields = summary._replace(shard=summary.shard._asdict())._asdict()
+  write_text(_summary_path(folder, number), json.dumps(fields))
 
 
 class _PreparationProgress:
@@ -259,7 +259,7 @@ class _ShardWriter:
   """Writes one shard: its rows and their index.
 
   Attributes:
-    last_line: number of the last pair that was written.
+    last_number: number of the last pair that was written.
   """
 
   def __init__(self, folder: Path, number: int, source_vocab: vocab.Vocabulary, target_vocab: vocab.Vocabulary):
@@ -267,27 +267,27 @@ class _ShardWriter:
     self._name = f'train-{number:05d}'
     self._vocabularies = source_vocab, target_vocab
     self._index: list[np.ndarray] = []
-    self.last_line = 0
+    self.last_number = 0
     self._digest = hashlib.blake2b(digest_size=8)
     self._counts = np.zeros(5, np.int64)  # tokens of both sides, unknown ones of both sides, uncopyable ones
 
-  def write(self, lines: Iterator[_Line], progress: _PreparationProgress) -> Shard | None:
-    """Writes the lines and returns the shard; None if there are no lines."""
+  def write(self, pairs: Iterator[_NumberedPair], progress: _PreparationProgress) -> Shard | None:
+    """Writes the pairs and returns the shard; None if there are no pairs."""
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    first = next(lines, None)
+    first = next(pairs, None)
     if first is None:
       return None
-    lines = itertools.chain([first], lines)
+    pairs = itertools.chain([first], pairs)
     path = self._folder / f'{self._name}.array_record'
     with write_atomic(path) as temporary:
       writer = ArrayRecordWriter(str(temporary), WRITER_OPTIONS)
-      while chunk := list(itertools.islice(lines, CHUNK_ROWS)):
+      while chunk := list(itertools.islice(pairs, CHUNK_ROWS)):
         for record in self._encode(chunk):
           writer.write(record)
           self._digest.update(record)
         progress(chunk[-1].share, len(chunk))
-        self.last_line = chunk[-1].number
+        self.last_number = chunk[-1].number
       writer.close()
     index = np.concatenate(self._index)
     with write_atomic(_index_path(self._folder, self._name)) as temporary, open(temporary, 'wb') as file:
@@ -296,14 +296,17 @@ class _ShardWriter:
     size = path.stat().st_size
     return Shard(path.name, len(index), size, self._digest.hexdigest(), counts[:2], counts[2:4], counts[4])
 
-  def _encode(self, chunk: Sequence[_Line]) -> Iterator[bytes]:
-    corpus = Corpus([line.pair[0] for line in chunk], [line.pair[1] for line in chunk])
+  def _encode(self, chunk: Sequence[_NumberedPair]) -> Iterator[bytes]:
+    """Yields the records of the pairs, and adds them to the index and the counts."""
+    corpus = Corpus(
+      [numbered_pair.pair[0] for numbered_pair in chunk], [numbered_pair.pair[1] for numbered_pair in chunk]
+    )
     encoded = encode(corpus, *self._vocabularies)
     self._count(encoded)
-    numbers = [line.number for line in chunk]
+    numbers = [numbered_pair.number for numbered_pair in chunk]
     self._index.append(np.stack([*encoded.lengths, np.array(numbers)], axis=1).astype(np.int32))
-    for row, line in enumerate(chunk):
-      yield pack_row(*encoded.row(row), *line.pair)
+    for row, numbered_pair in enumerate(chunk):
+      yield pack_row(*encoded.row(row), *numbered_pair.pair)
 
   def _count(self, encoded: EncodedCorpus) -> None:
     sizes = tuple(len(vocabulary) for vocabulary in self._vocabularies)
@@ -315,10 +318,10 @@ def _finish(
   folder: Path, request: Mapping[str, Any], stream: PairStream, other_splits: Mapping[str, Corpus], log: Log
 ) -> None:
   """Writes the index, the other splits and the manifest, and removes the files that only resuming reads."""
-  records = _read_records(folder)
-  if not records:
+  summaries = _read_summaries(folder)
+  if not summaries:
     raise UserError(f'{stream.name}: no pairs, all are blank on one side or both')
-  names = [record.shard.name.partition('.')[0] for record in records]
+  names = [summary.shard.name.partition('.')[0] for summary in summaries]
   index = np.concatenate([np.load(_index_path(folder, name), allow_pickle=False) for name in names])
   if stream.lines is not None:
     index[:, 2] = np.asarray(stream.lines)[index[:, 2] - 1]
@@ -326,38 +329,39 @@ def _finish(
     np.save(file, index)
   for split, corpus in other_splits.items():
     write_text(folder / f'{split}.json', corpus_as_json(corpus))
-  report = [*stream.notes, *_describe_blanks(stream, records)]
-  shards = [record.shard._asdict() for record in records]
+  report = [*stream.notes, *_describe_blanks(stream, summaries)]
+  shards = [summary.shard._asdict() for summary in summaries]
   manifest = request | {'splits': sorted(other_splits), 'report': report, 'shards': shards}
   write_text(folder / MANIFEST, json.dumps(manifest, indent=2) + '\n')
   for path in (folder / REQUEST, *(_index_path(folder, name) for name in names)):
     path.unlink(missing_ok=True)
-  for number in range(len(records)):
-    _record_path(folder, number).unlink()
-  log(f'{folder}: {format_count(len(index), "pair")} in {format_count(len(records), "file")}, {_size(folder):,} bytes')
+  for number in range(len(summaries)):
+    _summary_path(folder, number).unlink()
+  num_files = format_count(len(summaries), 'file')
+  log(f'{folder}: {format_count(len(index), "pair")} in {num_files}, {_size(folder):,} bytes')
 
 
-def _describe_blanks(stream: PairStream, records: Sequence[_ShardRecord]) -> list[str]:
-  count = sum(record.num_blank for record in records)
-  lines = list(itertools.chain.from_iterable(record.blank_lines for record in records))
+def _describe_blanks(stream: PairStream, summaries: Sequence[_ShardSummary]) -> list[str]:
+  count = sum(summary.num_blank for summary in summaries)
+  lines = list(itertools.chain.from_iterable(summary.blank_lines for summary in summaries))
   pairs = format_count(count, 'pair')
   return [f'{stream.name}: {pairs} with a blank side skipped ({format_line_numbers(lines)})'] if count else []
 
 
-def _read_records(folder: Path) -> list[_ShardRecord]:
-  """The records of the shards that are complete, up to the first one that is not."""
-  records = []
-  while (path := _record_path(folder, len(records))).exists():
+def _read_summaries(folder: Path) -> list[_ShardSummary]:
+  """The summaries of the shards that are complete, up to the first one that is not."""
+  summaries = []
+  while (path := _summary_path(folder, len(summaries))).exists():
     try:
-      record = _ShardRecord(**json.loads(path.read_text('utf-8')))
-      records.append(record._replace(shard=Shard(**record.shard)))
+      summary = _ShardSummary(**json.loads(path.read_text('utf-8')))
+      summaries.append(summary._replace(shard=Shard(**summary.shard)))
     except (OSError, ValueError, TypeError, RecursionError) as error:
       reason = ' '.join(str(error).split())
       raise UserError(f'cannot read {path}: {reason}; delete it to prepare its rows again') from error
-  return records
+  return summaries
 
 
-def _record_path(folder: Path, number: int) -> Path:
+def _summary_path(folder: Path, number: int) -> Path:
   return folder / f'train-{number:05d}.json'
 
 

@@ -22,7 +22,7 @@ class Episode(NamedTuple):
   Attributes:
     inputs: the vectors shown in the first N steps, [N, I].
     target: the answer in the last A steps, bits [A, O].
-    answer_start: number of steps before the answer, T - A; N, unless the answer begins while vectors are shown.
+    answer_start: number of steps before the answer, T - A. It is N unless the answer begins while vectors are shown.
   """
 
   inputs: np.ndarray
@@ -41,7 +41,7 @@ class RecallTask(NamedTuple):
   Attributes:
     input_features: I, the features of an input vector.
     output_features: O, the bits of an answer vector.
-    draw: (random numbers, size) -> Episode; the number of steps is a function of the size alone.
+    draw: (random generator, size) -> Episode; the number of steps is a function of the size alone.
     size_ranges: lowest and highest value of each number in a size, in training.
     unseen_size: the size of the episodes of the split 'unseen'.
     estimate: episode -> the probability [A, O] that each bit of the answer is 1: the best possible prediction from the
@@ -79,7 +79,7 @@ def copy(*, bits: Size = 8, longest: Size = 20, beyond: int = 50) -> RecallTask:
 
   def draw(rng: np.random.Generator, size: EpisodeSize) -> Episode:
     vectors = _draw_bits(rng, size[0], bits)
-    return _then_answer([_add_channels(vectors, 1), _mark(bits, 1, 0)], vectors)
+    return _make_episode([_add_channels(vectors, 1), _mark(bits, 1, 0)], vectors)
 
   return RecallTask(bits + 1, bits, draw, ((1, longest),), (beyond,))
 
@@ -118,7 +118,7 @@ def repeat_copy(
     vectors = _draw_bits(rng, length, bits)
     number = _mark(bits, 2, 1) * (times - mean) / deviation
     answer = _concatenate([_add_channels(np.tile(vectors, (times, 1)), 1), _mark(bits, 1, 0)])
-    return _then_answer([_mark(bits, 2, 0), _add_channels(vectors, 2), number], answer)
+    return _make_episode([_mark(bits, 2, 0), _add_channels(vectors, 2), number], answer)
 
   return RecallTask(bits + 2, bits + 1, draw, ((1, longest), (1, repeats)), (beyond, beyond_repeats))
 
@@ -161,7 +161,7 @@ def associative_recall(
     query = int(rng.integers(num_items - 1))
     shown = [part for item in items for part in (_mark(bits, 2, 0), _add_channels(item, 2))]
     shown += [_mark(bits, 2, 1), _add_channels(items[query], 2), _mark(bits, 2, 1)]
-    return _then_answer(shown, items[query + 1])
+    return _make_episode(shown, items[query + 1])
 
   return RecallTask(bits + 2, bits, draw, ((min_items, max_items),), (beyond,))
 
@@ -232,7 +232,7 @@ def priority_sort(*, bits: Size = 8, items: Size = 20, highest: Size = 16, beyon
     shown = _add_channels(vectors, 2)
     shown[:, bits] = priorities
     order = np.argsort(-priorities)
-    return _then_answer([shown, _mark(bits, 2, 1)], vectors[order[:highest]])
+    return _make_episode([shown, _mark(bits, 2, 1)], vectors[order[:highest]])
 
   return RecallTask(bits + 2, bits, draw, ((items, items),), (beyond,))
 
@@ -276,7 +276,7 @@ def _mark(bits: int, channels: int, channel: int) -> np.ndarray:
   return np.eye(bits + channels, dtype=np.float32)[None, bits + channel]
 
 
-def _then_answer(shown: Sequence[np.ndarray], answer: np.ndarray) -> Episode:
+def _make_episode(shown: Sequence[np.ndarray], answer: np.ndarray) -> Episode:
   """An episode whose answer begins after the vectors shown, which are passed in one or several parts."""
   inputs = _concatenate(shown)
   return Episode(inputs, answer, len(inputs))

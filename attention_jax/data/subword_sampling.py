@@ -26,7 +26,7 @@ def bpe_dropout(scores: Mapping[str, float], dropout: float) -> Segment:
     dropout: probability of skipping a merge.
 
   Returns:
-    A function (word, random numbers) -> pieces.
+    A function (word, random generator) -> pieces.
   """
   no_merge = -math.inf
 
@@ -52,14 +52,14 @@ def bpe_dropout(scores: Mapping[str, float], dropout: float) -> Segment:
 
 
 def unigram_sampling(scores: Mapping[str, float], sampling: float) -> Segment:
-  """Draws each segmentation x of a word with probability P(x)^α / Σ P^α. Kudo 2018, section 3.2.
+  """Draws each segmentation x of a word with probability P(x)^α / Σ P^α (Kudo 2018, section 3.3).
 
   Args:
     scores: the log-probability of each piece; log P is their sum over the pieces of a segmentation.
     sampling: α.
 
   Returns:
-    A function (word, random numbers) -> pieces.
+    A function (word, random generator) -> pieces.
   """
   longest = max(map(len, scores))
 

@@ -369,7 +369,7 @@ def save_vocabularies(
 
 
 def columns_by_side(config: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-  """Returns the vocabularies of a config, and the columns of the corpus that each one covers."""
+  """Returns the side of each vocabulary, 'source' and 'target' or 'shared', and the columns of the corpus it covers."""
   if config['shared_vocabulary']:
     return {'shared': ('source', 'target')}
   return {'source': ('source',), 'target': ('target',)}

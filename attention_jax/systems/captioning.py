@@ -21,8 +21,8 @@ from attention_jax.data.pictures import (
   EncodedCaptions,
   LazySplits,
   Pictures,
-  assign_lengths,
-  check_caption_lengths,
+  assign_captions,
+  check_caption_buckets,
   describe_captions,
   encode_captions,
   eval_caption_batches,
@@ -149,7 +149,7 @@ class CaptioningSystem(System):
   @classmethod
   def check(cls, config: Config, training: Training) -> None:
     CaptioningDataConfig(**config['data'])
-    check_caption_lengths(config['data']['buckets'])
+    check_caption_buckets(config['data']['buckets'])
     bind(config['data']['task'], PICTURES, 'task')
     vocab.parse_kind(config['data']['vocabulary'])
     TranslationEvaluationConfig(**config['evaluation'])
@@ -231,7 +231,7 @@ class CaptioningSystem(System):
 
   def check_data(self, log: Log) -> None:
     for name, encoded in self.encoded.items():
-      check_any_row_fits(name, assign_lengths(encoded, self._lengths))
+      check_any_row_fits(name, assign_captions(encoded, self._lengths))
     select = self.config['training']['select']
     if select in POINTING_METRICS and 'validation' in self.splits and self.pictures['validation'].boxes is None:
       raise UserError(f'training.select={select!r} needs gold boxes: expected a validation split with boxes')
@@ -352,7 +352,7 @@ class CaptioningSystem(System):
 
   @property
   def _lengths(self) -> tuple[int, ...]:
-    return check_caption_lengths(self.config['data']['buckets'])
+    return check_caption_buckets(self.config['data']['buckets'])
 
   @functools.cached_property
   def _scorer(self) -> TeacherForcedScorer:

@@ -9,7 +9,14 @@ import pytest
 
 from attention_jax.data import lexicon as lexicon_module
 from attention_jax.data.encoding import EncodedCorpus, encode
-from attention_jax.data.lexicon import Lexicon, ibm_model_1, link_positions, load_lexicon, make_lexicon, save_lexicon
+from attention_jax.data.lexicon import (
+  Lexicon,
+  cooccurring_positions,
+  ibm_model_1,
+  load_lexicon,
+  make_lexicon,
+  save_lexicon,
+)
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import word
 from attention_jax.errors import UserError
@@ -27,7 +34,7 @@ def corpus_of(pairs) -> EncodedCorpus:
 def estimate(pairs, iterations):
   """Returns {(source, target): t(target | source)} of the vectorised model."""
   corpus = corpus_of(pairs)
-  source, target = link_positions(corpus, np.arange(corpus.rows))
+  source, target = cooccurring_positions(corpus, np.arange(corpus.rows))
   return {
     (e, f): prob
     for e, f, prob in zip(
@@ -141,7 +148,7 @@ def test_a_lexicon_sorts_translations_by_probability_and_is_stored_exactly(tmp_p
 
 
 def test_large_splits_use_rows_at_equal_distances(monkeypatch):
-  monkeypatch.setattr(lexicon_module, 'MAX_LINKS', 5)
+  monkeypatch.setattr(lexicon_module, 'MAX_COOCCURRENCES', 5)
   pairs = [([token], [token]) for token in range(4, 14)]
   made = make_lexicon(corpus_of(pairs), 14, 14)
   assert made.targets.tolist() == [4, 6, 8, 10, 12]

@@ -7,7 +7,7 @@ from PIL import Image
 from attention_jax.data import vocab
 from attention_jax.data.pictures import (
   CaptionBatches,
-  check_caption_lengths,
+  check_caption_buckets,
   describe_captions,
   encode_captions,
   eval_caption_batches,
@@ -201,4 +201,4 @@ def test_batches_pair_each_caption_with_its_picture(folder):
 @pytest.mark.parametrize('buckets', [(), 'ab', ((1, 2),), (0,), None])
 def test_invalid_lengths_are_reported(buckets):
   with pytest.raises(UserError, match='buckets must be lengths of captions'):
-    check_caption_lengths(buckets)
+    check_caption_buckets(buckets)

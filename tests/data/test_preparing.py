@@ -26,18 +26,18 @@ def quiet(line):
 
 def test_an_interrupted_preparation_continues(folder, monkeypatch):  # noqa: F811
   prepare(make_config(folder, TEXT), folder / 'whole', quiet)
-  store_record = preparing._store_record
+  store_summary = preparing._store_summary
   for shard in range(3):
 
-    def store_or_kill(output, number, record, shard=shard):
+    def store_or_kill(output, number, summary, shard=shard):
       if number == shard:
         raise KilledError
-      store_record(output, number, record)
+      store_summary(output, number, summary)
 
     lines = []
     output = folder / f'interrupted{shard}'
     with monkeypatch.context() as patch, pytest.raises(KilledError):
-      patch.setattr(preparing, '_store_record', store_or_kill)
+      patch.setattr(preparing, '_store_summary', store_or_kill)
       prepare(make_config(folder, TEXT), output, quiet)
     assert not (output / MANIFEST).exists()
     with pytest.raises(UserError, match='holds no prepared data set'):
@@ -65,7 +65,7 @@ def test_blank_lines_at_the_end_are_counted_once(folder, monkeypatch):  # noqa: 
 
 
 @pytest.mark.parametrize('content', ['', '[]', '{"shard": 3}'])
-def test_damaged_records_raise_a_user_error(folder, monkeypatch, content):  # noqa: F811
+def test_damaged_summaries_raise_a_user_error(folder, monkeypatch, content):  # noqa: F811
   def kill(*arguments):
     raise KilledError
 
@@ -78,11 +78,11 @@ def test_damaged_records_raise_a_user_error(folder, monkeypatch, content):  # no
   with pytest.raises(UserError, match=f'cannot use {output}|holds another data set'):
     prepare(make_config(folder, TEXT), output, quiet)
   (output / preparing.REQUEST).write_text(request)
-  record = output / 'train-00001.json'
-  record.write_text(content)
-  with pytest.raises(UserError, match=f'cannot read {record}: .*; delete it to prepare its rows again'):
+  summary = output / 'train-00001.json'
+  summary.write_text(content)
+  with pytest.raises(UserError, match=f'cannot read {summary}: .*; delete it to prepare its rows again'):
     prepare(make_config(folder, TEXT), output, quiet)
-  record.unlink()  # the remedy of the message
+  summary.unlink()  # the remedy of the message
   prepare(make_config(folder, TEXT), output, quiet)
   assert contents(output) == contents(folder / 'whole')
 
