@@ -225,7 +225,7 @@ def unigram(
   Args:
     lines: the lines of the training split.
     size: number of pieces in all, special tokens included.
-    sampling: α of the paper's section 3.2. If it is not 0, training lines are segmented anew in each epoch, with
+    sampling: α of the paper's section 3.3. If it is not 0, training lines are segmented anew in each epoch, with
       probability P(x)^α / Σ P^α for each segmentation x: the smaller α, the more uniform.
     coverage: see `subword`.
     max_lines: see `subword`.
