@@ -167,7 +167,7 @@ def check_value(subject: str, value: Any, option: Option) -> None:
 
 
 def check_fields(config: Any, group: str) -> None:
-  """Checks the numbers, switches and strings of a dataclass instance; fields of other types are not checked.
+  """Checks the numbers, booleans and strings of a dataclass instance; fields of other types are not checked.
 
   Args:
     config: the instance.
@@ -244,7 +244,10 @@ def _field_default(field: dataclasses.Field) -> Any:
 
 
 def _option(annotation: Any, default: Any) -> Option:
-  """An option with the range of an Annotated type; an absent type, or Any, is that of a default other than None."""
+  """Returns an option; its range is that of an Annotated type.
+
+  A missing type, or Any, is replaced by the type of the default, unless the default is missing or None.
+  """
   limits = None
   if typing.get_origin(annotation) is Annotated:
     annotation, *metadata = typing.get_args(annotation)

@@ -81,7 +81,7 @@ def self_attention_mask(positions: jax.Array, size: int, *, causal: bool, window
 
 
 class FeedForward(nn.Module):
-  """act(x U + b) V + c at each position. Vaswani et al. 2017, equation 2. Gated networks have no b and c.
+  """act(x U + b) V + c at each position, or (act(x U) * x W) V for a gated activation, see ACTIVATIONS.
 
   Attributes:
     features: features of the result.

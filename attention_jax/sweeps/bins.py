@@ -46,7 +46,8 @@ class Bin(NamedTuple):
 
   Attributes:
     low, high: the smallest and the largest value among them.
-    rows: their indices in the values that were divided; not the rows of the split if references are grouped.
+    rows: indices into the argument `values` of `divide_rows`; if references are grouped, these are not rows of the
+      split.
   """
 
   low: int
@@ -154,11 +155,12 @@ def add_teacher_forcing_metrics(
     scales['alignment_error_rate'] = 100
     units['alignment_error_rate'] = '%'
   metrics = dict(table.metrics)
-  for name, errors in counts.items():
+  for name, row_counts in counts.items():
     metrics[name] = []
     for bin in table.bins:
       rows = np.flatnonzero((values >= bin.low) & (values <= bin.high))
-      metrics[name].append(bootstrap_ratio(RowCounts(errors.counted[rows], errors.total[rows]), scales[name]))
+      bin_counts = RowCounts(row_counts.counted[rows], row_counts.total[rows])
+      metrics[name].append(bootstrap_ratio(bin_counts, scales[name]))
   return table._replace(metrics=metrics, units=table.units | units)
 
 
@@ -188,7 +190,8 @@ def divide_rows(values: np.ndarray, count: int) -> list[Bin]:
     count: number of bins; fewer if values repeat.
   """
   quantiles = np.quantile(values, np.linspace(0, 1, count + 1)[1:])
-  ends = np.unique(np.floor(quantiles + 1e-6))  # of integers; 24 may have been rounded to 23.999999999999996
+  # Values are integers, so that ends are too. A quantile of 24 may have been computed as 23.999999999999996.
+  ends = np.unique(np.floor(quantiles + 1e-6))
   codes = np.searchsorted(ends, values)  # a bin has the values above the end of the one before it, up to its own end
   groups = [np.flatnonzero(codes == code) for code in np.unique(codes)]
   return [Bin(int(values[rows].min()), int(values[rows].max()), rows) for rows in groups]

@@ -1,7 +1,8 @@
 """Runs a command; on Linux, on chosen cores and until its parent ends: python child.py PARENT CORES COMMAND...
 
-A process must itself request the signal at the end of its parent. This is a separate program, because `preexec_fn` of
-subprocess is not safe in a process that has threads, such as those of jax.
+A process can request the signal at the end of its parent only for itself, so that the request must be made in the
+child. This is a separate program, because `preexec_fn` of subprocess is not safe in a process that has threads, such as
+those of jax.
 """
 
 import contextlib

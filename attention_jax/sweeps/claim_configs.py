@@ -6,7 +6,7 @@ from attention_jax.systems.config import default_config
 
 
 def nettalk_config(steps: int, evaluations: int = 1) -> Any:
-  """Returns the config of letters to phonemes: the data, the training and the evaluation of NETtalk.
+  """Returns a config for the pronunciation of words, from letters to phonemes, on the data of NETtalk.
 
   Fields of the model have their defaults, except a dropout of 0.1.
 
@@ -26,7 +26,7 @@ def nettalk_config(steps: int, evaluations: int = 1) -> Any:
 
 
 def dates_config(steps: int, evaluations: int = 1) -> Any:
-  """Returns the config of dates in many notations to ISO 8601. Arguments and model: see `nettalk_config`."""
+  """Returns a config for the conversion of dates to ISO 8601. Arguments and model: see `nettalk_config`."""
   config = _short_training(steps, evaluations)
   config.data.task = 'dates'
   config.data.buckets = ((20, 11), (42, 11))

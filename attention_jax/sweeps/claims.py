@@ -105,7 +105,7 @@ def setting_rows(
     settings: the settings.
     split: the split of the metrics.
     metrics: names of metrics.
-    factors: how rows are named; the factor 'parameters' is added.
+    factors: the factors of the rows; 'parameters' is added.
     baseline: name of a factor -> its value in the baseline.
     within: names of factors; a setting is compared with the baseline that has the same values of these.
 
@@ -165,7 +165,7 @@ def claim_row(
 
   Args:
     setting: the setting.
-    factors: how it is named.
+    factors: its factors that the row shows.
     extra_factors: values of factors that the setting does not have, by name.
     metrics: entries of records.Table.
   """
@@ -181,7 +181,7 @@ def bin_rows(
   Args:
     settings: the settings; all have the same data and evaluation.
     split: the split.
-    factors: how rows are named; a factor with the name of the property is added, such as 'source length'.
+    factors: the factors of the rows; one with the name of the property is added, such as 'source length'.
     bins: number of bins with about equally many rows.
     by: the property, a key of bins.PROPERTIES.
   """
@@ -203,8 +203,8 @@ def bin_rows(
   return rows
 
 
-class Gradients(NamedTuple):
-  """Norms of the gradients of one model, see analysis.gradient_paths.
+class GradientNorms(NamedTuple):
+  """Norms of the gradients of one model by distance, see analysis.gradient_paths.
 
   Attributes:
     linked: distance -> root mean square over the pairs of positions with a gold link.
@@ -223,7 +223,7 @@ def gradient_rows(
   Args:
     settings: the settings, all of a bidirectional encoder of one layer and with the same data, which has gold links.
     split: the split.
-    factors: how rows are named; the factor 'training' and, by distance, 'distance' are added.
+    factors: the factors of the rows; 'training' is added and, in the rows by distance, 'distance'.
     count: the number of sentences.
 
   Returns:
@@ -232,37 +232,37 @@ def gradient_rows(
   summaries = []
   curves = []
   for setting in settings:
-    measured: dict[str, list[Gradients]] = {'before': [], 'after': []}
+    measured: dict[str, list[GradientNorms]] = {'before': [], 'after': []}
     for run in setting.runs:
       trained = open_run(run.folder)
       system = trained.system
       for training, params in (('before', system.initializer()(run.seed)), ('after', trained.params)):
-        measured[training].append(measure_gradients(system.model, params, system.data.encoded[split], count))
-    for training, gradients in measured.items():
-      summaries.append(claim_row(setting, factors, {'training': training}, _summarize_factors(gradients)))
-      for distance in sorted(set.intersection(*(set(x.all) for x in gradients))):
+        measured[training].append(measure_gradient_norms(system.model, params, system.data.encoded[split], count))
+    for training, norms in measured.items():
+      summaries.append(claim_row(setting, factors, {'training': training}, _summarize_change_per_step(norms)))
+      for distance in sorted(set.intersection(*(set(x.all) for x in norms))):
         extra_factors = {'training': training, 'distance': distance}
-        curves.append(claim_row(setting, factors, extra_factors, _summarize_distance(gradients, distance)))
+        curves.append(claim_row(setting, factors, extra_factors, _summarize_distance(norms, distance)))
   return summaries, curves
 
 
-def _summarize_factors(gradients: Sequence[Gradients]) -> dict[str, Any]:
+def _summarize_change_per_step(norms: Sequence[GradientNorms]) -> dict[str, Any]:
   return {
-    f'{pairs}/factor': summarize([factor_per_step(getattr(x, pairs)) for x in gradients]) for pairs in Gradients._fields
+    f'{pairs}/factor': summarize([factor_per_step(getattr(x, pairs)) for x in norms]) for pairs in GradientNorms._fields
   }
 
 
-def _summarize_distance(gradients: Sequence[Gradients], distance: int) -> dict[str, Any]:
+def _summarize_distance(norms: Sequence[GradientNorms], distance: int) -> dict[str, Any]:
   entries = {}
-  for pairs in Gradients._fields:
-    norms = [getattr(x, pairs).get(distance) for x in gradients]
-    if None not in norms:
-      entries[f'{pairs}/norm'] = summarize(norms)
+  for pairs in GradientNorms._fields:
+    values = [getattr(x, pairs).get(distance) for x in norms]
+    if None not in values:
+      entries[f'{pairs}/norm'] = summarize(values)
   return entries
 
 
-def measure_gradients(model: EncoderDecoder, params: Any, encoded: EncodedCorpus, count: int) -> Gradients:
-  """Measures the gradients of rows of a split.
+def measure_gradient_norms(model: EncoderDecoder, params: Any, encoded: EncodedCorpus, count: int) -> GradientNorms:
+  """Measures the norms of the gradients for rows of a split.
 
   Args:
     model: a model with a bidirectional encoder of one layer.
@@ -270,7 +270,7 @@ def measure_gradients(model: EncoderDecoder, params: Any, encoded: EncodedCorpus
     encoded: the split, with links.
     count: the number of rows.
   """
-  gradients = jax.jit(functools.partial(source_gradients, model))
+  compute_norms = jax.jit(functools.partial(source_gradients, model))
   rows = spread_rows(encoded.rows, count)
   source_size, target_size = (int(lengths[rows].max()) for lengths in encoded.lengths)  # one shape is compiled
   distances = []
@@ -281,14 +281,14 @@ def measure_gradients(model: EncoderDecoder, params: Any, encoded: EncodedCorpus
     target = encoded.target[encoded.target_offsets[row] : encoded.target_offsets[row + 1]]
     mask = np.arange(source_size) < len(source)
     padded = np.pad(source, (0, source_size - len(source))), mask, np.pad(target, (0, target_size - len(target)))
-    matrix = np.asarray(gradients(params, *padded))[: len(target), : len(source)]
+    matrix = np.asarray(compute_norms(params, *padded))[: len(target), : len(source)]
     linked = np.zeros(matrix.shape, bool)
     linked[tuple(encoded.row_links(row).T[::-1])] = True
     distances.append(recurrent_distances(len(source), len(target)).ravel())
     norms.append(matrix.ravel())
     is_linked.append(linked.ravel())
   distance, norm, linked = map(np.concatenate, (distances, norms, is_linked))
-  return Gradients(
+  return GradientNorms(
     linked=rms_by_distance(distance[linked], norm[linked], MIN_PAIRS),
     all=rms_by_distance(distance, norm, MIN_PAIRS),
   )
@@ -302,7 +302,7 @@ def probe_rows(
   Args:
     settings: the settings, all with the same data.
     split: the split whose sentences are probed; the probes are fitted on training sentences.
-    factors: how rows are named; the factors 'states' and 'offset' are added.
+    factors: the factors of the rows; 'states' and 'offset' are added.
     offsets: relative positions of the tokens.
     count: the number of sentences of each split.
 
@@ -361,10 +361,10 @@ def encode_sentences(model: EncoderDecoder, params: Any, encoded: EncodedCorpus,
   sources = [encoded.source[encoded.source_offsets[row] : encoded.source_offsets[row + 1]] for row in rows]
   ids = np.stack([np.pad(source, (0, int(lengths.max()) - len(source))) for source in sources])
   mask = np.arange(ids.shape[1]) < lengths[:, None]
-  run = jax.jit(
+  encode = jax.jit(
     lambda params, *x: model.apply({'params': params}, *x, method=lambda model, *x: model.encoder(*x, True))
   )
-  memory = np.asarray(run(params, ids, mask).memory)
+  memory = np.asarray(encode(params, ids, mask).memory)
   return [
     Sentence(states[: n - 1], source[: n - 1]) for states, source, n in zip(memory, sources, lengths, strict=True)
   ]

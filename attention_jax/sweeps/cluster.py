@@ -12,7 +12,7 @@ from attention_jax.sweeps.workers import Request
 
 JOBS = 'jobs'  # submitit's folder below that of the sweep
 LOST_STATES = ('NO PROCESS AND NO RESULT', 'UNKNOWN')  # submitit cannot report on such a job any more
-MAX_JOBS = 64  # default maximum of the jobs in the queue of Slurm at a time
+DEFAULT_SLURM_JOBS = 64  # jobs in the queue of Slurm at a time
 
 
 class TrainingJob(NamedTuple):
@@ -115,7 +115,7 @@ class ClusterExecutor:
 
 def slurm(
   *,
-  jobs: Size = MAX_JOBS,
+  jobs: Size = DEFAULT_SLURM_JOBS,
   timeout_min: Size = 240,
   cpus_per_task: Size = 4,
   mem_gb: Size = 16,

@@ -1,4 +1,4 @@
-"""Every setting of a report against its baseline: over seeds, and over the rows of the outputs."""
+"""Compares every setting of a report with the baseline: over seeds, and over the rows of the outputs."""
 
 import functools
 import json
@@ -26,7 +26,7 @@ class MetricColumn(NamedTuple):
     split: the split.
     metric: the metric.
     unit: its unit.
-    higher_is_better: its direction; None if neither end is better.
+    higher_is_better: its direction; None if neither direction is better.
   """
 
   split: str
@@ -39,9 +39,13 @@ class MetricColumn(NamedTuple):
     """Its name in tables."""
     return f'{self.metric}, {self.split}'
 
+  def value(self, run: FinishedRun) -> float | None:
+    """Returns the value of a run, or None if it lacks the metric."""
+    return run.value(self.split, self.metric)
+
 
 class Contrast(NamedTuple):
-  """A setting against the baseline in one column.
+  """Comparison of a setting with the baseline in one column.
 
   Attributes:
     setting: the setting.
@@ -100,7 +104,8 @@ def contrast_all(
         continue
       pairs = _pairs(setting, baseline, column)
       if pairs:
-        values, base_values = zip(*[(a.value(*column[:2]), b.value(*column[:2])) for a, b in pairs], strict=True)
+        values = [column.value(run) for run, _ in pairs]
+        base_values = [column.value(base_run) for _, base_run in pairs]
         comparison = compare(values, base_values, column.higher_is_better, test)
         rows = comparer.compare(pairs, column) if comparer else []
         contrasts.append(Contrast(setting, column, comparison, math.nan, rows))
@@ -110,8 +115,8 @@ def contrast_all(
 
 def _pairs(setting: SettingRuns, baseline: SettingRuns, column: MetricColumn) -> list[tuple[FinishedRun, FinishedRun]]:
   """Pairs of runs with the same seed that have the metric; two single runs are a pair whatever their seeds."""
-  runs = {run.seed: run for run in setting.runs if run.value(*column[:2]) is not None}
-  base_runs = {run.seed: run for run in baseline.runs if run.value(*column[:2]) is not None}
+  runs = {run.seed: run for run in setting.runs if column.value(run) is not None}
+  base_runs = {run.seed: run for run in baseline.runs if column.value(run) is not None}
   common = sorted(runs.keys() & base_runs.keys())
   if not common and len(runs) == len(base_runs) == 1:
     return [(*runs.values(), *base_runs.values())]
@@ -139,8 +144,8 @@ class _OutputComparer:
       corpus = self._corpus(pairs[0][0], column.split)
       texts = functools.partial(_scored_texts, corpus, column.split)
       return [
-        compare_rows(specs[column.metric], texts(b).hypotheses, texts(a).hypotheses, texts(a).references)
-        for a, b in pairs
+        compare_rows(specs[column.metric], texts(base_run).hypotheses, texts(run).hypotheses, texts(run).references)
+        for run, base_run in pairs
       ]
     except (UserError, OSError) as error:
       self._log(f'outputs on {column.split} are not compared row by row: {error}')
@@ -151,7 +156,7 @@ class _OutputComparer:
     if key not in self._systems:
       system = SYSTEMS[run.config['system']].open(run.config, str(run.folder))
       if not isinstance(system, SupportsCorpus):
-        raise UserError(f'system {run.config["system"]!r} has no references of text')
+        raise UserError(f'system {run.config["system"]!r} has no reference texts')
       self._systems[key] = system
     return self._systems[key].corpus(split)
 

@@ -117,8 +117,8 @@ def estimate_seconds(
     setting_id: costs[setting_id].update_flop * steps / flop_per_second for setting_id, steps in updates.items()
   }
   source = (
-    f'FLOP of the matrix products at the rate of one float32 product here, {flop_per_second / 1e9:.0f} GFLOP/s, '
-    'without compiling, reading, evaluating and saving'
+    'FLOP of the matrix products at the rate of a float32 matrix product on this machine, '
+    f'{flop_per_second / 1e9:.0f} GFLOP/s, without compiling, reading, evaluating and saving'
   )
   return TimeEstimate(seconds, source)
 

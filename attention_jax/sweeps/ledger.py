@@ -152,7 +152,7 @@ def planned_event(unit: Unit) -> dict[str, Any]:
   return {'unit': fields.pop('id'), **fields}
 
 
-# Fields without which `read_events` leaves out an event.
+# Fields that an event must have: `read_events` leaves out an event that lacks one.
 REQUIRED_FIELDS = {kind: {'unit'} for kind in UNIT_EVENTS} | {
   PLANNED: {'unit', *(field.name for field in dataclasses.fields(Unit))} - {'id'},
   RUNG: {'steps', 'dropped'},

@@ -38,7 +38,7 @@ class Picture(NamedTuple):
 
 
 def draw_pictures(report: Report) -> list[Picture]:
-  """Draws every picture that the data allow; none for a task with a training split alone, which measures nothing."""
+  """Draws every picture that the data allow; none if no metric was measured, as with only a training split."""
   main = _main_columns(report)
   if not main:
     return []
@@ -232,7 +232,7 @@ def add_legend(axes: Any, title: str | None = None) -> None:
 
 
 def to_png(figure: Any) -> bytes:
-  """Returns a PNG, with ticks, axis labels and legends in fonts that have their characters; none is math."""
+  """Returns a PNG. Ticks, axis labels and legends get fonts that have their characters; none is parsed as math."""
   for axes in figure.axes:
     legend = axes.get_legend()
     texts = [*axes.get_xticklabels(), *axes.get_yticklabels(), axes.xaxis.label, axes.yaxis.label]

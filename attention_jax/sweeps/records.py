@@ -23,7 +23,7 @@ class Column(NamedTuple):
   """A column of a table: fields of the rows, joined by commas, or a metric.
 
   Attributes:
-    title: its head.
+    title: its heading.
     parts: keys of TEXTS, or of the factors of a row.
     metric: key of the metrics of a row, see Table; '' for a column of fields.
     digits: decimal places of the metric; an entry of a row may have digits of its own for its value.

@@ -88,7 +88,7 @@ class Report(NamedTuple):
 
   Attributes:
     title: its title.
-    folder: the folder of the sweep; for run folders of no sweep, the working directory.
+    folder: the folder of the sweep; for a comparison of run folders, the working directory.
     created: date and time.
     columns: of the main table, the most important first.
     rows: of the main table.
@@ -288,17 +288,18 @@ def _describe_contrast(contrast: Contrast) -> str:
 def _notes(
   settings: Sequence[SettingRuns], contrasts: Sequence[Contrast], state: SweepState, options: ReportOptions
 ) -> list[str]:
-  seeds = [len(setting.runs) for setting in settings]
+  seed_counts = [len(setting.runs) for setting in settings]
   notes = [
     'Intervals of means are 95 % percentile bootstrap intervals over seeds. IQM is the interquartile mean: the mean '
     'itself for fewer than four seeds.',
   ]
-  if min(seeds) == 1:
+  if min(seed_counts) == 1:
     notes.append(
       'A setting with one seed has no interval and no test over seeds. For a single pair of runs, p is that of the '
-      'test over rows, if there is one: whether these two trained models differ. Other seeds may differ as much.'
+      'test over rows, if there is one: it tests whether these two trained models differ. Other seeds may differ as '
+      'much.'
     )
-  if small_counts := [count for count in seeds if 1 < count < FEW_SEEDS]:
+  if small_counts := [count for count in seed_counts if 1 < count < FEW_SEEDS]:
     notes.append(
       f'With {min(small_counts)} seeds, bootstrap intervals are too narrow, and only large differences are found.'
     )

@@ -43,7 +43,7 @@ PLAIN_STRINGS = frozenset(
   )
 )
 FIXED_FIELDS = {'system': 'is that of the config file'} | dict.fromkeys(SEED_FIELDS, 'is set by --seeds')
-SWITCHES = {'true': True, 'false': False}
+BOOLEANS = {'true': True, 'false': False}
 ID_DIGITS = 8
 
 
@@ -83,8 +83,8 @@ def resolve_settings(base: Base, settings: Sequence[Setting]) -> list[Resolved]:
   """Resolves and checks settings. Of several settings with the same id, returns the first.
 
   Raises:
-    UserErrors: with the mistakes of all settings: of each, all those of `resolve`, otherwise the first one that the
-      checks of its config find.
+    UserErrors: with the mistakes of all settings. Of each setting, these are all mistakes that `resolve` finds or, if
+      there are none, the first one that the checks of its config find.
   """
   resolved: dict[str, Resolved] = {}
   mistakes: dict[str, list[str]] = {}  # message -> labels of the settings
@@ -251,8 +251,8 @@ def _literal(value: Any) -> Any:
   """The value of 'true', 'false' or a Python literal; anything else stays as it is."""
   if not isinstance(value, str):
     return value
-  if value.lower() in SWITCHES:
-    return SWITCHES[value.lower()]
+  if value.lower() in BOOLEANS:
+    return BOOLEANS[value.lower()]
   with contextlib.suppress(ValueError, SyntaxError):
     return ast.literal_eval(value)
   return value

@@ -168,7 +168,7 @@ def test_gradients_are_grouped_by_distance_and_links(monkeypatch, encoded_corpus
       params * (1.0 + jnp.outer(jnp.arange(len(target)), jnp.arange(len(source))))
     ),
   )
-  gradients = claims.measure_gradients(None, jnp.float32(2.0), encoded, 5)
+  gradients = claims.measure_gradient_norms(None, jnp.float32(2.0), encoded, 5)
   norms = [2 + 2 * np.outer(np.arange(t), np.arange(s)) for s, t in ((4, 3), (3, 2))]  # with the ends of sentences
   distances = [recurrent_distances(*norm.T.shape) for norm in norms]
   expected = rms_by_distance(*(np.concatenate([x.ravel() for x in xs]) for xs in (distances, norms)))
@@ -187,9 +187,9 @@ def test_gradient_rows_are_measured_before_and_after_training(folder, monkeypatc
 
   def measure(model, params, encoded, count):
     means = {distance: 8 * params**distance for distance in (1, 2, 3)}
-    return claims.Gradients(linked={1: 8 * params, 2: 8 * params**2}, all=means)
+    return claims.GradientNorms(linked={1: 8 * params, 2: 8 * params**2}, all=means)
 
-  monkeypatch.setattr(claims, 'measure_gradients', measure)
+  monkeypatch.setattr(claims, 'measure_gradient_norms', measure)
   summaries, curves = claims.gradient_rows(settings, 'test', FACTORS, 7)
   assert [row['factors']['training'] for row in summaries] == ['before', 'after']
   assert [row['metrics']['all/factor']['value'] for row in summaries] == [0.5, 0.25]

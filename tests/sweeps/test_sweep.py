@@ -368,7 +368,7 @@ def test_a_plan_starts_nothing(folder, monkeypatch, data_folder):
   text = '\n'.join(lines)
   assert 'score=dot, alignment=softmax: seed 1, ' in text and ' parameters, ' in text and 'MFLOP an update' in text
   assert '4 runs in 4 processes: 2 settings x 2 seeds; 1 at a time' in text
-  assert 'FLOP of the matrix products at the rate of one float32 product here' in lines[-1]
+  assert 'FLOP of the matrix products at the rate of a float32 matrix product on this machine' in lines[-1]
   assert not (folder / LEDGER).exists()
 
 
