@@ -47,7 +47,7 @@ class Ensemble:
     Args:
       variables: {'params': one parameter tree per model}.
       *args: the arguments of the method; a carry, a memory or a shortlist is a tuple with one entry per model.
-      method: '__call__', 'start', 'select' or 'step' of EncoderDecoder.
+      method: '__call__', 'start', 'make_shortlist' or 'step' of EncoderDecoder.
 
     Returns:
       The result of the method, in which a carry, a memory or a shortlist is a tuple with one entry per model, and a
@@ -63,7 +63,7 @@ class Ensemble:
       ]
       return tuple(carry for carry, _ in results), self._mean([outputs for _, outputs in results])
     results = [model.apply(model_variables, *args, method=method) for model, model_variables in pairs]
-    if method == 'select':
+    if method == 'make_shortlist':
       return tuple(results)
     if method == 'start':
       carries, memories = zip(*results, strict=True)

@@ -20,8 +20,8 @@ def force_prefix(step: Callable, carry: Any, memory: Any, prefix: jax.Array) -> 
     step: the step of the model, see generate.py.
     carry: its first carry.
     memory: its memory.
-    prefix: [B, P] ids, PAD after the end of each prefix, which must leave room for EOS. Ids beyond the logits
-      count as UNK.
+    prefix: [B, P] ids, PAD after the end of each prefix. The search must allow at least one more token, for EOS. Ids
+      beyond the logits count as UNK.
 
   Returns:
     The step, the first carry and the memory of the wrapped model.

@@ -1,7 +1,7 @@
 """Top-k and logsumexp over a large vocabulary, by blocks.
 
 On CPUs each pass over the logits of a step costs as much as a layer. The logits are copied once, into an array of whole
-blocks, and read twice: for the maximum of each block, which the other results need, and for the sum of exponentials.
+blocks, and read twice: for the maximum of each block, and for the sum of exponentials. Top-k then reads a few blocks.
 """
 
 import jax

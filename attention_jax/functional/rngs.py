@@ -18,6 +18,6 @@ def check_rng(caller: str, rng: Any, is_required: bool = False) -> None:
     raise UserError(f'{caller}: rng must be a single PRNG key, such as jax.random.key(0), got {rng!r}') from error
 
 
-def split_rng(rng: jax.Array | None, steps: Dimension) -> jax.Array | None:
+def split_rng(rng: jax.Array | None, num_queries: Dimension) -> jax.Array | None:
   """Returns one rng per query, or None without an rng."""
-  return None if rng is None else jax.random.split(rng, steps)
+  return None if rng is None else jax.random.split(rng, num_queries)

@@ -234,7 +234,9 @@ ANALYSES: Mapping[str, Analysis] = {
     'gradient_times_input, with the mean gradient on the line from embeddings of zeros (Sundararajan et al. 2017)',
   ),
   'leave_one_out': Analysis(_leave_one_out, 'decrease of each log-probability when a source token is masked, in nats'),
-  'kendall': Analysis(_kendall, "Kendall's tau of the weights and the sizes of another measure (Jain & Wallace 2019)"),
+  'kendall': Analysis(
+    _kendall, "Kendall's tau between the weights and the absolute values of another analysis (Jain & Wallace 2019)"
+  ),
   'permutation': Analysis(
     _permutation,
     'median total variation distance of the output when weights are permuted (Jain & Wallace 2019)',

@@ -36,7 +36,7 @@ class BeamSearch:
     return self.beams
 
   def make_search(self, rng_inputs: Any = None) -> Callable:
-    """Returns the search with these options, which is not random: `rng_inputs` is for Sampling alone, and not used."""
+    """Returns the search with these options. It is not random, so `rng_inputs`, which Sampling needs, is not used."""
     if self.beams == self.groups == 1:
       return search.greedy
     return functools.partial(search.beam, beams=self.beams, groups=self.groups, diversity=self.diversity)
@@ -69,8 +69,8 @@ def compile_search(
     compiler_options: see jax.jit and compiling.compiler_options.
 
   Returns:
-    (params, source, source_mask, rng_inputs, prefix, shortlist_ids) -> Hypotheses. `rng_inputs`, for Sampling alone,
-    are the seeds [B] and numbers [B] of the sources. `prefix` [B, P] has the target ids with which the hypotheses
+    (params, source, source_mask, rng_inputs, prefix, shortlist_ids) -> Hypotheses. `rng_inputs` are those of
+    Sampling.make_search; a beam search ignores them. `prefix` [B, P] has the target ids with which the hypotheses
     begin, PAD after the end of each prefix; None for no prefix. `shortlist_ids` [V'], ascending, are the only target
     tokens of the search, None for all; see models.encoder_decoder.Shortlist.
   """
@@ -80,7 +80,7 @@ def compile_search(
     carry, memory = model.apply(variables, source, source_mask, max_length, strategy.hypotheses, method='start')
     shortlist = ()
     if shortlist_ids is not None:
-      shortlist = (model.apply(variables, shortlist_ids, method='select'),)
+      shortlist = (model.apply(variables, shortlist_ids, method='make_shortlist'),)
       if prefix is not None:
         prefix = jnp.searchsorted(shortlist_ids, oov_to_unk(prefix, model.output_size(0)))
 

@@ -56,7 +56,7 @@ def swap_sides(corpus: Corpus) -> Corpus:
 
 
 class AlignmentReport(NamedTuple):
-  """Scores of alignments against gold links; links of units without a gold link count too (Och & Ney 2003).
+  """Scores of alignments against gold links; a link of a unit that has no gold link is an error (Och & Ney 2003).
 
   Attributes:
     scores: of the corpus.

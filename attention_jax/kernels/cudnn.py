@@ -27,7 +27,7 @@ from attention_jax.functional.masking import zero_masked
 from attention_jax.functional.table import Row
 from attention_jax.kernels import flash
 from attention_jax.kernels.symbolic import require_fixed_sizes
-from attention_jax.kernels.target import countable, kernel_platform
+from attention_jax.kernels.target import kernel_platform, replaced_for_counting
 
 KERNEL = 'cudnn'  # argument `implementation` of jax.nn.dot_product_attention; tests set it to 'xla'
 TYPES = ('bfloat16', 'float16')
@@ -63,7 +63,7 @@ def unsupported_inputs(score: Row, params, query: jax.Array, memory: Memory) -> 
   return ''
 
 
-@countable
+@replaced_for_counting
 def attend(
   score: Row,
   alignment: Row,

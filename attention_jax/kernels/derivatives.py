@@ -1,4 +1,4 @@
-"""An error for second derivatives of implementations with a gradient of their own, which cannot be differentiated."""
+"""The error for second derivatives of implementations whose custom gradient cannot be differentiated."""
 
 from collections.abc import Callable
 

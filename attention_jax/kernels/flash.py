@@ -28,7 +28,7 @@ from attention_jax.kernels.derivatives import first_order
 from attention_jax.kernels.flash_blocks import BlockedInputs, Blocks
 from attention_jax.kernels.sharding import shard_over_rows
 from attention_jax.kernels.symbolic import require_fixed_sizes
-from attention_jax.kernels.target import countable
+from attention_jax.kernels.target import replaced_for_counting
 
 
 def unsupported_reason(score: Row, alignment: Row) -> str:
@@ -40,7 +40,7 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
   return ''
 
 
-@countable
+@replaced_for_counting
 def attend(
   score: Row,
   alignment: Row,

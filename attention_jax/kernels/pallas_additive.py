@@ -45,7 +45,7 @@ from attention_jax.kernels.pallas_additive_kernels import (
 )
 from attention_jax.kernels.sharding import shard_over_rows
 from attention_jax.kernels.symbolic import require_fixed_sizes
-from attention_jax.kernels.target import INTERPRET, countable, kernel_platform
+from attention_jax.kernels.target import INTERPRET, kernel_platform, replaced_for_counting
 
 MAX_BLOCK_SCORES = 2**20  # most scores of a block of queries in the backward pass: 4 MiB in float32
 
@@ -84,7 +84,7 @@ def unsupported_inputs(score: Row, params, query: jax.Array, memory: Memory) -> 
   return ''
 
 
-@countable
+@replaced_for_counting
 def attend(
   score: Row,
   alignment: Row,

@@ -6,8 +6,8 @@ from jax.export import is_symbolic_dim
 from attention_jax.errors import UserError
 from attention_jax.functional.attend import Memory
 
-# Implementations that support symbolic sizes for every pair of score and alignment; 'factored' supports them too, but
-# only additive scores.
+# Implementations that support symbolic sizes for every pair of score and alignment. 'factored' supports them for
+# additive scores only.
 ANY_SIZE = ('xla', 'chunked', 'auto')
 
 

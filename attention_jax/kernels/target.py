@@ -1,4 +1,4 @@
-"""The target for which kernels are traced: this machine, another platform, or a count of matrix products."""
+"""How kernels are traced: for this machine or for another platform, and whether their matrix products are countable."""
 
 import contextlib
 import functools
@@ -12,7 +12,7 @@ from attention_jax.functional import attend as definition
 INTERPRET = 'interpret'  # runs Pallas kernels on a CPU, for tests
 PLATFORMS = ('cpu', 'gpu', 'tpu', INTERPRET)
 _override = jax.make_user_context()  # its value is part of the keys of jit's caches; None stands for this machine
-_counts_products = jax.make_user_context(False)
+_is_for_counting = jax.make_user_context(False)
 
 
 @contextlib.contextmanager
@@ -32,25 +32,25 @@ def kernel_platform() -> str:
 
 
 @contextlib.contextmanager
-def count_products() -> Iterator[None]:
-  """Traces the definition in its block instead of the kernels that are `countable`."""
-  with _counts_products(True):
+def trace_for_counting() -> Iterator[None]:
+  """Traces the programs of its block so that their matrix products can be counted, see `replaced_for_counting`."""
+  with _is_for_counting(True):
     yield
 
 
-def counts_products() -> bool:
-  """Returns whether the code runs in a block of `count_products`."""
-  return _counts_products.value
+def is_traced_for_counting() -> bool:
+  """Returns whether the code runs in a block of `trace_for_counting`."""
+  return _is_for_counting.value
 
 
-def countable(attend: Callable) -> Callable:
-  """Wraps the `attend` of a kernel so that `count_products` traces the definition in its place.
+def replaced_for_counting(attend: Callable) -> Callable:
+  """Wraps the `attend` of a kernel so that `trace_for_counting` traces the definition in its place.
 
-  The traced program of such a kernel does not show how many products of matrices it computes.
+  For kernels whose own traced program does not show how many matrix products they compute.
   """
 
   @functools.wraps(attend)
-  def attend_or_count(*args, **options):
-    return (definition.attend if counts_products() else attend)(*args, **options)
+  def attend_kernel_or_definition(*args, **options):
+    return (definition.attend if is_traced_for_counting() else attend)(*args, **options)
 
-  return attend_or_count
+  return attend_kernel_or_definition

@@ -250,7 +250,7 @@ class Bahdanau(Cell):
     return CellCarry(*self.initial_states(encoded, self.stack), self.attention.init_carry(memory), ())
 
   def share(self, memory: Memory, hypotheses: int, max_length: int) -> Memory | SharedMemory:
-    # The gates of S positions cost as much as S steps of one hypothesis, which usually has about S tokens.
+    # Sharing costs one product per position; otherwise each hypothesis costs one per step, usually about S of them.
     positions = memory.mask.shape[-1]
     is_worthwhile = not is_symbolic_dim(positions) and hypotheses >= MIN_HYPOTHESES and positions <= max_length
     is_linear = not (self.attention.projects_values or self.gate or self.traits.latent)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.masking import masked_mean, zero_masked
-from attention_jax.models.encoder_decoder import DTYPES, make
+from attention_jax.models.encoder_decoder import DTYPES, make_module
 from attention_jax.models.encoders import ENCODERS
 from attention_jax.modules.adaptive import Ponder
 from attention_jax.modules.attention import Attention
@@ -73,7 +73,7 @@ class Classifier(nn.Module):
   def make_encoder(self, embedding: nn.Module) -> nn.Module:
     """Returns a new encoder with `embedding` as its input layer."""
     parts = {'embedding': embedding, 'dropout': self.dropout, 'dtype': self.dtype}
-    return make(self.encoder, ENCODERS, 'encoder', **parts)
+    return make_module(self.encoder, ENCODERS, 'encoder', **parts)
 
   @property
   def pair_heads(self) -> int:
@@ -82,7 +82,7 @@ class Classifier(nn.Module):
 
   def make_pooling(self) -> nn.Module:
     """Returns a new pooling module."""
-    return make(self.pooling, POOLINGS, 'pooling', attention=self.attention)
+    return make_module(self.pooling, POOLINGS, 'pooling', attention=self.attention)
 
   def classify(self, x: jax.Array, deterministic: bool) -> jax.Array:
     """Returns the logits [B, L] of document vectors [B, V]."""
@@ -373,7 +373,7 @@ def build_classifier(model: Mapping[str, Any], vocabulary_size: int, labels: int
     )
 
   embedding = Embedding(vocabulary_size, options.embedding, **parts)
-  classifier = make(
+  classifier = make_module(
     options.classifier,
     CLASSIFIERS,
     'classifier',
@@ -386,6 +386,6 @@ def build_classifier(model: Mapping[str, Any], vocabulary_size: int, labels: int
     **parts,
   )
   # Classifiers make their encoder and pooling when they are applied; this reports wrong specs earlier.
-  make(options.encoder, ENCODERS, 'encoder', embedding=Identity(), **parts)
-  make(options.pooling, POOLINGS, 'pooling', attention=attention)
+  make_module(options.encoder, ENCODERS, 'encoder', embedding=Identity(), **parts)
+  make_module(options.pooling, POOLINGS, 'pooling', attention=attention)
   return classifier

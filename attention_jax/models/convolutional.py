@@ -246,7 +246,7 @@ class ConvDecoder(LayeredDecoder, Convolutional, kw_only=True):
 
   def setup(self):
     self.prepare()
-    self.check_layers('conv')
+    self.check_weights_layer('conv')
     self.blocks = [
       ConvDecoderLayer(require_backprop(attention, 'conv').copy(), self.features, self.width, self.dropout, self.dtype)
       for attention in self.attentions

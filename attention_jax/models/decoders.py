@@ -149,7 +149,7 @@ class TransformerDecoder(LayeredDecoder, Stack, kw_only=True):
         'transformer: model.attention.features must be equal to the features of the decoder, '
         f'got {self.attention.features} and {self.features}'
       )
-    self.check_layers('transformer')
+    self.check_weights_layer('transformer')
     options = {'project_values': True, 'output_scale': self.residual_scale}
     self.blocks = [
       DecoderLayer(

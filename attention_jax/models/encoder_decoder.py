@@ -80,7 +80,7 @@ class LatentCarry(NamedTuple):
   """Carry of a model with a latent alignment that depends on the previous outputs.
 
   Attributes:
-    decoder: carry of the decoder, before the update with the last token.
+    decoder: carry of the decoder, before `observe` updates it with the likelihood of the last token.
     features: features [B, S, D] for every position; the last token was predicted from them.
   """
 
@@ -168,7 +168,7 @@ class EncoderDecoder(nn.Module):
     memory = self.decoder.share(memory, hypotheses, max_length)
     return carry, SourceMemory(memory, self._remember_output(encoded, source))
 
-  def select(self, ids: jax.Array) -> Shortlist:
+  def make_shortlist(self, ids: jax.Array) -> Shortlist:
     """Returns the Shortlist of the tokens `ids` [V'], which restricts the steps of one batch to them.
 
     The output layer must be one that does not copy.
@@ -184,7 +184,7 @@ class EncoderDecoder(nn.Module):
       carry: carry of the previous step.
       token: ids of the previous tokens, [B].
       memory: memory, as `start` returns it.
-      shortlist: the allowed tokens, as `select` returns them; `token` then contains positions in its ids.
+      shortlist: the allowed tokens, as `make_shortlist` returns them; `token` then contains positions in its ids.
 
     Returns:
       The next carry, and outputs for the next token: logits [B, V], [B, V + S] if the model copies, or [B, V'] of a
@@ -231,7 +231,7 @@ class EncoderDecoder(nn.Module):
   def _output(
     self, features: jax.Array, copy_inputs: CopyInputs | None, shortlist: Shortlist | None
   ) -> LinearLogits | Mixture:
-    """Logits of all tokens, or of the tokens of a shortlist; the compiler drops an unused kernel of all tokens."""
+    """Logits of all tokens, or of those of a shortlist; the kernel of all tokens is then unused, and compiled away."""
     result = self.output(features, copy_inputs)
     return LinearLogits(result.features, *shortlist.columns) if shortlist else result
 
@@ -320,15 +320,15 @@ def build(model: Mapping[str, Any], source_size: int, target_size: int) -> Encod
   Raises:
     UserError: for unknown names and options, values out of range, and options that contradict each other.
   """
-  options, parts = parse_model_config(model)
+  options, shared_fields = parse_model_config(model)
   if options.share_embeddings and source_size != target_size:
     raise UserError(f'share_embeddings needs a shared vocabulary, got {source_size} and {target_size} tokens')
-  target_embedding = Embedding(target_size, options.embedding, **parts)
+  target_embedding = Embedding(target_size, options.embedding, **shared_fields)
   source_embedding = target_embedding
   if not options.share_embeddings:
-    source_embedding = Embedding(source_size, options.embedding, **parts)
-  encoder = make(options.encoder, ENCODERS, 'encoder', embedding=source_embedding, **parts)
-  encoder_decoder = assemble(options, parts, model['attention'], encoder, target_size, target_embedding)
+    source_embedding = Embedding(source_size, options.embedding, **shared_fields)
+  encoder = make_module(options.encoder, ENCODERS, 'encoder', embedding=source_embedding, **shared_fields)
+  encoder_decoder = assemble(options, shared_fields, model['attention'], encoder, target_size, target_embedding)
   _check_copies(options.output, encoder_decoder, source_size, target_size)
   return encoder_decoder
 
@@ -347,7 +347,7 @@ def parse_model_config(model: Mapping[str, Any]) -> tuple[ModelConfig, dict[str,
 
 def assemble(
   options: ModelConfig,
-  parts: Mapping[str, Any],
+  shared_fields: Mapping[str, Any],
   attention: Mapping[str, Any],
   encoder: nn.Module,
   size: int,
@@ -357,18 +357,18 @@ def assemble(
 
   Args:
     options: fields of `config.model`.
-    parts: fields that all modules share, as `parse_model_config` returns them.
+    shared_fields: values of the fields that all modules share, as `parse_model_config` returns them.
     attention: `config.model.attention`.
     encoder: the encoder.
     size: number of tokens in the target vocabulary.
     embedding: embedding of the target; by default a new one.
   """
-  embedding = embedding or Embedding(size, options.embedding, **parts)
-  attention_module = Attention(**attention, dtype=parts['dtype'])
+  embedding = embedding or Embedding(size, options.embedding, **shared_fields)
+  attention_module = Attention(**attention, dtype=shared_fields['dtype'])
   attentions = {'attention': attention_module, 'layer_attentions': ()}
-  decoder_module = make(options.decoder, DECODERS, 'decoder', **attentions, **parts)
+  decoder_module = make_module(options.decoder, DECODERS, 'decoder', **attentions, **shared_fields)
   decoder = decoder_of(decoder_module, options.dropout)
-  output = make(options.output, OUTPUTS, 'output', size=size, embedding=embedding, dtype=parts['dtype'])
+  output = make_module(options.output, OUTPUTS, 'output', size=size, embedding=embedding, dtype=shared_fields['dtype'])
   return EncoderDecoder(encoder, decoder, embedding, output)
 
 
@@ -391,20 +391,20 @@ def _check_copies(spec: str, model: EncoderDecoder, source_size: int, target_siz
     )
 
 
-def make(spec: str, table: Mapping[str, type[nn.Module]], kind: str, **parts: Any) -> nn.Module:
+def make_module(spec: str, table: Mapping[str, type[nn.Module]], kind: str, **fields: Any) -> nn.Module:
   """Returns an instance of the class that a spec string such as 'birnn(layers=2)' selects.
 
   Args:
     spec: name and options of a row of `table`.
     table: flax modules by name.
     kind: the kind of entry, for error messages.
-    **parts: values of fields, for every class that has them. Of these fields, only `dropout` may be set in `spec` too.
+    **fields: values of fields, for every class that has them. Of these fields, only `dropout` may be set in `spec` too.
 
   Raises:
     UserError: for a spec that cannot be parsed, an unknown name, and options that the class does not have or that are
       out of range.
   """
-  fixed = {'parent', 'name', 'dtype', *parts} - {'dropout'}
+  fixed = {'parent', 'name', 'dtype', *fields} - {'dropout'}
   _, cls, options = bind(spec, table, kind, lambda cls: schema_of(cls, fixed))
   names = {field.name for field in dataclasses.fields(cls)}
-  return cls(**{name: part for name, part in parts.items() if name in names} | options)
+  return cls(**{name: value for name, value in fields.items() if name in names} | options)

@@ -10,7 +10,7 @@ import numpy as np
 
 from attention_jax.functional.masking import zero_masked
 from attention_jax.models.encoded import Encoded
-from attention_jax.models.encoder_decoder import EncoderDecoder, assemble, make, parse_model_config
+from attention_jax.models.encoder_decoder import EncoderDecoder, assemble, make_module, parse_model_config
 from attention_jax.modules.convolution import Conv
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.linear import Dense
@@ -57,7 +57,7 @@ class Grid(ImageEncoder):
   Attributes as in ImageEncoder, and:
     features: width of each cell, D. Each convolution of stride 2 has half as many features as the next one (rounded
       down, at least 1), except the last one, which has D like those of stride 1.
-    halvings: number of convolutions of stride 2; they round an odd size up.
+    halvings: number of convolutions of stride 2, each of which halves the size of the grid, rounded up.
     layers: number of convolutions of stride 1 after them, which enlarge the receptive field of each cell.
   """
 
@@ -119,6 +119,6 @@ def build_captioner(model: Mapping[str, Any], target_size: int) -> EncoderDecode
   Raises:
     UserError: if a field, a spec or an option is unknown or out of range.
   """
-  options, parts = parse_model_config(model)
-  encoder = make(options.encoder, IMAGE_ENCODERS, 'encoder of pictures', **parts)
-  return assemble(options, parts, model['attention'], encoder, target_size)
+  options, shared_fields = parse_model_config(model)
+  encoder = make_module(options.encoder, IMAGE_ENCODERS, 'encoder of pictures', **shared_fields)
+  return assemble(options, shared_fields, model['attention'], encoder, target_size)

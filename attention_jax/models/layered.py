@@ -65,7 +65,7 @@ class LayeredDecoder(nn.Module, kw_only=True):
     """
     return memory
 
-  def check_layers(self, name: str) -> None:
+  def check_weights_layer(self, name: str) -> None:
     """Raises UserError, with `name` as its prefix, if there is no layer `weights_layer`."""
     if not -self.layers <= self.weights_layer < self.layers:
       raise UserError(

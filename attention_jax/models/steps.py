@@ -12,10 +12,10 @@ class DecoderOutput(NamedTuple):
 
   Attributes:
     features: inputs of the output layer, [..., D]; with a latent alignment, one vector for each position, [..., S, D].
-    context: context, [..., V]; () of a LayeredDecoder, whatever its number of layers.
+    context: context, [..., V]; () for a LayeredDecoder, even with a single layer.
     weights: attention weights, averaged over heads, [..., S].
-    state: private state of the alignment after the step; () if it has none, and of a LayeredDecoder.
-    layers: weights of every layer and head of a LayeredDecoder, [..., L, N, S]; () of a decoder with a cell.
+    state: private state of the alignment after the step; () if it has none, and for a LayeredDecoder.
+    layers: weights of every layer and head of a LayeredDecoder, [..., L, N, S]; () for a decoder with a cell.
     top: `StepTrace.state` of a decoder with a cell, or the features of a LayeredDecoder, [..., H].
   """
 

@@ -15,7 +15,7 @@ from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Carry, Memory, attend_step, init_carry, init_params, project, without_key
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, init_row_params, lookup
-from attention_jax.models.encoder_decoder import DTYPES, make
+from attention_jax.models.encoder_decoder import DTYPES, make_module
 from attention_jax.modules.linear import Dense
 from attention_jax.modules.recurrent import RECURRENCES, RecurrentCell, State, zero_state
 from attention_jax.specs import Size
@@ -53,12 +53,13 @@ class Heads(nn.Module):
 
     def init_head(rng):
       query_rng, row_rng = jax.random.split(rng)
-      key_projection = nn.initializers.glorot_uniform()(query_rng, (size, width))  # query -> key vector of the paper
+      # The projected query is the key vector of the paper.
+      query_projection = nn.initializers.glorot_uniform()(query_rng, (size, width))
       sizes = {'query': size, 'key': width, 'value': width, 'features': width}
       attention_params = init_params(row_rng, score=self.score, alignment=self.alignment, **sizes)
       score_sizes = sizes | {'query': size if self.score.project else width}
       score_params = init_row_params(row_rng, self.score, score_sizes)
-      return {'query': key_projection} | attention_params | {'score': score_params}
+      return {'query': query_projection} | attention_params | {'score': score_params}
 
     params = self.param('heads', lambda rng: jax.vmap(init_head)(jax.random.split(rng, self.heads)))
 
@@ -369,7 +370,7 @@ def build_recaller(model: Mapping[str, Any], outputs: int) -> Recaller:
   lookup(options.score, SCORES, 'score')
   lookup(options.alignment, ALIGNMENTS, 'alignment')
   dtype = DTYPES[choose(options.dtype, DTYPES, 'dtype')]
-  cell = make(options.cell, RECALL_CELLS, 'cell', score=options.score, alignment=options.alignment, dtype=dtype)
+  cell = make_module(options.cell, RECALL_CELLS, 'cell', score=options.score, alignment=options.alignment, dtype=dtype)
   return Recaller(cell, outputs, dtype)
 
 

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from attention_jax.kernels.target import counts_products, kernel_platform
+from attention_jax.kernels.target import is_traced_for_counting, kernel_platform
 
 
 def product(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
@@ -85,7 +85,7 @@ def sum_outer_products(left: jax.Array, right: jax.Array, dtype: jnp.dtype) -> j
   """
   if jnp.finfo(left.dtype).bits >= 32:
     return jnp.matmul(left.T, right, preferred_element_type=dtype)
-  if kernel_platform() == 'cpu' and not counts_products():
+  if kernel_platform() == 'cpu' and not is_traced_for_counting():
     return _sum_outer_products_on_cpu(left, right, dtype)
   return _matmul_with_float32_sums(left.T, right, dtype)
 

@@ -13,7 +13,7 @@ from attention_jax.data.batching import BATCH_UNITS, Batch, Share
 from attention_jax.data.encoding import check_buckets
 from attention_jax.data.pipeline import first_step_of_each_shape
 from attention_jax.errors import UserError
-from attention_jax.kernels.target import compile_for, count_products
+from attention_jax.kernels.target import compile_for, trace_for_counting
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import build
 from attention_jax.systems.config import fill_defaults
@@ -111,7 +111,7 @@ def compile_updates(
     with _target(platform):
       arguments = (root, state, _stack(inputs.batches[shape], seeds), *live)
       traced = update.trace(*arguments)
-      with count_products():
+      with trace_for_counting():
         flop = matmul_flop(count_in_jaxpr(update.trace(*arguments).jaxpr.jaxpr))
     yield CompiledUpdate(shape, _compile(traced, platform, shape), num_parameters, state, flop)
 

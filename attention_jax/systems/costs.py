@@ -13,7 +13,7 @@ import jax
 from jax.extend import core
 from jax.interpreters import partial_eval
 
-from attention_jax.kernels.target import count_products
+from attention_jax.kernels.target import trace_for_counting
 from attention_jax.systems.base import System
 from attention_jax.training.step import step_rngs
 
@@ -48,7 +48,7 @@ def update_flop(system: System) -> float:
   for step in range(steps):
     shape = batches.shape(step)
     if shape not in flop_of:
-      with count_products():
+      with trace_for_counting():
         flop_of[shape] = matmul_flop(count_matmuls(gradients, params, batches[step]))
     total += flop_of[shape]
   return total / steps

@@ -28,7 +28,7 @@ from attention_jax.errors import UserError, choose
 from attention_jax.functional import latent
 from attention_jax.inference.metrics import MetricValue
 from attention_jax.losses.sequence import cross_entropy
-from attention_jax.models.encoder_decoder import DTYPES, make
+from attention_jax.models.encoder_decoder import DTYPES, make_module
 from attention_jax.models.glimpses import GlimpseConfig, GlimpseNetworkOutput
 from attention_jax.models.picture_classifiers import NETWORKS
 from attention_jax.specs import Repeats, Size, bind, check_fields
@@ -317,7 +317,7 @@ def _build(model: Mapping[str, Any], classes: int, objects: int = 1) -> nn.Modul
   dtype = DTYPES[choose(options.pop('dtype'), DTYPES, 'dtype')]
   options.pop('samples')
   spec = options.pop('network')
-  network = make(spec, NETWORKS, 'network', labels=classes, objects=objects, **options, dtype=dtype)
+  network = make_module(spec, NETWORKS, 'network', labels=classes, objects=objects, **options, dtype=dtype)
   if objects > 1 and not _reads_several_objects(network):
     expected = ', '.join(name for name, row in NETWORKS.items() if _reads_several_objects(row))
     raise UserError(

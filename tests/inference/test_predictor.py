@@ -58,7 +58,7 @@ def test_logits_of_a_shortlist_are_columns_of_the_logits_of_all_tokens(model_and
   @jax.jit
   def step():
     carry, memory = model.apply(params, *INPUTS[:2], 4, method='start')
-    shortlist = model.apply(params, IDS, method='select')
+    shortlist = model.apply(params, IDS, method='make_shortlist')
     token = jnp.full((B,), BOS)
     _, full = model.apply(params, carry, token, memory, method='step')
     carry, short = model.apply(params, carry, token, memory, shortlist, method='step')
@@ -147,7 +147,7 @@ def test_all_models_of_an_ensemble_use_the_shortlist():
   full = search(params, *INPUTS[:2])
   jax.tree.map(np.testing.assert_array_equal, full, search(params, *INPUTS[:2], None, None, jnp.arange(TARGET_WORDS)))
   assert np.isin(search(params, *INPUTS[:2], None, None, IDS).tokens, IDS).all()
-  shortlists = jax.eval_shape(lambda: Ensemble(models).apply({'params': params}, IDS, method='select'))
+  shortlists = jax.eval_shape(lambda: Ensemble(models).apply({'params': params}, IDS, method='make_shortlist'))
   assert all(isinstance(shortlist, Shortlist) for shortlist in shortlists)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.errors import UserError
-from attention_jax.kernels.target import compile_for, count_products, kernel_platform
+from attention_jax.kernels.target import compile_for, kernel_platform, trace_for_counting
 
 
 def test_nested_compile_for_restores_the_outer_platform():
@@ -42,7 +42,7 @@ def test_products_are_counted_in_the_definition(implementation):
   def attend(implementation):
     return aj.attend(query, key, value, implementation=implementation, return_weights=False).context
 
-  with count_products():
+  with trace_for_counting():
     counted = str(jax.make_jaxpr(lambda: attend(implementation))())
   assert counted == str(jax.make_jaxpr(lambda: attend('xla'))())
   np.testing.assert_allclose(attend(implementation), attend('xla'), rtol=1e-4, atol=1e-5)
