@@ -4,7 +4,7 @@
 
 Measured, seed 0: BLEU-4 of 9.0 on test, after 4 CPU minutes of updates.
 
-If the table has no column split, the last tenth of the images by name is the test split, and the tenth before it the
+If the table has no column 'split', the last tenth of the images by name is the test split, and the tenth before it the
 validation split. With so few pictures, a network trained from scratch learns little more than the language of captions.
 To read features of a pretrained network instead, from an .npz file that `python -m experiments.features` writes:
 

@@ -3,11 +3,12 @@ split 'unseen' have 50.
 
   python -m experiments.train --config=configs/recall.py:graves2014 --workdir=runs/recall
 
-Measured, time on a CPU, and exact match on the splits 'test' and 'unseen'; RESULTS.md has the rows:
+Measured: time on a CPU, exact match on the splits 'test' and 'unseen', and the sequences of 'unseen'. RESULTS.md has
+the flags of each row.
 
   copy, three seeds                 10 min   99.9 %  100.0 %, sequences of 50 vectors
   associative_recall, 4000 updates  15 min  100.0 %   99.6 %, twice as many items
-  repeat_copy, feedforward          69 min   97.7 %   65.6 %, 20 vectors ten times, 256 slots
+  repeat_copy, feedforward          69 min   97.7 %   65.6 %, 20 vectors ten times (with 256 slots)
   priority_sort, eight heads       116 min   92.2 %   72.7 %, the highest 16 of 30 vectors
 
 The other tasks, and a network without a memory:

@@ -2,7 +2,7 @@
 
   python -m experiments.train --config=configs/shapes.py:xu2015_soft --workdir=runs/shapes
 
-Measurements: RESULTS.md; with the smaller overlap of shapes of earlier versions: docs/journal.md.
+RESULTS.md has the measurements; docs/journal.md has those of earlier versions, whose shapes overlap less.
 """
 
 from attention_jax.systems.config import default_config

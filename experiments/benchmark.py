@@ -2,10 +2,10 @@
 
   python -m experiments.benchmark --out=runs/benchmark --suites=kernels,training
 
-Sides that are compared run in turns. --suites=prepared --pairs=4640000 prepares that many pairs and reads batches of
-them. Compares with PyTorch if it is installed (requirements-bench.txt), and with Joey NMT if it has an environment of
-its own (python -m venv joey; joey/bin/pip install torch==2.13.0 joeynmt==2.3.0 importlib_metadata):
---joey=joey/bin/python.
+The sides of a comparison, such as this package and PyTorch, run in turns. --suites=prepared --pairs=4640000 prepares
+that many pairs and reads batches of them. Compares with PyTorch if it is installed (requirements-bench.txt), and with
+Joey NMT if it has an environment of its own (python -m venv joey; joey/bin/pip install torch==2.13.0 joeynmt==2.3.0
+importlib_metadata): --joey=joey/bin/python.
 """
 
 import os
@@ -36,8 +36,10 @@ flags.DEFINE_bool('torch_compile', True, 'whether to compare with torch.compile,
 flags.DEFINE_string('joey', '', 'the interpreter of an environment with Joey NMT, to compare with it')
 flags.DEFINE_string('data', 'data/multi30k', 'the folder with test2016.en and test2016.de, for --run')
 flags.DEFINE_string('data_root', 'data', 'the folder with nettalk, multi30k and imdb, for startup and prepared')
-flags.DEFINE_integer('pairs', 0, 'pairs of the suite prepared, such as 4640000; 0 leaves it out', lower_bound=0)
-flags.DEFINE_string('checkout', '', 'a checkout of another commit, whose start the suite startup compares')
+flags.DEFINE_integer(
+  'pairs', 0, 'number of pairs of the suite prepared, such as 4640000; 0 omits the suite', lower_bound=0
+)
+flags.DEFINE_string('checkout', '', 'a checkout of another commit, which the suite startup measures too')
 
 
 def main() -> None:

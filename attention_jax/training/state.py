@@ -1,4 +1,4 @@
-"""The state that training carries from one update to the next. Later updates depend on it, config and data only."""
+"""The state that training carries from one update to the next; with config and data it determines all later updates."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ class TrainState(NamedTuple):
     params: the model's parameters.
     opt_state: the optimiser's state.
     average: the moving average of params (same tree), or () if there is none.
-    running: running means of metrics [] float32 by name, those that the loss reads.
+    running: running means [] float32 of the metrics that the loss reads, by name.
   """
 
   step: jax.Array

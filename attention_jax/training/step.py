@@ -90,7 +90,7 @@ class TrainStep:
     Args:
       state: shapes, dtypes and shardings of the state, see StateInitializer.shapes.
       batch: a batch.
-      when_lowered: called before the compilers start, which need no lock of the interpreter.
+      when_lowered: called after lowering; the compilation that follows does not hold the interpreter lock (GIL).
     """
     batch = shard_batch(batch, self.mesh, self.accumulate, self.rule)
     lowered_gradients = self.update.compute_gradients.lower(self.root, state.step, state.params, state.running, batch)

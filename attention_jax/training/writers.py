@@ -157,7 +157,7 @@ class Progress:
   Args:
     start: the step that the run starts from.
     stop: the last step of the run.
-    activity: returns what takes time beside updates, such as 'compiling shape 3 of 7', or ''.
+    activity: returns what takes time besides updates, such as 'compiling shape 3 of 7', or ''.
   """
 
   def __init__(self, start: int, stop: int, activity: Callable[[], str] = lambda: ''):

@@ -1,5 +1,5 @@
-"""Film reviews by additive attention over a recurrent encoder (in the full form also over embeddings alone), with
-learned or with uniform weights.
+"""Classification of film reviews by additive attention with learned or uniform weights, over a recurrent encoder and,
+in the full form, also over embeddings alone.
 
   python -m experiments.ablate --config=configs/claims/explanation_reviews.py --workdir=runs/claims/reviews
 

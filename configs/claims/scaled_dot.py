@@ -13,8 +13,8 @@ FORMS = {
   'small': {'width': 48, 'batch_size': 32, 'steps': 400},
   'full': {'width': 256, 'batch_size': 64, 'steps': 6000},
 }
-# Only queries, keys, values and contexts grow; encoder and decoder have the same width in all settings. Several heads
-# project query and key for every score, a single head for the additive score only.
+# Only queries, keys, values and contexts grow; encoder and decoder have the same width in all settings. There are two
+# heads because a single head would project query and key for the additive score only.
 HEADS = 2
 HEAD_FEATURES = (4, 32, 256)
 

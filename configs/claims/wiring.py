@@ -1,5 +1,5 @@
 """Attention before the recurrence (Bahdanau et al. 2015) or after it (Luong et al. 2015), input feeding or not, and
-reading in one direction or in two, with about as many parameters in all settings.
+reading in one direction or in two, with about the same number of parameters in all settings.
 
   python -m experiments.ablate --config=configs/claims/wiring.py --workdir=runs/claims/wiring --workers=2
 
@@ -12,21 +12,21 @@ from attention_jax.sweeps.claim_configs import nettalk_config
 from attention_jax.sweeps.space import Sweep, grid, product
 
 FORMS = {'small': {'scale': 1, 'steps': 1200}, 'full': {'scale': 4, 'steps': 8000}}
-# Widths at which all settings have about as many parameters; both forms multiply them.
+# Widths at which all settings have about the same number of parameters; multiplied by the scale of the form.
 ENCODERS = {'birnn(rnn="gru", features={})': 64, 'rnn(rnn="gru", features={})': 57}
 DECODERS = {
   'bahdanau(rnn="gru", features={0}, readout={0})': 64,
   'luong(rnn="gru", features={})': 67,
   'luong(rnn="gru", features={}, input_feeding=False)': 80,
 }
-EMBEDDING = 64
+WIDTH = 64  # of embeddings and attention; also multiplied by the scale
 
 
 def get_config(form: str = 'small'):
   sizes = FORMS[choose(form, FORMS, 'form')]
   config = nettalk_config(sizes['steps'], evaluations=2)
-  config.model.embedding = EMBEDDING * sizes['scale']
-  config.model.attention.features = EMBEDDING * sizes['scale']
+  config.model.embedding = WIDTH * sizes['scale']
+  config.model.attention.features = WIDTH * sizes['scale']
   return config
 
 

@@ -73,8 +73,8 @@ def contexts_and_gradients(
   """Returns the context and the gradients of params, query, key and value, as one program computes them.
 
   Args:
-    dtype: 'float32' or 'bfloat16', of query, key and value, whose values are those of bfloat16 in both. Parameters are
-      float32.
+    dtype: dtype of query, key and value, 'float32' or 'bfloat16'; in both, their values are rounded to bfloat16.
+      Parameters are float32.
     score: a key of SCORES.
     alignment: a spec of ALIGNMENTS.
     implementation: a key of IMPLEMENTATIONS.
@@ -97,7 +97,7 @@ def contexts_and_gradients(
 def relative_difference(values: Any, reference: Any) -> float:
   """Returns the largest norm of a difference relative to that of the reference, over the arrays of a tree.
 
-  The norm of a difference from an array of zeros counts as it is.
+  Where the reference is an array of zeros, the norm of the difference is not divided.
   """
   largest = 0.0
   for x, y in zip(jax.tree.leaves(values), jax.tree.leaves(reference), strict=True):

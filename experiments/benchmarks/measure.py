@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-# Least seconds of the timed part of a turn on an accelerator, which starts a call while an earlier one still runs.
+# Minimum of the timed part of a turn on an accelerator, in seconds: a call is dispatched while the previous one runs.
 MIN_TURN = 0.02
 MAX_CALLS = 200  # largest number of calls of the timed part of a turn, even if they take less than MIN_TURN
 
@@ -34,7 +34,7 @@ class BenchmarkContext(NamedTuple):
     data: the folder of its test set, see trained.py; or ''.
     data_root: the folder with the data sets of the suites startup and prepared.
     pairs: number of pairs of the suite prepared, or 0.
-    checkout: a checkout of another commit, whose start is compared by the suite startup; or ''.
+    checkout: a checkout of another commit, which the suite startup measures too; or ''.
     report_failure: called with the name of a failed case and the error; by default it raises the error.
   """
 
@@ -66,7 +66,7 @@ class Side(NamedTuple):
 
   Attributes:
     run: does the work once; on an accelerator it may return before the work is done.
-    memory: bytes of temporary memory beside inputs and outputs; None if unknown.
+    memory: bytes of temporary memory besides inputs and outputs; None if unknown.
     wait: called with what `run` returned; returns when all work that was started is done.
   """
 
@@ -74,8 +74,8 @@ class Side(NamedTuple):
   memory: int | None = None
   wait: Callable[[Any], Any] = jax.block_until_ready
 
-  def finish(self, calls: int = 1) -> float:
-    """Does the work a number of times, and returns the mean time in seconds."""
+  def run_and_wait(self, calls: int = 1) -> float:
+    """Does the work `calls` times, waits for its end, and returns the mean seconds of a call."""
     start = time.perf_counter()
     for _ in range(calls):
       output = self.run()
@@ -143,7 +143,7 @@ def compile_sides(
   def make(maker: Callable[[], Side]) -> Side | Exception:
     try:
       side = maker()
-      side.finish()
+      side.run_and_wait()
     except Exception as error:
       return error
     return side
@@ -168,8 +168,8 @@ def compare(
   """Times all sides in turns.
 
   A turn is one run that is not timed and one that is. The first refills the caches and pages that the previous side
-  evicted. On an accelerator the timed part of a turn is as many calls as take MIN_TURN, at most MAX_CALLS, so that the
-  time in which the host starts a call is hidden where the device takes longer; the time of a turn is the mean of its
+  evicted. On an accelerator the timed part of a turn consists of as many calls as take MIN_TURN, at most MAX_CALLS, so
+  that the host dispatches a call while the device still runs the previous one. The time of a turn is the mean over its
   calls.
 
   Args:
@@ -186,13 +186,13 @@ def compare(
   if not sides:
     return []
   for side in sides.values():
-    side.finish()
+    side.run_and_wait()
   calls = {name: _calls_per_turn(side) for name, side in sides.items()}
   seconds = {name: [] for name in sides}
   for _ in range(repeats):
     for name, side in sides.items():
-      side.finish()
-      seconds[name].append(side.finish(calls[name]))
+      side.run_and_wait()
+      seconds[name].append(side.run_and_wait(calls[name]))
   first_median = np.median(seconds[next(iter(sides))])
   timings = []
   for name, side in sides.items():
@@ -206,7 +206,7 @@ def _calls_per_turn(side: Side) -> int:
   """Returns how many calls of a side are timed together: 1 on a CPU."""
   if jax.default_backend() == 'cpu':
     return 1
-  return min(MAX_CALLS, math.ceil(MIN_TURN / side.finish()))
+  return min(MAX_CALLS, math.ceil(MIN_TURN / side.run_and_wait()))
 
 
 def median_seconds(side: Side, repeats: int = 7) -> float:

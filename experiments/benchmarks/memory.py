@@ -45,7 +45,10 @@ def training_memory(bench: BenchmarkContext) -> list[Timing]:
   The cases are those of systems.TRAINING_CASES that PyTorch has too, and LONGEST_CASE.
   """
   if not peers.is_available() or jax.default_backend() != 'cpu' or bench.dtype != 'float32':
-    bench.log(f'memory is left out: it needs PyTorch ({peers.VERSION}), and measures float32 on the host')
+    backend = jax.default_backend()
+    bench.log(
+      f'memory is left out: expected PyTorch, float32 and a CPU, got {peers.VERSION}, {bench.dtype} and a {backend}'
+    )
     return []
   timings = []
   for name, longest in (*TORCH_CASES, LONGEST_CASE):
@@ -97,5 +100,5 @@ if __name__ == '__main__':
   side, name, longest = sys.argv[1:]
   update = SIDES[side](name, make_batch(int(longest)))
   for _ in range(UPDATES):
-    update.finish()
+    update.run_and_wait()
   print(json.dumps({'imports': imports, 'peak': peak_resident_bytes()}))

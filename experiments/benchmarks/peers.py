@@ -198,8 +198,8 @@ def difference(params, logits, batch, sizes: Mapping[str, Any]) -> float | None:
   return float(np.abs(torch_logits.cpu().numpy() - np.asarray(logits)).max())
 
 
-def translate(params, sizes: Mapping[str, Any], beams: int, longest: int, dtype: str) -> Callable:
-  """Returns a translator by PyTorch's Bahdanau model with parameters of ours.
+def make_translator(params, sizes: Mapping[str, Any], beams: int, longest: int, dtype: str) -> Callable:
+  """Returns a function that translates by torch_model.Bahdanau with the parameters of our model.
 
   Args:
     params: parameters of our model.
@@ -244,7 +244,7 @@ def train_step(name: str, batch, sizes: Mapping[str, Any], dtype: str) -> Side |
 def compiled_train_step(
   log: Callable[[str], None], name: str, batch, sizes: Mapping[str, Any], dtype: str
 ) -> Side | None:
-  """Returns the update of `train_step` by torch.compile; None without torch or if torch.compile does not work.
+  """Returns the update of `train_step`, compiled by torch.compile; None without torch or if compiling fails.
 
   Args:
     log: called with a line if torch.compile does not work.
@@ -280,7 +280,7 @@ def _make_update(model, batch, dtype: str) -> Callable[[], None]:
 
 
 def decode(source, sizes: Mapping[str, Any], beams: int, steps: int, dtype: str) -> Side | None:
-  """Returns a beam search by PyTorch's Bahdanau model, of exactly `steps` steps; None without torch.
+  """Returns a beam search of exactly `steps` steps by torch_model.Bahdanau; None without torch.
 
   Args:
     source: ids [B, S], 0 for padding.

@@ -83,9 +83,9 @@ def write_pairs(source: Path, folder: Path, pairs: int) -> None:
   ):
     for pair in range(pairs):
       parts = [pair % rows, rng.randrange(rows)][: rng.randint(1, 2)]
-      for side, other_words, file in zip(sides, words, (first, second), strict=True):
+      for side, all_words, file in zip(sides, words, (first, second), strict=True):
         sentence = [word for part in parts for word in side[part]]
-        sentence[rng.randrange(len(sentence))] = rng.choice(other_words)
+        sentence[rng.randrange(len(sentence))] = rng.choice(all_words)
         file.write(' '.join(sentence) + '\n')
 
 

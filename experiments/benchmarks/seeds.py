@@ -1,4 +1,4 @@
-"""Eight seeds in one update (config.seeds) beside eight updates one after the other."""
+"""Updates of eight seeds side by side (config.seeds), beside eight updates of one run."""
 
 import functools
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def _one_after_the_other(config: ConfigDict, vocab_sizes: tuple[int, int], batch
 
 
 def _side_by_side(config: ConfigDict, vocab_sizes: tuple[int, int], batch: Batch, seeds: int) -> Side:
-  """Returns a side of one update of `seeds` runs at once.
+  """Returns a side of one update of each of `seeds` runs: at once, or on a CPU one after the other.
 
   Args:
     config: the config of the runs.

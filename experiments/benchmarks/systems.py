@@ -174,7 +174,7 @@ def torch_update(
 
 
 def joey_model(python: str, name: str, batch: Batch) -> Joey | None:
-  """Returns a model of the same kind and size in Joey NMT; None if it has none or no interpreter is given.
+  """Returns the model of Joey NMT of the same kind and size; None if there is none, or if `python` is ''.
 
   Args:
     python: an interpreter with Joey NMT; '' for none.

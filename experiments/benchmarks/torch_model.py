@@ -74,9 +74,9 @@ class Bahdanau(Recurrent):
     super().__init__(source_size, target_size, embedding, features, dropout)
     self.query = nn.Linear(features, features, bias=False)
     self.v = nn.Parameter(torch.randn(features) * features**-0.5)
-    self.embedded = nn.Linear(embedding, 3 * features)
-    self.context = nn.Linear(features, 3 * features, bias=False)
-    self.hidden = nn.Linear(features, 3 * features)
+    self.token_gates = nn.Linear(embedding, 3 * features)
+    self.context_gates = nn.Linear(features, 3 * features, bias=False)
+    self.state_gates = nn.Linear(features, 3 * features)
     self.deep = nn.Linear(2 * features + embedding, features)
 
   def recur(self, state, gates, memory, key, padding):
@@ -84,14 +84,14 @@ class Bahdanau(Recurrent):
 
     Args:
       state: [B, D].
-      gates: the part of the reset gate, the update gate and the new state that the embedded token gives [B, 3 D].
+      gates: the contribution of the token to the reset gate, the update gate and the candidate state [B, 3 D].
       memory, key, padding: as `encode` returns them.
     """
     scores = torch.tanh(key + self.query(state).unsqueeze(1)) @ self.v
     weights = torch.softmax(scores.masked_fill(padding, float('-inf')), -1)
     context = torch.bmm(weights.unsqueeze(1), memory).squeeze(1)
-    reset_x, update_x, new_x = (gates + self.context(context)).chunk(3, -1)
-    reset_h, update_h, new_h = self.hidden(state).chunk(3, -1)
+    reset_x, update_x, new_x = (gates + self.context_gates(context)).chunk(3, -1)
+    reset_h, update_h, new_h = self.state_gates(state).chunk(3, -1)
     new = torch.tanh(new_x + torch.sigmoid(reset_x + reset_h) * new_h)
     return new + torch.sigmoid(update_x + update_h) * (state - new), context
 
@@ -102,7 +102,7 @@ class Bahdanau(Recurrent):
     embedded = self.drop(self.target(inputs))
     states = []
     contexts = []
-    for gates in self.embedded(embedded).unbind(1):
+    for gates in self.token_gates(embedded).unbind(1):
       state, context = self.recur(state, gates, memory, key, padding)
       states.append(state)
       contexts.append(context)
@@ -134,7 +134,7 @@ class Bahdanau(Recurrent):
     history = torch.zeros(batch, beams, 0, dtype=torch.long)
     for _ in range(longest):
       embedded = self.target(token)
-      state, context = self.recur(state, self.embedded(embedded), memory, key, padding)
+      state, context = self.recur(state, self.token_gates(embedded), memory, key, padding)
       logits = self.output(torch.tanh(self.deep(torch.cat([state, context, embedded], -1))))
       if beams == 1:  # its log-probability is not needed
         parents = torch.zeros(batch, 1, dtype=torch.long)
@@ -172,15 +172,15 @@ class Bahdanau(Recurrent):
       weights = _gru_weights(encoder[f'RecurrentLayer_{i}']['RecurrentCell_0'])
       state |= {f'encoder.{name}_l0{direction}': _to_tensor(weight) for name, weight in weights.items()}
     weights = _gru_weights(cell['stack']['cells_0'])
-    state['embedded.weight'] = _to_tensor(weights['weight_ih'])
-    state['embedded.bias'] = _to_tensor(weights['bias_ih'])
-    state['hidden.weight'] = _to_tensor(weights['weight_hh'])
-    state['hidden.bias'] = _to_tensor(weights['bias_hh'])
+    state['token_gates.weight'] = _to_tensor(weights['weight_ih'])
+    state['token_gates.bias'] = _to_tensor(weights['bias_ih'])
+    state['state_gates.weight'] = _to_tensor(weights['weight_hh'])
+    state['state_gates.bias'] = _to_tensor(weights['bias_hh'])
     linear = {
       'bridge': cell['stack']['bridges_0_0'],
       'deep': cell['deep'],
       'output': params['output'],
-      'context': cell['context_gates'],
+      'context_gates': cell['context_gates'],
     }
     for name, layer in linear.items():
       state[f'{name}.weight'] = _to_tensor(layer['kernel']).T

@@ -110,7 +110,7 @@ def _torch_translator(run: Run, beams: int, dtype: str) -> tuple[Callable, int]:
       'features': params['decoder']['cell']['stack']['cells_0']['kernel'].shape[0],
       'dropout': 0.0,
     }
-    translate = peers.translate(params, sizes, beams, run.predictor.max_length, dtype)
+    translate = peers.make_translator(params, sizes, beams, run.predictor.max_length, dtype)
   except (KeyError, RuntimeError) as error:
     raise UserError(
       f'{run.folder}: expected bahdanau2015_deep_tanh with one layer, the only model compared with PyTorch'

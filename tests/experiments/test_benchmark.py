@@ -252,7 +252,7 @@ def test_both_sides_of_the_suite_seeds_run():
   batch = seeds.make_batch(8, vocab_sizes, bucket)
   assert batch.source.shape == (8, 9) and 6 <= batch.target_mask.sum(1).min() <= batch.target_mask.sum(1).max() <= 9
   for make_side in seeds.SIDES.values():
-    make_side(config, vocab_sizes, batch, 2).finish()
+    make_side(config, vocab_sizes, batch, 2).run_and_wait()
 
 
 @pytest.mark.parametrize('python', ['/no/such/python', sys.executable])
