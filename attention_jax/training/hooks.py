@@ -106,9 +106,10 @@ class FiniteGuard:
     if self._skips and self._skipped_in_a_row <= MAX_SKIPPED:
       self._log(f'{problem} at step {update}: update skipped{batch}')
       return
+    skipping = '' if self._skips else ', or skip such updates by on_nonfinite=skip'
     raise UserError(
       f'{problem} at step {update}; {self._checkpoints.describe()}; '
-      f'try a lower learning rate, a longer warm-up, or clipping{batch}'
+      f'try a lower learning rate, a longer warm-up or clipping{skipping}{batch}'
     )
 
   def _log_spike(self, update: int, run: tuple[int, ...], loss: float) -> None:

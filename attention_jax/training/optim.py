@@ -205,7 +205,7 @@ def _build(
 
 
 def _option_schema(function: Callable, supplied: Collection[str], fixed: Collection[str]) -> dict[str, Option]:
-  """The options of a function that a spec may set: numbers, switches, and those that are None by default."""
+  """The options of a function that a spec may set: numbers, booleans, and those that are None by default."""
   schema = {}
   for name, parameter in inspect.signature(function).parameters.items():
     limits = Range(0, 1, include_high=False) if name in DECAY_OPTIONS else Range(0)
