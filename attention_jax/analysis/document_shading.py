@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from attention_jax.atomic import write_text
-from attention_jax.errors import UserError
+from attention_jax.errors import report_write_errors
 
 STYLE = """
 :root { color-scheme: light dark; --ink: light-dark(#24292f, #e6e9ee); --paper: light-dark(#ffffff, #14171c);
@@ -68,10 +68,8 @@ def write(documents: Sequence[ShadedDocument], path: str | Path) -> None:
   body = '\n'.join(map(_render_document, documents))
   page = f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>attention</title><style>{STYLE}</style>\n'
   page += f'<p class="legend">{LEGEND}</p>\n{body}\n</html>\n'
-  try:
+  with report_write_errors(path):
     write_text(path, page)
-  except OSError as error:
-    raise UserError(f'{path}: cannot write the page: {error.strerror}') from error
 
 
 def _render_document(document: ShadedDocument) -> str:

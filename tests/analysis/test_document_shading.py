@@ -48,5 +48,5 @@ def test_pairs_show_which_word_attends_to_which(tmp_path):
 
 
 def test_unwritable_path_raises(tmp_path):
-  with pytest.raises(UserError, match=r'missing/page\.html: cannot write the page: No such file'):
+  with pytest.raises(UserError, match=r'missing/page\.html: cannot be written \(No such file or directory\)'):
     write([], tmp_path / 'missing' / 'page.html')
