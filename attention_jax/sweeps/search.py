@@ -116,7 +116,7 @@ def _parse_range(field: str, spec: str) -> Scale:
 
 
 def _round(x: float, low: float, high: float) -> float:
-  """x with DIGITS significant digits, or the end of the range beyond which it would be rounded.
+  """Rounds x to DIGITS significant digits, or more in a narrow range, and clips it to the range.
 
   A range that is 10 times narrower than its numbers needs one digit more, so that its values stay distinct.
   """

@@ -145,7 +145,7 @@ def label(setting: Setting, names: Mapping[str, str] | None = None) -> str:
 def short_names(fields: Iterable[str]) -> dict[str, str]:
   """Maps each field to the shortest suffix of its path that no other field has: 'model.attention.score' -> 'score'.
 
-  A field whose every suffix is one of another field is mapped to its whole path.
+  A field is mapped to its whole path if each of its suffixes is also a suffix of another field.
   """
   paths = {field: field.split('.') for field in fields}
   names = {}

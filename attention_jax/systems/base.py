@@ -65,7 +65,7 @@ class System(abc.ABC):
       mesh); outer groups come first.
     plot_filename: default file name of `plot`.
     extra_plot_suffixes: suffixes of the files that `plot` writes beside that file.
-    extra_metrics: names of the metrics that `evaluate` may return beside those of `selectable_metrics`.
+    extra_metrics: names of the metrics that `evaluate` may return in addition to `selectable_metrics`.
     config: the whole config of the run.
     model: the flax module.
   """
@@ -213,7 +213,7 @@ class System(abc.ABC):
   def share(self) -> Share:
     """The rows of training batches that this process reads.
 
-    Filler rows make their number divide over the devices and the parts of config.training.accumulate.
+    Filler rows pad each batch to a multiple of the number of its shards times config.training.accumulate.
     """
     index, count = process_share(self.training_mesh)
     return Share(index, count, row_devices(self.training_mesh) * self.config['training']['accumulate'])

@@ -48,7 +48,7 @@ def overlay_rows(
 ) -> list[CaptionOverlay]:
   """Returns the plots of pictures of a split: each with a hypothesis, its captions, and the boxes of its first caption.
 
-  The words of a hypothesis have these gold boxes only if it is equal to that caption.
+  The boxes are assigned to the words of a hypothesis only if the hypothesis is equal to the first caption.
 
   Args:
     pictures: the split.

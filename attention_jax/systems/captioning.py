@@ -391,7 +391,7 @@ class CaptioningSystem(System):
     return Prediction(name, [], texts)
 
   def _pointing_metrics(self, pictures: Pictures, weights: Iterable[np.ndarray | None]) -> dict[str, MetricValue]:
-    """Pointing game: share of tokens, and of phrases (adjacent tokens with one box), whose largest weight is in it."""
+    """Pointing game: share of tokens, and of phrases (adjacent tokens with one box), whose argmax is in their box."""
     rows = [
       (matrix, [boxes[word] if word >= 0 else None for word in self.vocabulary.word_ids(caption)])
       for boxes, caption, matrix in zip(pictures.boxes, pictures.captions, weights, strict=True)

@@ -330,8 +330,9 @@ class ClassificationSystem(System):
   def _predict(self, params: Any, encoded: EncodedDocuments) -> tuple[dict[str, float], list[ClassificationPrediction]]:
     """Classifies every document; returns sums over documents, and one prediction each."""
     params = self.replicate_params(params)
-    rounds = Training(**self.config['training']).evaluations
-    classify = self._classify(rounds * -(-encoded.rows // self.evaluation_rows), params)
+    num_evaluations = Training(**self.config['training']).evaluations
+    num_batches = -(-encoded.rows // self.evaluation_rows)
+    classify = self._classify(num_evaluations * num_batches, params)
     totals = []
     predictions = [None] * encoded.rows
     batches = eval_document_batches(encoded, self._buckets, self.evaluation_rows)

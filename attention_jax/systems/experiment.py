@@ -74,8 +74,9 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
     log: called with each line of progress.
 
   Returns:
-    split -> metric -> value with the best parameters by validation, or the last without validation, also written to
-    results.json; summaries over runs for several seeds; None if a signal stopped training or that evaluation.
+    split -> metric -> value, or for several seeds its summary over the runs; also written to results.json. The
+    parameters are the best by validation, or the last without a validation split. None if a signal stopped training
+    or the evaluation of the test splits.
 
   Raises:
     UserError: for mistakes in the config, the data or the folder, before any file of the folder is overwritten; during
@@ -323,12 +324,12 @@ def _evaluate_and_store(config: Config, folder: Path, system: System, log: Log) 
   """Evaluates the splits of `_splits_to_evaluate` with the best parameters, and writes results and hypotheses."""
   params, steps = restore_params(folder, system, 'best')
   run = Run(folder, system, params, steps)
-  hypotheses = {split: f'{HYPOTHESES_PREFIX}{split}.txt' for split in _splits_to_evaluate(system)}
-  written = [RESULTS, *hypotheses.values()]
+  hypothesis_files = {split: f'{HYPOTHESES_PREFIX}{split}.txt' for split in _splits_to_evaluate(system)}
+  written = [RESULTS, *hypothesis_files.values()]
   if jax.process_index() == 0:
     drop_file_digests(folder, written)
   results = {}
-  for split, name in hypotheses.items():
+  for split, name in hypothesis_files.items():
     log(f'evaluating {split} with the parameters of step {run.step}')
     with batch_progress(f'evaluating {split}', log):
       results[split], predictions = evaluate_split(run, split)

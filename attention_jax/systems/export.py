@@ -30,7 +30,7 @@ def export_run(folder: str | Path, target: str | Path, checkpoint: str = 'best')
   """Writes a run folder with the parameters of a run, without the state of its optimiser.
 
   It has the config, the vocabularies and the digests of the run, one checkpoint, `best`, and results and hypotheses if
-  they are those of this checkpoint. Every program that opens runs opens it; training cannot be resumed from it.
+  they are those of this checkpoint. It can be opened like any other run, but training cannot be resumed from it.
 
   Args:
     folder: the folder of the run.

@@ -207,17 +207,17 @@ class GlimpsingSystem(System):
     expected = _labels_by_row(batches, len(digits.labels))
     samples = self.config['evaluation']['samples']
     rows = f'rows:{len(digits.labels)}'
-    ensemble = f'samples:{samples}|{rows}'
-    single = f'mean of {samples}, each by itself|{rows}'
+    averaged_signature = f'samples:{samples}|{rows}'
+    single_signature = f'mean of {samples}, each by itself|{rows}'
 
     def single_error(labels: Sequence[np.ndarray]) -> MetricValue:
       wrong = np.any(np.array(labels) != expected[:, None], axis=-1)
-      return MetricValue(100 * float(np.mean(wrong)), '%', single)
+      return MetricValue(100 * float(np.mean(wrong)), '%', single_signature)
 
     wrong = np.any(np.array([p.label for p in predictions]) != expected, axis=-1)
     metrics = {
-      'loss': MetricValue(float(np.mean(losses)), 'nat/picture', ensemble),
-      'error': MetricValue(100 * float(np.mean(wrong)), '%', ensemble),
+      'loss': MetricValue(float(np.mean(losses)), 'nat/picture', averaged_signature),
+      'error': MetricValue(100 * float(np.mean(wrong)), '%', averaged_signature),
       'error_of_one_sample': single_error([p.labels for p in predictions]),
       'error_of_mean_locations': single_error([p.labels_at_means for p in predictions]),
     }
@@ -289,8 +289,8 @@ class GlimpsingSystem(System):
         probabilities, *further_fields = jax.tree.map(lambda x, i=i: x[i], results)
         label = tuple(int(best) for best in probabilities.argmax(-1))
         predictions[batch.index[i]] = GlimpsePrediction(label, probabilities, *further_fields)
-        chosen = np.take_along_axis(probabilities, np.reshape(batch.label[i], (-1, 1)), axis=1)
-        losses[batch.index[i]] = -np.log(np.maximum(chosen, MIN_PROBABILITY)).sum()
+        label_probabilities = np.take_along_axis(probabilities, np.reshape(batch.label[i], (-1, 1)), axis=1)
+        losses[batch.index[i]] = -np.log(np.maximum(label_probabilities, MIN_PROBABILITY)).sum()
     return predictions, losses
 
 

@@ -1,7 +1,7 @@
 """Counts the traffic of a compiled program: bytes of device memory, and bytes between devices by kind of collective.
 
 XLA's own cost analysis counts the body of a loop once. These counts multiply it by the number of its steps, which the
-compiler notes in the program (known_trip_count); a loop whose length depends on values counts once. All branches of a
+compiler records in the program (known_trip_count); a loop whose length depends on values counts once. All branches of a
 conditional count.
 """
 
@@ -16,7 +16,7 @@ BYTES |= {'f32': 4, 's64': 8, 'u64': 8, 'f64': 8, 'c64': 8, 'c128': 16}
 BYTES |= dict.fromkeys(('f8e3m4', 'f8e4m3', 'f8e4m3fn', 'f8e4m3fnuz', 'f8e4m3b11fnuz', 'f8e5m2', 'f8e5m2fnuz'), 1)
 BYTES |= {'f8e8m0fnu': 1, 'f4e2m1fn': 1}
 COLLECTIVES = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute')
-# Instructions that are not counted: most move nothing; the parts of asynchronous ones are counted by themselves.
+# Instructions that are not counted: most move nothing; for async-*, the computation that async-start calls is counted.
 FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'after-all', 'partition-id', 'replica-id')
 FREE += ('iota', 'async-update', 'async-done')
 # Instructions that run other computations, whose instructions are counted in their place.
@@ -214,7 +214,7 @@ def _moved(instruction: Instruction, block: Block, computations: Mapping[str, li
 
 
 def _moved_by_fusion(body: list[Instruction], operands: list[int], result: int) -> float:
-  """Returns the bytes that a fusion reads and writes: only the slices of an operand that it takes or replaces."""
+  """Returns the bytes that a fusion reads and writes; of arrays that it slices or updates in place, only the slices."""
   by_name = {instruction.name: instruction for instruction in body}
   read = 0
   for parameter in body:

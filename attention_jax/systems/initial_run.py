@@ -50,11 +50,13 @@ def check_initial_run(config: Config) -> None:
     return
   name = f'config.initial_run={config["initial_run"]!r}'
   folder = resolve_folder(config['initial_run'])
-  first = fill_defaults(read_config(folder), f'{folder}/config.json')
-  if first['system'] != config['system']:
-    raise UserError(f'{name} is a run of system {first["system"]!r}; expected one of {config["system"]!r}')
+  initial_config = fill_defaults(read_config(folder), f'{folder}/config.json')
+  if initial_config['system'] != config['system']:
+    raise UserError(
+      f'{name} is a run of system {initial_config["system"]!r}; expected a run of system {config["system"]!r}'
+    )
   for field in DATA_FIELDS:
-    values = [run_config.get('data', {}).get(field) for run_config in (config, first)]
+    values = [run_config.get('data', {}).get(field) for run_config in (config, initial_config)]
     if values[0] != values[1]:
       raise UserError(f'config.data.{field} must be that of {name}, {values[1]!r}; got {values[0]!r}')
 

@@ -1,8 +1,8 @@
-"""Presets. A preset is a paper: it sets the structure of a model, and mostly leaves sizes and training to the task.
+"""Presets: models of papers. A preset sets the structure of a model, and mostly leaves sizes and training to the task.
 
-The name of a paper, alone or with one of the paper's own variants (`luong2015_dot`), is the model of the paper. A model
-that changes the equations of the paper has a name that states the change (except `gnmt2016`, whose decoder starts from
-a learned map of the encoder's last states; in `gnmt2016_zero_states` and in the paper it starts from zeros):
+A preset named after a paper, or after one of the paper's own variants (`luong2015_dot`), is the model of the paper. A
+model that changes the equations of the paper has a name that states the change (except `gnmt2016`, whose decoder starts
+from a learned map of the encoder's last states; in `gnmt2016_zero_states` and in the paper it starts from zeros):
 
   deep_tanh: the deep output uses tanh, the GRU applies its reset gate after the product, and the decoder starts from
     a learned map of the last states of both directions.
@@ -75,13 +75,13 @@ def _see2017(score: str) -> dict[str, str]:
 
 
 def _luong2015(variant: str = '', score: str = 'general', alignment: str = 'softmax') -> Preset:
-  """Layers that read forward, whose last states are the first ones of the decoder."""
+  """Unidirectional encoder, whose last states are copied to the first states of the decoder."""
   decoder = f'luong(rnn="lstm", {_SIZE}, layers={{layers}}, initial="copied")'
   return Preset(f'Luong, Pham & Manning 2015{variant}', _model(_FORWARD_LSTM, decoder, score, alignment))
 
 
 def _luong2015_birnn(variant: str = '', score: str = 'general', alignment: str = 'softmax') -> Preset:
-  """Encoder of both directions, mapped states. With one direction, attention is learned late from few sentences."""
+  """Bidirectional encoder with mapped states. With few sentences, a unidirectional one learns attention late."""
   paper = f'Luong, Pham & Manning 2015{variant}; both directions, mapped states'
   return Preset(paper, _model(_BILSTM, _LUONG, score, alignment))
 

@@ -88,10 +88,12 @@ class Reader:
       if not prediction.hypotheses:
         raise UserError(f'no output for {line!r}: it is too long, or no hypothesis has a finite probability')
       source_tokens = [*prediction.tokens, END]
-      for best in prediction.hypotheses[: request.hypotheses]:
-        matrices = {WEIGHTS: np.asarray(best.weights)}
-        target_tokens = [*best.tokens, END][: len(best.weights)]  # a truncated hypothesis has no EOS
-        readings.append(Reading(line, line, best.text, source_tokens, target_tokens, matrices, score=best.score))
+      for hypothesis in prediction.hypotheses[: request.hypotheses]:
+        matrices = {WEIGHTS: np.asarray(hypothesis.weights)}
+        target_tokens = [*hypothesis.tokens, END][: len(hypothesis.weights)]  # a truncated hypothesis has no EOS
+        readings.append(
+          Reading(line, line, hypothesis.text, source_tokens, target_tokens, matrices, score=hypothesis.score)
+        )
     return readings
 
   def read_rows(self, corpus: Corpus, request: ReadingRequest) -> list[Reading]:

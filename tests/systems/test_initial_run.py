@@ -50,7 +50,7 @@ def test_a_second_stage_starts_from_the_best_parameters(trained, tmp_path):
 @pytest.mark.parametrize(
   ('fields', 'message'),
   [
-    ({}, "{folder}' is a run of system 'translation'; expected one of 'recall'"),
+    ({}, "{folder}' is a run of system 'translation'; expected a run of system 'recall'"),
     (
       {'data__vocabulary': 'character'},
       "config.data.vocabulary must be that of config.initial_run='{folder}', 'word'; ",
