@@ -331,7 +331,7 @@ class ClassificationSystem(System):
     """Classifies every document; returns sums over documents, and one prediction each."""
     params = self.replicate_params(params)
     rounds = Training(**self.config['training']).evaluations
-    classify = self._classify(rounds * -(-encoded.rows // self.evaluation_rows), params)
+    classify = self._classify.select(rounds * -(-encoded.rows // self.evaluation_rows), params)
     totals = []
     predictions = [None] * encoded.rows
     batches = eval_document_batches(encoded, self._buckets, self.evaluation_rows)
