@@ -3,7 +3,7 @@
   python -m experiments.export_run --workdir=runs/dates --output=shared/dates
   echo 'March 5th, 1999' | python -m experiments.translate --workdir=shared/dates
 
-Every program that opens runs opens it; training cannot be resumed from it.
+It can be opened like any other run; training cannot be resumed from it.
 """
 
 from experiments.process_settings import prepare_process

@@ -87,7 +87,7 @@ class TeacherForcedScorer:
       rows: number of rows of the split.
     """
     params = replicate(fetch(params), self._mesh)
-    run = self._compiled(self._rounds * -(-rows // self.batch_rows), params)
+    run = self._compiled.select(self._rounds * -(-rows // self.batch_rows), params)
     batch_sums = []
     weights: list[np.ndarray | None] = [None] * rows
     for batch, (sums, batch_weights) in map_batches(lambda x: run(params, shard_batch(x, self._mesh)), batches):

@@ -332,7 +332,7 @@ class ClassificationSystem(System):
     params = self.replicate_params(params)
     num_evaluations = Training(**self.config['training']).evaluations
     num_batches = -(-encoded.rows // self.evaluation_rows)
-    classify = self._classify(num_evaluations * num_batches, params)
+    classify = self._classify.select(num_evaluations * num_batches, params)
     totals = []
     predictions = [None] * encoded.rows
     batches = eval_document_batches(encoded, self._buckets, self.evaluation_rows)

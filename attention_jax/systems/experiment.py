@@ -38,8 +38,8 @@ from attention_jax.systems.variants import store_variants
 from attention_jax.training import peers
 from attention_jax.training.batch_progress import batch_progress
 from attention_jax.training.checkpoint import BEST, Checkpoints
+from attention_jax.training.data_digests import DATA_DIGESTS_FILE, check_digests, compute_digests, store_digests
 from attention_jax.training.file_digests import add_file_digests, drop_file_digests
-from attention_jax.training.fingerprint import DATA_DIGESTS_FILE, check_digests, compute_digests, store_digests
 from attention_jax.training.folder import CONFIG, check_folder, lock_folder, prepare_folder
 from attention_jax.training.hooks import InterruptReason
 from attention_jax.training.interrupts import Interrupted, stoppable
@@ -186,8 +186,8 @@ def _fit(
   training = Training(**config['training'])
   options = {
     'loss': system.loss,
-    'params': initializer,
-    'shapes': lambda start, stop: first_of_each_shape(batches[0], start, stop),
+    'init_params': initializer,
+    'first_of_each_shape': lambda start, stop: first_of_each_shape(batches[0], start, stop),
     'evaluate': _make_validation(system),
     'compile_evaluation': _make_compilation(system),
     'direction': 'max' if selectable_metrics(config)[training.select] else 'min',

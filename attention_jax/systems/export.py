@@ -16,8 +16,8 @@ from attention_jax.systems.provenance import COMMITS
 from attention_jax.systems.runs import Run, open_run
 from attention_jax.systems.variants import VARIANTS_FILE
 from attention_jax.training.checkpoint import BEST, LATEST, SAVED_FILE, Checkpoints
+from attention_jax.training.data_digests import DATA_DIGESTS_FILE
 from attention_jax.training.file_digests import FILE_DIGESTS, digested_files, drop_file_digests
-from attention_jax.training.fingerprint import DATA_DIGESTS_FILE
 from attention_jax.training.folder import CONFIG
 from attention_jax.training.paths import run_path
 from attention_jax.training.state import TrainState, evaluation_field
@@ -73,7 +73,7 @@ def _write_run(run: Run, folder: Path) -> None:
   state = empty_state._replace(**{evaluation_field(run.config['training']['average']): run.params})
   checkpoints = Checkpoints(folder)
   try:
-    checkpoints.save(state, host={}, kind=BEST)
+    checkpoints.save(state, host_values={}, kind=BEST)
   finally:
     checkpoints.close()
   (folder / LATEST).rmdir()  # created by Checkpoints, and empty

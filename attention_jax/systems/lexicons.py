@@ -10,7 +10,7 @@ import jax
 from attention_jax.data.lexicon import Lexicon, load_lexicon, make_lexicon, save_lexicon
 from attention_jax.data.tasks import TranslationData
 from attention_jax.errors import UserError
-from attention_jax.training import fingerprint
+from attention_jax.training import data_digests
 from attention_jax.training.file_digests import add_file_digests, drop_file_digests
 
 LEXICON_FILE = 'lexicon.npz'
@@ -36,7 +36,7 @@ def load_or_make_lexicon(folder: str | None, load_data: Callable[[], Translation
   if stored and expected_digest in (None, stored.digest):
     return stored
   data = load_data()
-  digest = fingerprint.compute_digests({'train': data.encoded['train'].identity})['train']
+  digest = data_digests.compute_digests({'train': data.encoded['train'].identity})['train']
   if expected_digest not in (None, digest):
     raise UserError(
       f'{folder} was trained on other data than those that config.data now selects; expected the training data of the '
@@ -53,7 +53,7 @@ def load_or_make_lexicon(folder: str | None, load_data: Callable[[], Translation
 
 def _training_digest(folder: str | None) -> str | None:
   """The digest of the training split that a run stored at its start; None if it stored none."""
-  path = Path(folder or '').expanduser() / fingerprint.DATA_DIGESTS_FILE
+  path = Path(folder or '').expanduser() / data_digests.DATA_DIGESTS_FILE
   if not folder or not path.is_file():
     return None
   try:

@@ -35,7 +35,7 @@ READY_MADE: Mapping[str, ReadyMade] = {
   'nettalk': ReadyMade(
     'configs/nettalk.py:bahdanau2015_deep_tanh', 'train.tsv and dev.tsv of NETtalk, see configs/nettalk.py'
   ),
-  # A quarter of the updates of the config, and a smaller model: it trains in minutes, and has less than 2 MB.
+  # A quarter of the updates of the config, and a smaller model: trains in minutes; the run folder has less than 2 MB.
   'shapes': ReadyMade(
     'configs/shapes.py:xu2015_soft',
     fields=('training.steps=2000', 'model.embedding=32', 'model.attention.features=64'),

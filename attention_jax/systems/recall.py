@@ -1,4 +1,4 @@
-"""Recall: the system of recurrent networks, with or without a memory, from a sequence of vectors to bits."""
+"""Recall: recurrent networks, with or without an external memory, that map a sequence of vectors to bits."""
 
 import dataclasses
 import functools
@@ -70,7 +70,7 @@ class RecallPrediction(NamedTuple):
   """Prediction for one episode.
 
   Attributes:
-    probabilities: that each bit of the answer is 1, [vectors, bits].
+    probabilities: the probability that each bit of the answer is 1, [vectors, bits].
     read: weights of the read heads over the memory in every step, [T, heads, slots].
     write: weights of the write heads over the memory in every step, [T, heads, slots].
   """
@@ -248,7 +248,7 @@ def _dummy_batch(task: RecallTask) -> RecallBatch:
 
 
 def _sums(model: Recaller, params: Any, batch: RecallBatch):
-  """Returns sums over the bits of the answers (−Σ log p(bit), right bits, bits), and the outputs of the model."""
+  """Returns sums over the bits of the answers (−log p(bit), correct bits, bits), and the outputs of the model."""
   outputs = model.apply({'params': params}, batch.inputs)
   mask = jnp.broadcast_to(batch.target_mask[..., None], outputs.logits.shape)
   signed = jnp.where(batch.target > 0, outputs.logits, -outputs.logits)

@@ -42,8 +42,8 @@ class Replay(NamedTuple):
     grad_norm: norm of the gradient of that loss, before clipping.
     params: names of parameters that were not finite before the update.
     gradients: names of parameters whose gradient is not finite.
-    rows: the rows whose loss is not finite, without dropout and in a batch of one row: their numbers in the training
-      split, or in the batch if batches are generated or have no `index`.
+    rows: numbers of the rows whose loss, computed for each row alone and without dropout, is not finite: numbers in the
+      training split, or in the batch if batches are generated or have no `index`.
   """
 
   update: int
@@ -139,9 +139,9 @@ def _repeat(
     start,
     float(sums['loss']) / count,
     float(optax.tree.norm(gradients)) / count,
-    _not_finite(state.params),
-    _not_finite(gradients),
-    _rows_that_are_not_finite(system.loss, state, batch),
+    _nonfinite_names(state.params),
+    _nonfinite_names(gradients),
+    _nonfinite_rows(system.loss, state, batch),
   )
 
 
@@ -207,7 +207,7 @@ def _sums_and_gradients(loss: Any, state: TrainState, batch: Any, seed: int) -> 
   return sums, gradients
 
 
-def _rows_that_are_not_finite(loss: Any, state: TrainState, batch: Any) -> list[int]:
+def _nonfinite_rows(loss: Any, state: TrainState, batch: Any) -> list[int]:
   """The numbers of the rows whose loss is not finite, see Replay.rows."""
 
   def row_loss(row):
@@ -220,6 +220,6 @@ def _rows_that_are_not_finite(loss: Any, state: TrainState, batch: Any) -> list[
   return rows.tolist() if index is None else np.asarray(index)[rows].tolist()
 
 
-def _not_finite(tree: Any) -> list[str]:
+def _nonfinite_names(tree: Any) -> list[str]:
   """The names of the arrays with an entry that is not finite."""
   return [name for name, array in named_arrays(tree).items() if not np.isfinite(array.astype(np.float32)).all()]

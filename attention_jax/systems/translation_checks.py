@@ -35,7 +35,7 @@ def check_shared_vocabulary(config: Config, model: EncoderDecoder) -> None:
 
 
 def check_objective(config: Config, training: Training) -> None:
-  """Raises UserError for an objective that compares with references whose segmentation is sampled in each epoch."""
+  """Raises UserError if the objective compares outputs with references that are segmented anew in each epoch."""
   sampling = vocab.sampling_option(config['data']['vocabulary'])
   if sampling and OBJECTIVES[parse(training.objective)[0]].uses_references:
     raise UserError(

@@ -29,8 +29,8 @@ class CompileAhead(contextlib.AbstractContextManager):
     compile_for: (batch, when_lowered) -> None; compiles the update for the shapes of a batch, so that the update itself
       compiles nothing. It calls `when_lowered()` before the compiler starts.
     batches: one batch of each shape, in the order in which the shapes occur.
-    compile_evaluation: compiles the programs of an evaluation; its argument returns whether it should stop. None
-      compiles none ahead.
+    compile_evaluation: (is_stopped) -> None; compiles the programs of an evaluation, and returns soon after
+      `is_stopped()` becomes true. None compiles none ahead.
     make_state: returns the state before the first update; it compiles programs of its own. None for a resumed run.
   """
 
@@ -47,7 +47,7 @@ class CompileAhead(contextlib.AbstractContextManager):
     self._compile_evaluation = compile_evaluation
     self._make_state = make_state
     self._state = concurrent.futures.Future()
-    self._evaluation_lock = threading.Lock()  # held by either thread that compiles or runs an evaluation
+    self._evaluation_lock = threading.Lock()  # held by the thread that compiles or runs an evaluation
     self._evaluation_begun = threading.Event()  # set when the training thread first evaluates
     self._ready: dict[Hashable, threading.Event] = {}  # by shape; added when its compilation begins, set when it ends
     self._num_shapes = 0  # 0 until `batches` has been read

@@ -31,7 +31,7 @@ from attention_jax.training.state import TrainState, is_finite
 
 LATEST = 'checkpoints'
 BEST = 'best'
-SAVED_FILE = 'saved.json'  # the last step that was saved of each kind, by which a missing folder is noticed
+SAVED_FILE = 'saved.json'  # the last saved step of each kind, to detect missing checkpoints
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 DAMAGED = 'damaged'  # the folder for checkpoints that cannot be read
 
@@ -54,12 +54,12 @@ class _Write(NamedTuple):
   Attributes:
     kind: LATEST or BEST.
     step: its step.
-    messages: hides the messages of the threads that write; to be closed when these have ended.
+    message_filter: hides the messages of the threads that write; to be closed when these have ended.
   """
 
   kind: str
   step: int
-  messages: contextlib.ExitStack
+  message_filter: contextlib.ExitStack
 
 
 class Checkpoints:
@@ -102,8 +102,8 @@ class Checkpoints:
     manager = self._managers[kind]
     return [] if manager is None else sorted(manager.all_steps())
 
-  def save(self, state: TrainState, host: Mapping[str, Any], kind: str = LATEST) -> None:
-    """Starts to write `state` and `host` under the state's step; see `wait`.
+  def save(self, state: TrainState, host_values: Mapping[str, Any], kind: str = LATEST) -> None:
+    """Starts to write `state` and `host_values` under the state's step; see `wait`.
 
     Waits for the previous checkpoint, so that a best state is on disk before a latest state that names it. Returns when
     the arrays of `state` may be donated.
@@ -114,7 +114,7 @@ class Checkpoints:
 
     Args:
       state: the state of one run, or of several side by side, which are all at the same step.
-      host: further values of the run, as JSON.
+      host_values: further values of the run that JSON can represent, such as the best evaluation so far.
       kind: LATEST or BEST.
 
     Raises:
@@ -132,17 +132,17 @@ class Checkpoints:
     repeated = [stored for stored in self.steps(kind) if stored >= step]
     if repeated and kind == LATEST:
       return
-    values = _as_json({'layout': _layout(state), 'host': dict(host), 'checksums': tree_checksums(state)})
-    values['digest'] = _digest(values)
+    metadata = _as_json({'layout': _layout(state), 'host': dict(host_values), 'checksums': tree_checksums(state)})
+    metadata['digest'] = _digest(metadata)
     # The next update may donate these arrays: orbax has copied those of accelerators when `save` returns, and jax does
     # not reuse memory of a CPU that is still being read.
-    items = ocp.args.Composite(state=ocp.args.PyTreeSave(state._asdict()), host=ocp.args.JsonSave(values))
-    with self._saving_errors(kind, step), contextlib.ExitStack() as messages:
-      messages.enter_context(without_orbax_messages())
+    items = ocp.args.Composite(state=ocp.args.PyTreeSave(state._asdict()), host=ocp.args.JsonSave(metadata))
+    with self._saving_errors(kind, step), contextlib.ExitStack() as message_filter:
+      message_filter.enter_context(without_orbax_messages())
       for stored in repeated:
         self._managers[kind].delete(stored)
       self._managers[kind].save(step, args=items, force=True)
-      self._write = _Write(kind, step, messages.pop_all())
+      self._write = _Write(kind, step, message_filter.pop_all())
 
   def wait(self) -> None:
     """Waits until the last checkpoint is on disk.
@@ -152,9 +152,9 @@ class Checkpoints:
     """
     if self._write is None:
       return
-    kind, step, messages = self._write
+    kind, step, message_filter = self._write
     self._write = None
-    with self._saving_errors(kind, step), messages:
+    with self._saving_errors(kind, step), message_filter:
       self._managers[kind].wait_until_finished()
     self._record({kind: step})
 
@@ -168,7 +168,7 @@ class Checkpoints:
     """Reads the latest intact checkpoint of a run that is to be continued, and sets damaged ones aside.
 
     Args:
-      like: returns the state as for `restore`; not called if there is no checkpoint.
+      like: returns the argument `like` of `restore`; not called if there is no checkpoint.
       log: called with a line for each checkpoint that is missing or damaged.
 
     Returns:
@@ -229,9 +229,9 @@ class Checkpoints:
       DamagedCheckpointError: if it cannot be read, or differs from its checksums.
       UserError: if there is no checkpoint, or if it has no checksums or holds another model.
     """
-    step, host = self._read_host(kind, step)
-    state = like._replace(**self._read_arrays(kind, step, host, like._asdict()))
-    return state, host['host']
+    step, metadata = self._read_metadata(kind, step)
+    state = like._replace(**self._read_arrays(kind, step, metadata, like._asdict()))
+    return state, metadata['host']
 
   def restore_field(self, field: str, like: Any, kind: str = LATEST, step: int | None = None) -> Any:
     """Reads one field of the state of a checkpoint, which need not contain the others.
@@ -245,8 +245,8 @@ class Checkpoints:
     Raises:
       DamagedCheckpointError, UserError: as `restore`.
     """
-    step, host = self._read_host(kind, step)
-    return self._read_arrays(kind, step, host, {field: like})[field]
+    step, metadata = self._read_metadata(kind, step)
+    return self._read_arrays(kind, step, metadata, {field: like})[field]
 
   def describe(self) -> str:
     """Returns a clause that names the last checkpoint, for error messages."""
@@ -274,24 +274,24 @@ class Checkpoints:
       path = self.folder / kind / str(step)
       raise UserError(f'cannot save checkpoint {path}: {_reason(error)}; {self.describe()}') from error
 
-  def _read_host(self, kind: str, step: int | None) -> tuple[int, dict[str, Any]]:
-    """Reads the JSON values of a checkpoint; returns its step too."""
+  def _read_metadata(self, kind: str, step: int | None) -> tuple[int, dict[str, Any]]:
+    """Returns the step of a checkpoint, and its layout, checksums and host values."""
     self.wait()
     step = self.latest(kind) if step is None else step
     if step is None:
       raise UserError(f'no checkpoint in {self.folder / kind}; expected a folder that a training run has saved to')
-    host = self._read(kind, step, host=ocp.args.JsonRestore())
-    if 'digest' not in host:
+    metadata = self._read(kind, step, host=ocp.args.JsonRestore())
+    if 'digest' not in metadata:
       raise UserError(
         f'checkpoint {self.folder / kind / str(step)} has no checksums; expected one that this version has saved'
       )
-    if host.pop('digest') != _digest(host):
-      raise self._damaged(kind, step, 'its host values differ from their digest')
-    return step, host
+    if metadata.pop('digest') != _digest(metadata):
+      raise self._damaged(kind, step, 'its metadata differ from their digest')
+    return step, metadata
 
-  def _read_arrays(self, kind: str, step: int, host: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+  def _read_arrays(self, kind: str, step: int, metadata: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
     """Reads the fields of the state that `like` has, and compares their layout and their checksums."""
-    stored = {name: array for name, array in host['layout'].items() if name.partition('/')[0] in like}
+    stored = {name: array for name, array in metadata['layout'].items() if name.partition('/')[0] in like}
     if difference := _difference(stored, _layout(like)):
       path = self.folder / kind / str(step)
       raise UserError(
@@ -300,7 +300,7 @@ class Checkpoints:
     restore_args = ocp.checkpoint_utils.construct_restore_args(like)
     fields = self._read(kind, step, state=ocp.args.PyTreeRestore(like, restore_args=restore_args, partial_restore=True))
     checksums = tree_checksums(fields)
-    if changed := [name for name in stored if checksums[name] != host['checksums'][name]]:
+    if changed := [name for name in stored if checksums[name] != metadata['checksums'][name]]:
       count = f'{len(changed)} of {len(checksums)} arrays'
       raise self._damaged(kind, step, f'{count} differ from their checksums, such as {changed[0]}')
     return fields

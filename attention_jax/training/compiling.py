@@ -10,10 +10,10 @@ from jax.sharding import Mesh
 from attention_jax.training.partition import jit_on_mesh
 from attention_jax.training.state import count_parameters
 
-# Up to these limits, QUICK_OPTIONS save at least about as much time as they cost. FEW_RUNS limits the runs of a
-# function over all its shapes, FEW_PARAMETER_RUNS their number times that of the parameters. For a small model, the
-# time saved in compiling one shape is lost again in 4 to 47 runs of an update or a greedy search. A run of a larger
-# model loses more, about in proportion to its parameters. See "Short runs" in docs/benchmarks.md.
+# Up to these limits, QUICK_OPTIONS save at least about as much time as they cost. FEW_RUNS limits the number of runs of
+# a function over all its shapes, FEW_PARAMETER_RUNS the product of that number and the number of parameters. For a
+# small model, the time saved in compiling one shape is lost again in 4 to 47 runs of an update or a greedy search. A
+# run of a larger model loses more, about in proportion to its parameters. See "Short runs" in docs/benchmarks.md.
 FEW_RUNS = 50
 FEW_PARAMETER_RUNS = 50_000_000
 
@@ -74,7 +74,7 @@ def jit_once(fn: Callable) -> Callable:
 
 
 class CompiledForRuns:
-  """A function on the rows of a batch, compiled quickly for few runs and with all optimisations for many.
+  """A function of a batch in two compiled versions: compiled quickly for few runs, with all optimisations for many.
 
   Args:
     mesh: the mesh of the devices.
@@ -86,7 +86,7 @@ class CompiledForRuns:
     self._for_few = jit_on_mesh(mesh, fn, compiler_options=compiler_options(0, platform=self._platform))
     self._for_many = jit_on_mesh(mesh, fn)
 
-  def __call__(self, runs: float, params: Any) -> Callable:
-    """Returns the compiled function for a number of runs with these parameters, see `compiler_options`."""
+  def select(self, runs: float, params: Any) -> Callable:
+    """Returns the version for a number of runs with these parameters, see `compiler_options`."""
     options = compiler_options(runs, count_parameters(params), self._platform)
     return self._for_many if options is None else self._for_few

@@ -18,10 +18,10 @@ from attention_jax.training.peers import fail_together
 
 CONFIG = 'config.json'
 LOCK = '.lock'  # an empty file, locked by the process that trains
-Complete = Callable[[dict[str, Any]], dict[str, Any]]
+FillDefaults = Callable[[dict[str, Any]], dict[str, Any]]
 
 # Fields that may differ when a run is resumed. They change how long it runs, what it writes, its devices, and whether
-# it stops at an update that is not finite; they do not change its other updates.
+# it stops at an update that is not finite; they do not change updates that are finite.
 # (Exceptions: training.steps changes a schedule that ends with the run, such as 'cosine', unless its spec sets `steps`,
 # and the rounding of short runs on CPUs, see loop.Training. Other devices may round sums differently.)
 MUTABLE_FIELDS = frozenset(
@@ -37,13 +37,13 @@ MUTABLE_FIELDS = frozenset(
 )
 
 
-def prepare_folder(folder: str | Path, config: Mapping[str, Any], complete: Complete = dict) -> Path:
+def prepare_folder(folder: str | Path, config: Mapping[str, Any], fill_defaults: FillDefaults = dict) -> Path:
   """Makes `folder` the folder of a new or resumed run, and stores the config in it.
 
   Args:
     folder: the run folder; created if it does not exist.
     config: the config of the run, plain JSON values.
-    complete: stored config -> the same config, with defaults for fields that did not exist when it was stored.
+    fill_defaults: stored config -> the same config, with defaults for fields that did not exist when it was stored.
 
   Returns:
     The absolute path of the folder.
@@ -55,23 +55,23 @@ def prepare_folder(folder: str | Path, config: Mapping[str, Any], complete: Comp
   folder = Path(folder).absolute()
   with fail_together():
     if jax.process_index() == 0:
-      _store_config(folder, _as_stored(config), complete)
+      _store_config(folder, _as_stored(config), fill_defaults)
   return folder
 
 
-def check_folder(folder: str | Path, config: Mapping[str, Any], complete: Complete = dict) -> bool:
+def check_folder(folder: str | Path, config: Mapping[str, Any], fill_defaults: FillDefaults = dict) -> bool:
   """Returns whether `folder` is the folder of a run with this config, except for MUTABLE_FIELDS. Changes nothing.
 
   Args:
     folder: the run folder, which need not exist.
     config: as for `prepare_folder`.
-    complete: as for `prepare_folder`.
+    fill_defaults: as for `prepare_folder`.
 
   Raises:
     UserError: as `prepare_folder`.
   """
   folder = Path(folder).absolute()
-  return folder.is_dir() and _check_config(folder, _as_stored(config), complete) is not None
+  return folder.is_dir() and _check_config(folder, _as_stored(config), fill_defaults) is not None
 
 
 @contextlib.contextmanager
@@ -81,7 +81,7 @@ def lock_folder(folder: Path, log: Callable[[str], None]) -> Iterator[None]:
   Args:
     folder: the run folder; created if it does not exist.
     log: called with a line if the folder cannot be locked, for example because the file system has no locks. A folder
-      that this process may not write is not locked, without a line.
+      that this process may not write to is neither locked nor reported.
 
   Raises:
     UserError: if another process holds the lock.
@@ -125,24 +125,24 @@ def _as_stored(config: Mapping[str, Any]) -> dict[str, Any]:
   return json.loads(json.dumps(config))
 
 
-def _store_config(folder: Path, config: dict[str, Any], complete: Complete) -> None:
+def _store_config(folder: Path, config: dict[str, Any], fill_defaults: FillDefaults) -> None:
   """Creates the folder and writes the config, unless the same config is stored already."""
   try:
     folder.mkdir(parents=True, exist_ok=True)
-    if _check_config(folder, config, complete) != config:
+    if _check_config(folder, config, fill_defaults) != config:
       write_text(folder / CONFIG, json.dumps(config, indent=2) + '\n')
   except OSError as error:
     raise UserError(f'cannot use {folder} as the folder of a run: {error.strerror}') from error
 
 
-def _check_config(folder: Path, config: dict[str, Any], complete: Complete) -> dict[str, Any] | None:
+def _check_config(folder: Path, config: dict[str, Any], fill_defaults: FillDefaults) -> dict[str, Any] | None:
   """Compares `config` with the stored config; returns the stored one, or None if the folder is empty."""
   try:
     names = sorted(path.name for path in folder.iterdir() if path.name != LOCK and not is_unfinished(path))
   except OSError as error:
     raise UserError(f'cannot use {folder} as the folder of a run: {error.strerror}') from error
   if CONFIG in names:
-    stored = _as_stored(complete(read_config(folder)))
+    stored = _as_stored(fill_defaults(read_config(folder)))
     _compare(folder, stored, config)
     return stored
   if names:

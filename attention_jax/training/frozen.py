@@ -1,6 +1,6 @@
 """Frozen parameters: they keep their initial values, and no gradient of them is computed.
 
-`training.frozen='encoder, embedding.table'` names modules or arrays by the first parts of their dotted names.
+`training.frozen='encoder, embedding.table'` has the dotted names of arrays, or of modules with all of their arrays.
 Parameters that `training.anneal` names follow their schedules nevertheless.
 """
 

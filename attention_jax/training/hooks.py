@@ -19,7 +19,7 @@ from attention_jax.training.interrupts import StopSignals
 from attention_jax.training.state import TrainState
 
 MAX_SKIPPED = 100  # updates in a row that are skipped before training stops: the parameters no longer change
-MAX_STORED = 5  # updates in a row whose batches are stored if they are not finite
+MAX_STORED = 5  # batches that are stored of consecutive updates that are not finite
 
 Hook = Callable[[int, TrainState, Mapping[str, jax.Array], bool], str | None]
 Writer = Callable[[int, Mapping[str, Any]], None]
@@ -41,7 +41,7 @@ class FiniteGuard:
 
   It fetches the values of all updates since its last check whenever one of the other hooks is due. For an update that
   is not finite, it stores the batch and raises UserError. If the training step has skipped the update, it logs a line
-  instead of the error: for at most MAX_SKIPPED updates in a row, of which it stores the first MAX_STORED batches.
+  instead of raising: for at most MAX_SKIPPED updates in a row, of which it stores the first MAX_STORED batches.
   Spikes of the loss are logged with their rows.
 
   Args:
@@ -161,7 +161,7 @@ class BestEvaluation(NamedTuple):
   Attributes:
     value: the best value of the selected metric; None before the first one that is not NaN.
     step: the step of that evaluation.
-    stale: number of evaluations since; of all evaluations if `step` is None.
+    stale: number of evaluations after that one; of all evaluations if `step` is None.
   """
 
   value: float | None = None
@@ -174,7 +174,7 @@ class BestEvaluation(NamedTuple):
     Args:
       step: the step of the new evaluation.
       value: its value.
-      direction: 'min' or 'max', the better end of the metric.
+      direction: 'min' if a lower value is better, 'max' if a higher one is.
     """
     if self.value is None:
       is_better = not np.isnan(value)
@@ -200,7 +200,7 @@ class Evaluator:
     every: updates between two evaluations, see `is_due`.
     evaluate: state -> metrics by name: numbers, or strings, which are written but cannot be selected by.
     select: the metric that decides which state is best.
-    direction: 'min' or 'max', the better end of that metric.
+    direction: 'min' if a lower value of that metric is better, 'max' if a higher one is.
     patience: evaluations without improvement after which training stops; 0 never stops.
     checkpoints: where the best state is saved.
     writers: called with the metrics of each evaluation.
@@ -257,14 +257,14 @@ class Evaluator:
 
 
 class InterruptReason(str):
-  """Reason to stop of a run that a signal interrupted, and that can be resumed."""
+  """Reason to stop, given by a signal: the run can be resumed."""
 
 
 class InterruptHandler(StopSignals):
   """Hook that turns SIGTERM (preemption) and the first Ctrl-C into a clean stop after the current update.
 
-  The reason that it returns to the loop is an InterruptReason. It handles signals as a context manager, see
-  StopSignals, also for several processes: these stop at a common update, and only after SIGTERM.
+  It returns an InterruptReason to the loop, and handles signals only inside of its context, see StopSignals. Several
+  processes stop after the same update, and only on SIGTERM.
   """
 
   def __call__(self, step, state, metrics, last):
@@ -281,7 +281,7 @@ class CheckpointSaver:
     every: updates between two checkpoints, see `is_due`.
     checkpoints: where the state is saved.
     clock: paused while the state is copied, while the hook waits for a checkpoint, and during `after_save`.
-    host: returns further values of the run to store, as JSON.
+    host_values: returns the argument `host_values` of Checkpoints.save.
     stack: returns the state that is stored; None stores the state as it is. See side_by_side.SideBySide.
     after_save: called when a checkpoint is on disk, between two updates or after the last one.
   """
@@ -291,14 +291,14 @@ class CheckpointSaver:
     every: int,
     checkpoints: Checkpoints,
     clock: TrainingClock,
-    host: Callable[[], Mapping[str, Any]],
+    host_values: Callable[[], Mapping[str, Any]],
     stack: Callable[[Any], TrainState] | None = None,
     after_save: Callable[[], None] | None = None,
   ):
     self._every = every
     self._checkpoints = checkpoints
     self._clock = clock
-    self._host = host
+    self._host_values = host_values
     self._stack = stack
     self._after_save = after_save
     self._is_started = False  # a checkpoint has been started, and has not been seen on disk yet
@@ -307,7 +307,7 @@ class CheckpointSaver:
     if is_due(step, self._every, last):
       jax.block_until_ready(state)
       with self._clock.paused(SAVING):
-        self._checkpoints.save(self._stack(state) if self._stack else state, self._host())
+        self._checkpoints.save(self._stack(state) if self._stack else state, self._host_values())
       self._is_started = True
     if self._is_started and (last or not self._checkpoints.is_writing()):
       with self._clock.paused(SAVING):

@@ -70,7 +70,7 @@ class BatchRecorder:
 
     Args:
       update: number of the update, from 1.
-      run: (number of the run,) of runs side by side, whose batches have a leading axis of runs; () for one run.
+      run: the index (i,) among runs side by side, whose batches have a leading axis of runs; () for a single run.
     """
     index = getattr(self._batch(update), 'index', None)
     if index is None:

@@ -56,8 +56,8 @@ class StopSignals:
     """Returns the name of the signal that requests a stop, or ''; the same in every process.
 
     Args:
-      step: larger at every call, and the same in every process. Several processes get the request at one step, the next
-        one that none of them has begun.
+      step: the same in every process, and larger at every call. All processes return the signal at the same step: the
+        first one after the signal that none of them has passed yet.
     """
     if self._is_multi_process:
       return 'SIGTERM' if ocp.utils.reached_preemption(step) else ''

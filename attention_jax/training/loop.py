@@ -67,8 +67,8 @@ class Training:
     checkpoint_every: updates between two checkpoints; 0 means only after the last update.
     keep: number of the regular checkpoints to keep. The best one, and one after the last update, are kept as well.
     patience: number of evaluations without improvement after which training stops; 0 never stops.
-    frozen: parameters that keep their initial values, by the first parts of their names: 'encoder, embedding.table'.
-      Those of `anneal` follow their schedules nevertheless.
+    frozen: dotted names of arrays and modules whose parameters keep their initial values: 'encoder, embedding.table'.
+      Parameters of `anneal` follow their schedules nevertheless.
     select: metric of the evaluation that decides which state is best.
     on_nonfinite: effect of an update whose loss or gradient is not finite, found at the next record of metrics,
       evaluation or checkpoint: 'stop' ends the run; 'skip' counts the update, but changes neither moments of the
@@ -171,9 +171,9 @@ def fit(
   training: Training,
   *,
   loss: Loss,
-  params: Callable[[int], Any],
+  init_params: Callable[[int], Any],
   stream: Callable[[int, int], Iterable],
-  shapes: Callable[[int, int], Iterable] = no_batches,
+  first_of_each_shape: Callable[[int, int], Iterable] = no_batches,
   evaluate: Callable[[TrainState], Mapping[str, Any]] | None = None,
   compile_evaluation: Callable[[TrainState, Callable[[], bool]], None] | None = None,
   direction: str = 'min',
@@ -190,10 +190,10 @@ def fit(
     folder: the run folder.
     training: options of training. The loss implements `label_smoothing`, `objective` and `auxiliary`.
     loss: the loss to minimise.
-    params: seed -> initial parameters; called for values only if there is no checkpoint.
+    init_params: seed -> initial parameters; called for values only if there is no checkpoint.
     stream: (start, stop) -> the batches of steps `start` to `stop` - 1, a pure function of the step.
-    shapes: (start, stop) -> the first batch of each shape among those batches, in their order. The later ones are
-      compiled ahead of their use, see ahead.CompileAhead.
+    first_of_each_shape: (start, stop) -> the first batch of each shape among those batches, in their order. The later
+      shapes are compiled ahead of their use, see ahead.CompileAhead.
     evaluate: state -> metrics by name, among them `training.select`; `training.state.evaluation_params` returns the
       parameters to evaluate.
     compile_evaluation: (shapes of a state, is_stopped) -> None; compiles the programs of `evaluate` ahead of its first
@@ -211,7 +211,7 @@ def fit(
       in more than hooks.MAX_SKIPPED updates in a row), or if a checkpoint cannot be read or written.
   """
   mesh = mesh or make_mesh()
-  train_step, initializer = prepare_training(training, loss, params, mesh, training.seed)
+  train_step, initializer = prepare_training(training, loss, init_params, mesh, training.seed)
   with contextlib.ExitStack() as stack:
     checkpoints = Checkpoints(folder, training.keep, training.checkpoint_every, shared=shared)
     stack.enter_context(contextlib.closing(checkpoints))
@@ -230,7 +230,7 @@ def fit(
     state_shapes = initializer.shapes
     ahead = CompileAhead(
       functools.partial(train_step.compile_for, state_shapes),
-      shapes(start, training.steps),
+      first_of_each_shape(start, training.steps),
       functools.partial(compile_evaluation, state_shapes) if compile_evaluation else None,
       None if restored else initializer,
     )
@@ -262,7 +262,7 @@ def fit(
       CheckpointSaver(training.checkpoint_every, checkpoints, clock, host_values, after_save=after_save),
     ]
 
-    def make_update(state, batch):
+    def compile_and_step(state, batch):
       with clock.paused(COMPILATION):
         ahead.prepare(batch)
       return train_step(state, batch)
@@ -270,7 +270,7 @@ def fit(
     if not restored:
       with clock.paused(COMPILATION):
         state = ahead.first_state()
-    state, reason = train_loop(make_update, state, clock.timed_stream(stream), hooks, start, training.steps)
+    state, reason = train_loop(compile_and_step, state, clock.timed_stream(stream), hooks, start, training.steps)
     if jax.process_index() == 0:
       print(clock.describe())
     return FitResult(state, reason, best_so_far(), train_step.compilations())
@@ -282,16 +282,16 @@ class StateInitializer:
   The state is created with its final sharding: no device holds it twice, or keeps the initial parameters beside it.
 
   Args:
-    params: seed -> initial parameters.
+    init_params: seed -> initial parameters.
     init: parameters -> state.
     mesh: the mesh of the devices.
     seed: the seed of one run, or the seeds of several.
   """
 
   def __init__(
-    self, params: Callable[[int], Any], init: Callable[[Any], TrainState], mesh: Mesh, seed: int | Sequence[int]
+    self, init_params: Callable[[int], Any], init: Callable[[Any], TrainState], mesh: Mesh, seed: int | Sequence[int]
   ):
-    self._params = params
+    self._init_params = init_params
     self._is_stacked = np.ndim(seed) > 0
     self._seeds = seed if self._is_stacked else [seed]
     self._mesh = mesh
@@ -309,7 +309,7 @@ class StateInitializer:
 
   def __call__(self) -> TrainState:
     # Arrays of the host are the same in every process, whatever the sharding of the state.
-    return self._compiled([jax.device_get(self._params(seed)) for seed in self._seeds])
+    return self._compiled([jax.device_get(self._init_params(seed)) for seed in self._seeds])
 
   def with_seed(self, seed: int) -> 'StateInitializer':
     """Returns the initialiser of one run with another seed, which shares the compiled programs."""
@@ -320,7 +320,7 @@ class StateInitializer:
   @functools.cached_property
   def shapes(self) -> TrainState:
     """The shapes, dtypes and shardings of the state, for which no values are computed."""
-    state = jax.eval_shape(lambda: self._build_state([self._params(seed) for seed in self._seeds]))
+    state = jax.eval_shape(lambda: self._build_state([self._init_params(seed) for seed in self._seeds]))
     return jax.tree.map(
       lambda x, layout: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout), state, self._shardings(state)
     )
@@ -330,14 +330,14 @@ class StateInitializer:
 
 
 def prepare_training(
-  training: Training, loss: Loss, params: Callable[[int], Any], mesh: Mesh, seed: int | Sequence[int]
+  training: Training, loss: Loss, init_params: Callable[[int], Any], mesh: Mesh, seed: int | Sequence[int]
 ) -> tuple[TrainStep, StateInitializer]:
   """Builds the training step and the initialiser of the state.
 
   Args:
     training: options of training.
     loss: the loss to minimise.
-    params: seed -> initial parameters.
+    init_params: seed -> initial parameters.
     mesh: the mesh of the devices.
     seed: the seed of one run, or the seeds of several side by side, see step.make_train_step.
 
@@ -346,7 +346,7 @@ def prepare_training(
   """
   schedule = make_schedule(training.schedule, training.steps)
   optimizer = make_optimizer(training.optimizer, schedule, training.clip, training.frozen)
-  shapes = jax.eval_shape(lambda: params(training.seed))
+  shapes = jax.eval_shape(lambda: init_params(training.seed))
   check_frozen(training.frozen, shapes)
   anneal = make_anneal(training.anneal, shapes, training.steps)
   train_step = make_train_step(
@@ -365,7 +365,7 @@ def prepare_training(
   def init(run_params: Any) -> TrainState:
     return init_state(apply_schedules(run_params, anneal, 1), optimizer, training.average, loss.running)
 
-  return train_step, StateInitializer(params, init, mesh, seed)
+  return train_step, StateInitializer(init_params, init, mesh, seed)
 
 
 def make_evaluator(

@@ -74,7 +74,7 @@ def _muon(**options) -> optax.GradientTransformation:
 
 
 def _hidden_kernels(params: Any) -> Any:
-  """Axes that Muon orthogonalises: of hidden kernels [D, F], and of all [N, D, F] with N heads; None for the others."""
+  """Dimension numbers for Muon of hidden kernels [D, F], and of all arrays [N, D, F] with N heads; None for others."""
 
   def dimension_numbers(path, leaf):
     names = [getattr(key, 'key', str(key)) for key in path]

@@ -45,7 +45,7 @@ class RemoteFiles:
         return None
 
   def write_json(self, name: str, value: dict[str, Any]) -> None:
-    """Writes a file that appears whole: under another name first, which is then moved."""
+    """Writes a JSON file under a temporary name and then moves it, so that the file appears whole."""
     temporary = self._path(f'{name}.{uuid.uuid4().hex}')
     with self._errors('write', name):
       self._make_parent(temporary)

@@ -114,7 +114,7 @@ class RemoteFolder:
     # Before the commit, so that the next upload repeats what fails here.
     for name in before.keys() | files.keys():
       if before.get(name) != files.get(name) and not _is_checkpoint_file(name):
-        self._copy_by_name(folder, name, name in files)
+        self._update_named_copy(folder, name, name in files)
     manifest = {'id': uuid.uuid4().hex, 'files': files}
     write_text(self.local / NEXT_STATE, json.dumps(manifest) + '\n')
     self.files.write_json(MANIFEST, manifest)
@@ -152,7 +152,8 @@ class RemoteFolder:
       self.files.remove(f'{OBJECTS}/{digest}')
     (self.local / NEXT_STATE).replace(self.local / STATE)
 
-  def _copy_by_name(self, folder: Path, name: str, exists: bool) -> None:
+  def _update_named_copy(self, folder: Path, name: str, exists: bool) -> None:
+    """Uploads a file under its own name, or removes it there if it does not exist any more."""
     if exists:
       self.files.upload(folder / name, name)
     else:
@@ -265,7 +266,7 @@ class Uploader:
       UserError: if it cannot be uploaded, or if this process has lost the lock of the folder.
     """
     self._wait()
-    self._has_failed = True  # until the end
+    self._has_failed = True  # reset below if nothing is raised
     self._check()
     try:
       self._folder.push(self._folder.local)

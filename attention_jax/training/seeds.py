@@ -164,9 +164,9 @@ def fit_seeds(
   training: Training,
   *,
   loss: Loss,
-  params: Callable[[int], Any],
+  init_params: Callable[[int], Any],
   stream: Callable[[int, int], Iterable],
-  shapes: Callable[[int, int], Iterable] = no_batches,
+  first_of_each_shape: Callable[[int, int], Iterable] = no_batches,
   evaluate: Callable[[TrainState], Mapping[str, Any]] | None = None,
   compile_evaluation: Callable[[TrainState, Callable[[], bool]], None] | None = None,
   direction: str = 'min',
@@ -183,9 +183,9 @@ def fit_seeds(
     folders: the folder of each run; see folder.prepare_folder.
     training: options of training, the same for all runs.
     loss: the loss to minimise.
-    params: seed -> initial parameters; called for values only if there is no checkpoint.
+    init_params: seed -> initial parameters; called for values only if there is no checkpoint.
     stream: (start, stop) -> batches with a leading axis of runs; see batching.StackedBatches.
-    shapes: as for `loop.fit`: batches of one run, without that axis.
+    first_of_each_shape: as for `loop.fit`: batches of one run, without that axis.
     evaluate, compile_evaluation: as for `loop.fit`, of one run at a time.
     direction: as for `loop.fit`.
     mesh: the mesh of the devices; by default all.
@@ -200,7 +200,7 @@ def fit_seeds(
   """
   seeds = [training.seed + i for i in range(len(folders))]
   mesh = mesh or make_mesh(seeds=len(seeds))
-  side_by_side = prepare_side_by_side(training, loss, params, mesh, seeds)
+  side_by_side = prepare_side_by_side(training, loss, init_params, mesh, seeds)
   with contextlib.ExitStack() as stack:
     checkpoints = Checkpoints(folder, training.keep, training.checkpoint_every, shared=shared)
     stack.enter_context(contextlib.closing(checkpoints))
@@ -220,7 +220,7 @@ def fit_seeds(
 
     ahead = CompileAhead(
       side_by_side.compile_for,
-      shapes(start, training.steps),
+      first_of_each_shape(start, training.steps),
       functools.partial(compile_evaluation, side_by_side.run_shapes()) if compile_evaluation else None,
       None if restored else side_by_side.init_states,
     )

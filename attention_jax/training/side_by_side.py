@@ -168,10 +168,10 @@ class Separate(SideBySide):
 
 
 def prepare_side_by_side(
-  training: Training, loss: Loss, params: Callable[[int], Any], mesh: Mesh, seeds: Sequence[int]
+  training: Training, loss: Loss, init_params: Callable[[int], Any], mesh: Mesh, seeds: Sequence[int]
 ) -> SideBySide:
   """Prepares one run for each seed; the arguments are those of `loop.prepare_training`."""
   if mesh.shape['seed'] == 1 and mesh.devices.flat[0].platform == 'cpu':
-    first, initializer = prepare_training(training, loss, params, mesh, seeds[0])
+    first, initializer = prepare_training(training, loss, init_params, mesh, seeds[0])
     return Separate([first.with_seed(seed) for seed in seeds], [initializer.with_seed(seed) for seed in seeds])
-  return Stacked(*prepare_training(training, loss, params, mesh, seeds))
+  return Stacked(*prepare_training(training, loss, init_params, mesh, seeds))

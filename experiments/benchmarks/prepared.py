@@ -27,7 +27,7 @@ from attention_jax.data.files import read_lines
 from attention_jax.data.pipeline import stream
 from attention_jax.data.preparing import prepare
 from attention_jax.systems.registry import SYSTEMS
-from attention_jax.training.fingerprint import compute_digests
+from attention_jax.training.data_digests import compute_digests
 from experiments.benchmarks.measure import BenchmarkContext, Timing
 from experiments.benchmarks.memory import peak_resident_bytes
 from experiments.config_files import load_config

@@ -13,7 +13,7 @@ from attention_jax.errors import UserError
 from attention_jax.systems import lexicons
 from attention_jax.systems.lexicons import load_or_make_lexicon
 from attention_jax.systems.runs import check_run_files
-from attention_jax.training.fingerprint import compute_digests, store_digests
+from attention_jax.training.data_digests import compute_digests, store_digests
 
 
 @dataclasses.dataclass

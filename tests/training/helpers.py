@@ -121,7 +121,7 @@ def fit_toy(folder, *, stream=stream, evaluate=None, **fields):
     folder,
     training,
     loss=loss,
-    params=lambda seed: init_params(),
+    init_params=lambda seed: init_params(),
     mesh=make_mesh(jax.devices()[:2]),
     stream=stream,
     evaluate=evaluate or validate,

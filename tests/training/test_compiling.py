@@ -42,6 +42,6 @@ def test_few_and_many_runs_are_separate_programs_of_one_function():
 
   compiled = CompiledForRuns(make_mesh(), add_one)
   for runs in (1, FEW_RUNS, FEW_RUNS + 1, 1000):
-    assert compiled(runs, jnp.ones(3))(jnp.float32(1)) == 2
-  assert compiled(2, jax.ShapeDtypeStruct((FEW_PARAMETER_RUNS,), jnp.float32))(jnp.float32(1)) == 2
+    assert compiled.select(runs, jnp.ones(3))(jnp.float32(1)) == 2
+  assert compiled.select(2, jax.ShapeDtypeStruct((FEW_PARAMETER_RUNS,), jnp.float32))(jnp.float32(1)) == 2
   assert num_traces == 2

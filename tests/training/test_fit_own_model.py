@@ -37,7 +37,7 @@ def train(folder, steps):
     folder,
     Training(steps=steps, optimizer='adam', schedule='cosine(peak=0.1, steps=100)', evaluate_every=25),
     loss=Loss(sums),
-    params=lambda seed: model.init(jax.random.key(seed), jnp.zeros([1, 3]))['params'],
+    init_params=lambda seed: model.init(jax.random.key(seed), jnp.zeros([1, 3]))['params'],
     stream=lambda start, stop: map(make_batch, range(start, stop)),
     evaluate=evaluate,
   )

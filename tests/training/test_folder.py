@@ -69,17 +69,17 @@ def test_values_of_other_types_differ(tmp_path):
 
 
 def test_a_config_without_a_new_field_is_completed(tmp_path):
-  def complete(stored):
+  def fill_defaults(stored):
     return stored | {'model': {'dropout': (0.1, 0.2)} | stored['model']}
 
   prepare_folder(tmp_path, RUN)
   config = run_with(model_dropout=(0.1, 0.2))
   with pytest.raises(UserError, match=r'model.dropout is absent in its config.json, \[0.1, 0.2\] in this config'):
     prepare_folder(tmp_path, config)
-  assert check_folder(tmp_path, config, complete)
-  assert prepare_folder(tmp_path, config, complete) == tmp_path
+  assert check_folder(tmp_path, config, fill_defaults)
+  assert prepare_folder(tmp_path, config, fill_defaults) == tmp_path
   with pytest.raises(UserError, match=r'model.dropout is \[0.1, 0.2\] in its config.json, 0.5 in this config'):
-    prepare_folder(tmp_path, run_with(model_dropout=0.5), complete)
+    prepare_folder(tmp_path, run_with(model_dropout=0.5), fill_defaults)
 
 
 def test_checking_changes_nothing(tmp_path):

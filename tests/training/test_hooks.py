@@ -38,8 +38,8 @@ class FakeCheckpoints:
     self.saved = []
     self.writing = False
 
-  def save(self, state, host, kind=LATEST):
-    self.saved.append((kind, host))
+  def save(self, state, host_values, kind=LATEST):
+    self.saved.append((kind, host_values))
 
   def is_writing(self):
     return self.writing
