@@ -33,10 +33,10 @@ COLUMNS = {
   'chips': '---:',
   'pairs': '---:',
   'state, GiB per device': '---:',
-  'temporary': '---:',
+  'temporary, GiB': '---:',
   'compute, ms': '---:',
-  'memory': '---:',
-  'links': '---:',
+  'memory, ms': '---:',
+  'links, ms': '---:',
   'limit': '---',
   'tokens per second at most': '---:',
 }
