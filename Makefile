@@ -1,7 +1,7 @@
-# `make train` and `make test` need Python 3.11 or later and nothing else: they make their own environment in .venv.
+# `make train` and `make test` need only Python 3.11 or later: they create the environment .venv (requirements.txt).
 PYTHON ?= python3
 VENV := .venv
-# The tests start many processes, which load the modules that the first one has compiled.
+# The tests start many processes, which load the bytecode that the first one has written.
 unexport PYTHONDONTWRITEBYTECODE
 RUN := JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(VENV)/bin/python
 
@@ -11,7 +11,7 @@ train: $(VENV)/installed
 	$(RUN) -m experiments.train --config=configs/dates.py:bahdanau2015_deep_tanh --workdir=runs/dates
 	$(RUN) -m experiments.inspect_attention --workdir=runs/dates
 
-# Ready-made models, opened by --workdir=@dates and @shapes; NETTALK=FOLDER adds @nettalk (FOLDER has its data).
+# Trains the models that --workdir=@dates and @shapes open; NETTALK=FOLDER, the folder of its data, adds @nettalk.
 models: $(VENV)/installed
 	$(RUN) -m experiments.models $(if $(NETTALK),--folder=$(NETTALK))
 
@@ -20,29 +20,30 @@ test: $(VENV)/installed
 	$(VENV)/bin/ruff format --check .
 	$(RUN) -m pytest -n 2 --dist=loadfile
 
-# Every test: the whole sweep over score x alignment x cell, the long tests, the packages; with XLA's default
-# optimisations and the annotations of every call enforced (see tests/conftest.py).
+# Every test, including the whole sweep over score x alignment x cell, the long tests and those of packaging, with XLA's
+# default optimisations and with annotations checked in every call (see tests/conftest.py).
 test-all: $(VENV)/installed
 	ENFORCE_ANNOTATIONS=1 XLA_FLAGS=' ' $(RUN) -m pytest -n 2 --dist=loadfile -m "long or not long"
 
-# CASES hostile inputs (tests/fuzz.py), then KILLS kills of training at random moments (tests/experiments/chaos.py).
+# Tests CASES hostile inputs (tests/fuzz.py), then kills training KILLS times at random moments
+# (tests/experiments/chaos.py).
 CASES := 2000
 KILLS := 200
 chaos: $(VENV)/installed
 	$(RUN) -m tests.fuzz $(CASES)
 	$(RUN) -m tests.experiments.chaos $(KILLS)
 
-# The documentation site in site/, whose pages open from disk; for its search field: python -m http.server -d site
-# It shows what @dates attends to, which is trained first (five minutes) unless it exists, and @nettalk and @shapes if they
-# exist.
+# The documentation site in site/, whose pages open from disk; its search field needs a server, such as
+# python -m http.server -d site. The site shows the attention of @dates, which is trained first (five minutes) unless it
+# exists, and of @nettalk and @shapes if they exist.
 docs: $(VENV)/installed
 	$(RUN) -m experiments.models --names=dates
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
 	@echo 'written to site/index.html'
 
-# For a machine with an accelerator, all in bfloat16: attention and its growth, updates, search, several seeds, then
-# training on Multi30k. make accelerator DATA=FOLDER [JAX=tpu]; DATA is what config.data.folder of multi30k is, JAX the
-# extra of jax that installs what the device needs. Fails if there is no such device.
+# For a machine with an accelerator, in bfloat16: benchmarks of attention and its growth, updates, search, several seeds
+# and the input pipeline, then training on Multi30k. make accelerator DATA=FOLDER [JAX=tpu]; DATA is config.data.folder
+# of multi30k, JAX the extra of jax for the device. Fails if there is no such device.
 JAX := cuda13
 ON_DEVICE = JAX_PLATFORMS=$(if $(filter tpu,$(JAX)),tpu,cuda) $(VENV)/bin/python
 accelerator: $(VENV)/installed

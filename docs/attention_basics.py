@@ -11,8 +11,8 @@
 # %% [markdown]
 # # Attention, from one sum to a translation model
 #
-# Every formula below is code that runs, and most claims are numbers or plots made here. The functions are those that
-# the models of `attention_jax` train with. From top to bottom it takes a few minutes on a CPU.
+# Every formula below is also code that runs, and numbers or plots show most of the claims. The functions are those that
+# the models of `attention_jax` train with. Running all cells takes a few minutes on a CPU.
 #
 # `docs/attention_basics.py` is the same lesson as a script; the notebook is made from it:
 # `cd docs && jupytext --to ipynb --execute attention_basics.py`.
@@ -123,8 +123,8 @@ if IS_TRAINED:
   assert accuracy['one vector'][LONGEST] < accuracy['one vector'][3] - 0.1
 
 # %% [markdown]
-# A wider vector or longer training moves the curve to the right, and it falls again later. What attention adds is not a
-# better vector, but as many vectors as there are source positions.
+# With a wider vector or longer training, the share of correct symbols falls at a greater length, but it still falls.
+# What attention adds is not a better vector, but as many vectors as there are source positions.
 
 # %% [markdown]
 # ## 2. The five steps of general attention
@@ -179,8 +179,8 @@ np.testing.assert_allclose(attended.context[0], [5, 0, 1], atol=1e-6)
 
 # %% [markdown]
 # Two more examples that are often shown in lectures: the softmax of `[12, -1, 0.4, 5, 2]`, and the query
-# `[5, 1, 20]` with four annotations, whose scores are so large that their exponentials overflow. Softmax is the same
-# when a constant is subtracted from all scores, so programs subtract the largest one.
+# `[5, 1, 20]` with four annotations (encoder states), whose scores are so large that their exponentials overflow.
+# Softmax is the same when a constant is subtracted from all scores, so programs subtract the largest one.
 
 # %%
 everywhere = jnp.ones(5, bool)
@@ -256,7 +256,7 @@ for name, axes in zip(names, all_axes.flat, strict=False):
 
 # %% [markdown]
 # **Why √D?** The dot product of two vectors of independent entries with variance 1 has variance D. Without the
-# division, wide vectors have large scores, and softmax is a maximum, with the vanishing gradient of section 3.
+# division, wide vectors have large scores, and softmax is almost a maximum, with the vanishing gradient of section 3.
 
 # %%
 widths = np.array([2, 8, 32, 128, 512])
@@ -384,12 +384,11 @@ axes[0].semilogx(np.arange(1, 4001), running_mean, label='mean of samples')
 axes[0].axhline(float(soft @ cells), color='k', linestyle=':', label='soft')
 axes[0].set(xlabel='samples', ylabel='context')
 axes[0].legend()
-kinds = {'softmax': soft, 'entmax15': None, 'sparsemax': None, 'hardmax': None}
-for name in kinds:
-  kinds[name] = np.asarray(getattr(aj.alignments, name)(scores, everywhere))
-show_weights(axes[1], np.stack(list(kinds.values())), list(kinds), range(4), 'weights of the same scores')
+names = ('softmax', 'entmax15', 'sparsemax', 'hardmax')
+weights_by_name = {name: np.asarray(getattr(aj.alignments, name)(scores, everywhere)) for name in names}
+show_weights(axes[1], np.stack(list(weights_by_name.values())), names, range(4), 'weights of the same scores')
 assert abs(float(running_mean[-1] - soft @ cells)) < 0.05
-assert (kinds['sparsemax'] == 0).sum() >= 1 and (kinds['softmax'] > 0).all()
+assert (weights_by_name['sparsemax'] == 0).any() and (weights_by_name['softmax'] > 0).all()
 for name in ('softmax', 'hardmax'):
   slope = jax.grad(lambda s, name=name: getattr(aj.alignments, name)(s, everywhere) @ cells)(scores)
   print(name, 'gradient of the context:', slope)
@@ -564,7 +563,7 @@ print('a log-probability of -6 in 3 tokens:', -6 / length_penalty(3), 'in 12 tok
 # ## 13. Reading a weight matrix, and when not to believe it
 #
 # A row is a target token, a column a source token, and each row sums to 1. A diagonal means the same order; a dark
-# column is a source token that many steps read; a pale row is a step that reads everything or nothing in particular.
+# column is a source token that many steps read; a pale row is a step that attends to all positions alike.
 # The model of section 1 was not trained on alignments. It learned the diagonal from the outputs alone:
 
 # %%
@@ -603,8 +602,8 @@ assert added[0, 1] > 10 * added[0, 0]
 
 # %% [markdown]
 # 2. **Other weights may give the same output** (Jain & Wallace 2019). Where values are alike, permuting the weights
-#    changes nothing, and weights far from the learned ones can be found. Where the output depends on the position,
-#    they cannot. Below, the weights of one step of the trained model are permuted, and its output distribution is
+#    changes nothing, and weights far from the learned ones have the same output. Where values differ, such weights may
+#    not exist. Below, the weights of one step of the trained model are permuted, and its output distribution is
 #    compared. In a model that copies, weights matter; in a classifier of documents, they often do not.
 
 # %%
@@ -642,10 +641,10 @@ if IS_TRAINED:
 
 # %% [markdown]
 # 3. A position of a recurrent or self-attending encoder **contains its neighbours**. The weight on position s is on a
-#    vector that has read the whole source. Leaving a symbol out (right picture above) tests the symbol; the weight
-#    shows the vector.
+#    vector that has read the whole source. Leaving a symbol out (right picture above) measures the effect of the
+#    symbol; the weight belongs to the vector.
 #
-# So: weights show where a model read. That it read there *because of* the symbol is a separate claim, which
+# In short, weights show where a model read. That it read there *because of* the symbol is a separate claim, which
 # is tested by changing something: the source (leave one out), the weights (edits), or the values (norms).
 # `inspect_attention --analyses=...` does all of this for a trained run ([analyses.md](analyses.md)).
 
