@@ -82,9 +82,9 @@ class Predictor:
       Luong et al. 2015).
     rounds: number of times that lines are expected to be predicted; together with their number it selects how the
       search is compiled, see compiling.compiler_options.
-    shortlist: (source ids [B, S], prefix ids [B, P] or None) -> ascending ids [V'] of the only target tokens of
-      hypotheses of these sources, with all special tokens and those of the prefixes, see Lexicon.shortlist.
-      Probabilities are then normalised over these tokens. None for all tokens.
+    shortlist: (source ids [B, S], prefix ids [B, P] or None) -> ascending ids [V'] of the target tokens to which the
+      hypotheses of these sources are restricted; they include all special tokens and the tokens of the prefixes, see
+      Lexicon.shortlist. Probabilities are then normalised over these tokens. None for no restriction.
 
   Raises:
     UserError: for a shortlist with a model that copies.
@@ -198,13 +198,13 @@ class Predictor:
   def max_source_length(self, length: int) -> int:
     """Returns the length of the longest source, EOS included, that can be searched: at most `length`.
 
-    The model must accept it, and it must not exceed MAX_SOURCE_LENGTH or, if that is longer, the longest bucket. The
-    result is not checked for a model that rejects sources of every length.
+    The model must accept it, and it must not exceed MAX_SOURCE_LENGTH or, if that is longer, the longest bucket. If the
+    model rejects even one token, only the second condition applies, and the search reports the error.
     """
     length = min(length, max(self._longest_bucket, MAX_SOURCE_LENGTH))
     is_accepted = length <= self._longest_bucket or self._accepts_length(length)
     if is_accepted or not self._accepts_length(1):
-      return length  # a model that rejects even one token fails for another reason, which the search reports
+      return length  # a model that rejects even one token does so for a reason other than the length
     accepted = 1
     rejected = length
     while rejected - accepted > 1:

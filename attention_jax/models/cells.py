@@ -140,7 +140,7 @@ class Cell(nn.Module):
     """Returns the output of all steps from their features and traces."""
     return DecoderOutput(features, traces.context, traces.weights, traces.alignment, top=traces.state)
 
-  def compute_features(self, traces: StepTrace, embeddings: jax.Array, memory: Memory) -> jax.Array:
+  def compute_features(self, traces: StepTrace, embeddings: jax.Array, memory: Memory | SharedMemory) -> jax.Array:
     """Returns features [B, T, F] of the context, or [B, T, S, F] of each position if the alignment is latent.
 
     Args:
@@ -250,7 +250,7 @@ class Bahdanau(Cell):
     return CellCarry(*self.initial_states(encoded, self.stack), self.attention.init_carry(memory), ())
 
   def share(self, memory: Memory, hypotheses: int, max_length: int) -> Memory | SharedMemory:
-    # Sharing costs one product per position; otherwise each hypothesis costs one per step, usually about S of them.
+    # Sharing costs S products; otherwise every step of each hypothesis costs one, and there are usually about S steps.
     positions = memory.mask.shape[-1]
     is_worthwhile = not is_symbolic_dim(positions) and hypotheses >= MIN_HYPOTHESES and positions <= max_length
     is_linear = not (self.attention.projects_values or self.gate or self.traits.latent)
@@ -276,7 +276,7 @@ class Bahdanau(Cell):
     return carry._replace(states=states), trace._replace(state=previous_state if self.previous else state)
 
   def compute_outputs(
-    self, traces: StepTrace, embeddings: jax.Array, memory: Memory, deterministic: bool
+    self, traces: StepTrace, embeddings: jax.Array, memory: Memory | SharedMemory, deterministic: bool
   ) -> DecoderOutput:
     return self.make_output(self.compute_features(traces, embeddings, memory), traces)
 

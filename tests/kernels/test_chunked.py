@@ -56,7 +56,7 @@ def test_gradients_of_16_bits_over_many_blocks_are_near_those_of_float32(impleme
     np.testing.assert_allclose(gradient, expected, atol=0.02 * np.abs(expected).max())
 
 
-def test_the_bound_of_entries_uses_the_width_of_the_array_not_that_of_the_key(monkeypatch):
+def test_block_size_depends_on_the_features_of_the_score_not_on_the_width_of_the_key(monkeypatch):
   length = 16
   features = 32
   params = aj.init_params(jax.random.key(0), score='concat', query=4, key=4, features=features)
