@@ -322,7 +322,7 @@ class DigitBatches:
 
 
 def eval_digit_batches(split: Digits, size: int) -> list[DigitBatch]:
-  """Returns batches of `size` rows for evaluation: every digit once, on a canvas that depends on its row alone."""
+  """Returns batches of `size` rows for evaluation: every row once, on a canvas that depends on the row alone."""
   zeros = np.zeros(len(split.labels), int)  # all pictures are in one bucket, and have equal lengths
   batches = eval_batch_rows(zeros, [()], zeros, size)
   return [gather_digits(split, rows, (0,)) for rows, _ in batches]

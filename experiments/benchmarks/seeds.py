@@ -18,7 +18,7 @@ from configs import cmudict, dates
 from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare
 
 SEEDS = 8
-# case -> config, sizes of its vocabularies, the bucket with the most rows
+# case -> config, sizes of the source and target vocabularies of the random batch, and a bucket of the config
 CASES = {
   'dates:bahdanau2015_deep_tanh': (dates.get_config('bahdanau2015_deep_tanh'), (400, 16), (42, 11)),
   'cmudict:luong2015_birnn': (cmudict.get_config('luong2015_birnn'), (32, 43), (9, 9)),
@@ -43,14 +43,14 @@ def make_batch(rows: int, vocab_sizes: tuple[int, int], bucket: tuple[int, int])
 
 
 def _one_after_the_other(config: ConfigDict, vocab_sizes: tuple[int, int], batch: Batch, seeds: int) -> Side:
-  """Returns a side of `seeds` updates of one run. Arguments: see `_side_by_side`."""
+  """Returns a side of `seeds` successive updates of one run. Arguments: see `_side_by_side`."""
   loss, init, training = _model_functions(config, vocab_sizes)
   step, init_state = prepare_training(training, loss, init, make_mesh(), 0)
   return repeated_update(step, init_state(), batch, seeds)
 
 
 def _side_by_side(config: ConfigDict, vocab_sizes: tuple[int, int], batch: Batch, seeds: int) -> Side:
-  """Returns a side of one update of each of `seeds` runs: at once, or on a CPU one after the other.
+  """Returns a side of one update of each of `seeds` runs, as training makes them: in one program, on a CPU separately.
 
   Args:
     config: the config of the runs.
