@@ -41,8 +41,8 @@ class SteppedExample(NamedTuple):
     frames: pictures [height, width, C] uint8: none, one, or one for all steps together followed by one for each step.
     boxes: rectangles that are outlined in the picture: none, or a list of them for all steps together, followed by one
       for each step.
-    path: [T, 2], points (x, y), which are numbered; the picture extends from 0 to 1. None by default.
-    details: pictures beside the frame, one for each step; none by default.
+    path: [T, 2], points (x, y), which are numbered; the picture extends from 0 to 1. Empty by default.
+    details: pictures beside the frame, one for each step; empty by default.
     tables: values at each step.
   """
 

@@ -30,7 +30,7 @@ class Cho(Plain):
   Of the other attributes, those of Plain, only `features` and `dtype` are used; the recurrence has no dropout.
 
   Attributes:
-    rnn: 'gru', as the cell has these gates.
+    rnn: always 'gru', whose gates r and z are those of the cell.
     readout: width of the maxout layer.
   """
 

@@ -183,7 +183,7 @@ def _unit_command(
 
 
 def _store_costs(ledger: Ledger, resolved: Sequence[Resolved], log: Log) -> None:
-  """Stores parameters and FLOP of each setting for the report."""
+  """Stores the number of parameters and the FLOP of each setting for the report."""
   configs = [(setting.id, setting.config) for setting in resolved if setting.id not in ledger.state.costs]
   try:
     for setting_id, costs in measure_costs(configs, {}):
@@ -332,7 +332,7 @@ def _summarize(request: SweepRequest, state: SweepState, entries: Sequence[UnitS
 
 
 def describe_plan(request: SweepRequest, resolved: Sequence[Resolved], log: Log) -> None:
-  """Logs the runs of a sweep, the parameters of each, and an estimate of the time; trains and writes nothing.
+  """Logs the runs of a sweep, the number of parameters of each, and an estimate of the time; trains and writes nothing.
 
   Args:
     request: the arguments of the sweep.

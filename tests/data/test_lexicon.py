@@ -44,7 +44,7 @@ def estimate(pairs, iterations):
 
 
 def reference(pairs, iterations, one=1.0):
-  """IBM model 1 in loops over sentences and tokens, in the type of number of `one`; Brown et al. 1993."""
+  """IBM model 1 in loops over sentences and tokens, with numbers of the type of `one`; Brown et al. 1993."""
   t = collections.defaultdict(lambda: one)
   for _ in range(iterations):
     counts = collections.defaultdict(lambda: 0 * one)

@@ -40,7 +40,8 @@ FORMS = ('circle', 'square', 'triangle', 'cross')
 RADII = {'small': (6.0, 7.5), 'large': (10.5, 12.5)}
 TEXTURES = ('', 'striped', 'dotted')
 UNSEEN_PAIRS = {('red', 'cross'), ('blue', 'triangle'), ('yellow', 'circle'), ('purple', 'square')}
-MIN_MARGIN = 4.0  # pixels: smallest horizontal distance of neighbours, and its smallest difference from the vertical
+# Pixels: minimum of the horizontal distance of neighbours, and of its difference from their vertical distance.
+MIN_MARGIN = 4.0
 OVERLAP_PROBABILITY = 0.5  # probability that MIN_OVERLAP applies to a picture
 MIN_OVERLAP = 0.1  # in those pictures, at least this share of one shape is covered
 MAX_OVERLAP = 0.25  # in all pictures, at most this share of each shape is covered
@@ -68,7 +69,7 @@ class DrawnShape(NamedTuple):
   def box(self) -> Box:
     """The box of whole pixels around the square of side 2 * radius that contains the shape.
 
-    Circles and crosses fill it; squares and triangles are smaller.
+    Circles and crosses touch all sides of that square; squares and triangles are smaller.
     """
     left = max(0, math.floor(self.x - self.radius))
     top = max(0, math.floor(self.y - self.radius))
