@@ -102,9 +102,9 @@ def guided_predictions(
 ) -> np.ndarray:
   """Returns the labels that logistic regression predicts from weighted tokens, without any context.
 
-  A probe of the weights (Wiegreffe & Pinter 2019): a model without access to context uses the weights of a model with
-  it. The model of the paper applies a layer to each word and takes the weighted sum. For two labels, this is one number
-  for each word, which logistic regression learns here.
+  A probe of the weights (Wiegreffe & Pinter 2019): a model that has no access to context uses the weights of one that
+  has. The model of the paper applies a layer to each word and takes the weighted sum of the results. For two labels,
+  the result for a word amounts to one number, which is here its coefficient in the logistic regression.
 
   Args:
     features: [n, V], of `weighted_counts`.

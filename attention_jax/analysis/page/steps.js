@@ -73,7 +73,7 @@ function stepText(item, step) {
   return step < 0 ? item.name : `step ${step + 1} of ${item.steps.length}: ${item.steps[step]}`;
 }
 
-// The step in words, with the row of the largest value of each table that is not zero at this step.
+// The step in words, with the row of the largest absolute value of each table that is not zero at this step.
 function describe(item, step) {
   if (step < 0) return '';
   const largest = item.tables.map((table) => {
