@@ -332,7 +332,7 @@ def _load_or_train_vocabularies(
     elif prepared_vocab is not None and not vocab.same_entries(vocabulary, prepared_vocab):
       raise UserError(
         f'{prepared_folder} was prepared with another {side} vocabulary than that of this run or of its initial run; '
-        'expected the task from which that folder was prepared'
+        'set config.data.task to the task that this folder was prepared from'
       )
     origin = 'stored'
     if vocabulary is None:

@@ -149,7 +149,7 @@ class SubwordVocabulary:
   def word_ids(self, text: str) -> list[int]:
     """Assigns each piece to the word at its start; white space belongs to the next word.
 
-    The '▁' of the pieces are not counted, as the text itself may contain '▁'.
+    The words are found by the offsets of the pieces: counting '▁' would fail for a text that itself contains '▁'.
     """
     words = [*word_positions.following_words(text), -1]
     return [words[start] for start, _ in self._processor.encode(text, return_type='offset_mapping')['offsets']]

@@ -78,7 +78,7 @@ def read_word_vectors(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, in
 
 def write_word_vectors(
   path: str,
-  table: EmbeddingText,
+  text: EmbeddingText,
   features: int,
   *,
   window: int,
@@ -94,7 +94,7 @@ def write_word_vectors(
 
   Args:
     path: the file to write; one that ends with .gz is compressed.
-    table: vocabulary and text. Tokens outside of the vocabulary are removed from the text.
+    text: the text, and the vocabulary of the embedding. Tokens outside of the vocabulary are removed from the text.
     features: F, size of the vectors.
     window: largest distance of two words that predict each other.
     epochs: passes over the text.
@@ -115,8 +115,8 @@ def write_word_vectors(
     def on_epoch_end(self, model: Word2Vec) -> None:
       on_epoch()
 
-  tokens = {token for _, token in _tokens(table.vocabulary)}
-  lines = ([token for token in table.vocabulary.tokenize(line) if token in tokens] for line in table.lines())
+  tokens = {token for _, token in _tokens(text.vocabulary)}
+  lines = ([token for token in text.vocabulary.tokenize(line) if token in tokens] for line in text.lines())
   # gensim ignores the tokens of a list beyond MAX_WORDS_IN_BATCH.
   limit = MAX_WORDS_IN_BATCH
   sentences = [line[start : start + limit] for line in lines for start in range(0, len(line), limit)]

@@ -76,12 +76,12 @@ def test_a_missing_file_is_reported(tmp_path):
 
 @pytest.mark.parametrize('suffix', ['.txt', '.txt.gz'])
 def test_learned_vectors_reflect_the_text_and_are_reproducible(suffix, tmp_path):
-  table = EmbeddingText(WORDS, lambda: [*LINES, 'unseen'])
+  text = EmbeddingText(WORDS, lambda: [*LINES, 'unseen'])
   epochs = []
   options = {'window': 2, 'epochs': 20, 'seed': 1}
   paths = [tmp_path / f'{name}{suffix}' for name in ('first', 'second')]
   for path in paths:
-    count = write_word_vectors(str(path), table, 8, **options, on_epoch=lambda: epochs.append(1))
+    count = write_word_vectors(str(path), text, 8, **options, on_epoch=lambda: epochs.append(1))
   assert paths[0].read_bytes() == paths[1].read_bytes()
   assert len(epochs) == 40
   vectors, num_found = read_word_vectors(str(paths[0]), WORDS)
@@ -94,14 +94,14 @@ def test_no_token_of_a_long_line_is_left_out(tmp_path):
   tokens = ' '.join(LINES * 20).split()
   assert len(tokens) > 10_000  # gensim ignores the tokens of a sentence after this number
   texts = {'one_line': [' '.join(tokens)], 'two_lines': [' '.join(tokens[:10_000]), ' '.join(tokens[10_000:])]}
-  for name, text in texts.items():
-    table = EmbeddingText(WORDS, functools.partial(iter, text))
-    write_word_vectors(str(tmp_path / name), table, 2, window=2, epochs=1, seed=1)
+  for name, lines in texts.items():
+    text = EmbeddingText(WORDS, functools.partial(iter, lines))
+    write_word_vectors(str(tmp_path / name), text, 2, window=2, epochs=1, seed=1)
   assert (tmp_path / 'one_line').read_text() == (tmp_path / 'two_lines').read_text()
 
 
 def test_a_text_without_known_tokens_is_reported(tmp_path):
-  table = EmbeddingText(WORDS, lambda: ['unseen'])
+  text = EmbeddingText(WORDS, lambda: ['unseen'])
   with pytest.raises(UserError, match='the training split has no token of the vocabulary'):
-    write_word_vectors(str(tmp_path / 'vectors.txt'), table, 8, window=2, epochs=1, seed=0)
+    write_word_vectors(str(tmp_path / 'vectors.txt'), text, 8, window=2, epochs=1, seed=0)
   assert not list(tmp_path.iterdir())
