@@ -239,7 +239,7 @@ class EncoderDecoder(nn.Module):
     carry, memory = self.decoder.start(encoded, max_length)
     latent = self.traits.latent
     if latent and latent.observe:
-      # The likelihood of BOS has no effect, because the chain starts at a fixed position.
+      # The first step observes BOS. Its likelihood has no effect, because the position before that step is fixed.
       cell = self.decoder.cell
       carry = LatentCarry(carry, jnp.zeros((*encoded.mask.shape, cell.width), cell.dtype))
     return carry, memory

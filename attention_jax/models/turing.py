@@ -53,7 +53,8 @@ class Heads(nn.Module):
 
     def init_head(rng):
       query_rng, row_rng = jax.random.split(rng)
-      # The projected query is the key vector of the paper.
+      # The projected query is the key vector of the paper. A score that projects has its own projection in
+      # `attention_params`, which replaces this one; any other score takes the projected query.
       query_projection = nn.initializers.glorot_uniform()(query_rng, (size, width))
       sizes = {'query': size, 'key': width, 'value': width, 'features': width}
       attention_params = init_params(row_rng, score=self.score, alignment=self.alignment, **sizes)
