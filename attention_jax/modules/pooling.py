@@ -93,7 +93,7 @@ class AttentionPooling(Pooling):
       keys = jnp.tanh(Dense(self.attention.features, use_bias=self.bias, dtype=dtype, name='hidden')(memory))
     size = keys.shape[-1]
     queries = self.param('queries', nn.initializers.normal(size**-0.5), (self.hops, size))
-    attention = self.attention.copy()
+    attention = self.attention.copy()  # without the copy, all poolings of a model would share its parameters
     attended_memory = attention.remember(keys, mask, value=memory)
     batch_queries = jnp.broadcast_to(queries.astype(dtype), (len(memory), *queries.shape))
     context, weights = attention.parallel(batch_queries, attended_memory, deterministic)

@@ -47,11 +47,11 @@ class Table(NamedTuple):
   Attributes:
     columns: columns, from left to right.
     rows: rows, each with some of: config, preset, flags, title, note, metric, epochs, seeds, metrics, factors,
-      time, hardware, commits; or published (the source) and metrics. `metrics` maps 'SPLIT/METRIC' to an object with
-      value, deviation (n - 1), values (of the seeds), digits and difference (value; low, high and p if they are
-      known; empty if it could not be computed, and missing in the baseline),
-      or with a text. `references` maps further names of metrics to entries of other tables: an object with table,
-      metric, and the fields that select one row of that table.
+      time, hardware, commits; or published (the source) and metrics. `metrics` maps 'SPLIT/METRIC', or in tables of
+      claims another name such as 'probe/accuracy', to an object with value, deviation (n - 1), values (of the seeds),
+      digits and difference (value; low, high and p if they are known; empty if it could not be computed, and missing in
+      the baseline), or with a text. `references` maps further names of metrics to entries of other tables: an object
+      with table, metric, and the fields that select one row of that table.
     config: config file of the rows.
     flags: flags of all rows, in addition to their own.
     abbreviations: text that is shown -> the text that it replaces: the beginning of a flag, or several flags.
