@@ -147,13 +147,13 @@ def _build_update(training: Training, inputs: Inputs, mesh: Mesh, *, stacked: bo
     skip_nonfinite=training.on_nonfinite == 'skip',
   )
 
+  # One program, so that the analyses of the compiler cover the whole update.
   def whole_update(root, state, batch, *live):
     sums, gradients = update.compute_gradients(root, state.step, state.params, state.running, batch)
     return update.apply_gradients(state, sums, gradients, *live)
 
-  # One program, so that the analyses of the compiler cover the whole update.
-  # None: the ShapeDtypeStructs of the state already contain their shardings.
   root_layout = sharding(mesh, 'states' if stacked else 'state')
+  # None: the ShapeDtypeStructs of the state already contain their shardings.
   layouts = (root_layout, None, sharding(mesh, 'batches' if stacked else 'batch'), *([root_layout] if stacked else []))
   state = jax.eval_shape(
     lambda params: init_state(params, optimizer, training.average, inputs.loss.running), inputs.params

@@ -41,7 +41,8 @@ class BatchSequence(Protocol):
   Attributes:
     shapes: every shape (rows, ...) that occurs; each is one compilation.
     shape_names: names of the axes of a shape.
-    min_row_positions: lengths of a shape -> a lower bound of the number of positions of a row.
+    min_row_positions: lengths of a shape -> a lower bound of the number of positions (tokens, pixels or steps) of a
+      row, from which `systems.memory` estimates the size of a batch.
   """
 
   shapes: Sequence[tuple[int, ...]]

@@ -264,7 +264,7 @@ class CaptioningSystem(System):
     options = self.config['evaluation']
     text_metrics, predictions = predict_and_evaluate(pictures.corpus, predict, options, beams=beams or options['beams'])
     metrics |= text_metrics
-    if weights := [w for w in forced.weights if w is not None and w[:-1].any()]:
+    if weights := [w for w in forced.weights if w is not None and w[:-1].any()]:  # w[-1]: EOS
       metrics['entropy'] = weight_metrics(weights)['entropy']
       if pictures.boxes is not None:
         metrics |= self._pointing_metrics(pictures, forced.weights)

@@ -252,7 +252,8 @@ CAPTIONING: Mapping[str, Preset] = {
     'Xu et al. 2015, soft and doubly stochastic',
     _CAPTIONS | {'model.attention.alignment': 'softmax', 'training.auxiliary': 'doubly_stochastic(weight=0.001)'},
   ),
-  # Chooses once per picture between samples and expectation, rewards all later words, and has exact entropies.
+  # As in the paper, the choice between samples and expectation is made once per picture, and entropies are exact. A
+  # position is rewarded for its own word and all later ones, where the paper has the whole caption.
   'xu2015_hard': Preset(
     'Xu et al. 2015, hard, section 4.1',
     _CAPTIONS
