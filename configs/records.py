@@ -12,8 +12,8 @@ bahdanau2015_deep_tanh, for comparison, cannot copy. The answers of vinyals2015 
 from attention_jax.systems.config import default_config
 from attention_jax.systems.presets import apply_preset
 
-# A lower rate and a longer warmup than for recurrent networks, whose rate was tried with these two presets for 400
-# updates only.
+# A lower rate and a longer warmup than for recurrent networks. With the higher rate, these two presets were trained for
+# 400 updates only.
 TRANSFORMER_SCHEDULE = {'training.schedule': 'cosine(peak=1e-3, warmup=300)'}
 OVERRIDES = {name: TRANSFORMER_SCHEDULE for name in ('transformer2017', 'shaw2018')}
 FORMS = {'pointer': 'list'}  # form of the answers by output layer; 'sentence' for all others

@@ -73,8 +73,8 @@ class Checkpoints:
     keep: number of regular latest states to keep, see CheckpointRetention; of the best states, one is kept.
     every: steps between regular latest states.
     read_only: for programs that read a run, which may still be training: nothing is created or cleaned up.
-    shared: whether the processes of a run share the folder and write it together. Otherwise process 0 writes whole
-      checkpoints, and every process reads those of a copy of its own.
+    shared: whether the processes of a run share the folder and write it together. Otherwise every process
+      has its own copy of the folder: process 0 writes whole checkpoints into its copy, and each process reads its copy.
   """
 
   def __init__(

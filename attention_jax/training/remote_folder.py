@@ -121,7 +121,9 @@ class RemoteFolder:
     self._finish_push(before, files)
 
   def push_outputs(self, before: Files) -> list[str]:
-    """Uploads files that a program wrote into a copy that is only read, such as pictures, but not files of the state.
+    """Uploads the files, such as pictures, that a program has written into a working copy opened for reading.
+
+    Files of the state are not uploaded, even if they have changed.
 
     Args:
       before: `digests()` before the program ran.
