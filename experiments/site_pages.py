@@ -145,7 +145,7 @@ def api_entries(name: str) -> dict[str, str | None]:
 def model_files() -> dict[str, Source]:
   """Returns a page about the ready-made models, and a page for each that has been made, with what it attends to.
 
-  Models of data that may not be distributed are left out.
+  Models whose data are not generated are left out: those of NETtalk may not be distributed.
   """
   names = [name for name, model in READY_MADE.items() if not model.data]
   made = [name for name in names if ready_made_folder(name).exists()]

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from attention_jax.inference.metrics import MetricSummary, MetricValue
 
-if TYPE_CHECKING:  # loads pandas and scipy, which only evaluate --by needs here
+if TYPE_CHECKING:  # loads scipy, which only evaluate --by needs here
   from attention_jax.sweeps.bins import BinnedMetrics
 
 

@@ -49,9 +49,8 @@ def _time_searches(bench: BenchmarkContext, name: str, make_sides: Callable[...,
     make_sides: (bench, parameters, batch, beams) -> the searches of other toolkits.
   """
   model, params = build_model(name, bench.dtype)
-  bias = (
-    params['output']['bias'].at[: EOS + 1].set(-1e9)
-  )  # EOS, to make STEPS steps; other toolkits also emit PAD and BOS
+  # Excludes EOS, so that a search makes STEPS steps, and PAD and BOS, which only other toolkits would emit.
+  bias = params['output']['bias'].at[: EOS + 1].set(-1e9)
   params = {**params, 'output': {**params['output'], 'bias': bias}}
   batch = make_batch(14)
   inputs = (params, jnp.asarray(batch.source), jnp.asarray(batch.source_mask))

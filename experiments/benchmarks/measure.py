@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-# Minimum of the timed part of a turn on an accelerator, in seconds: a call is dispatched while the previous one runs.
+# On an accelerator the timed part of a turn repeats a call for about this many seconds, so that each call is dispatched
+# while the previous one runs.
 MIN_TURN = 0.02
 MAX_CALLS = 200  # largest number of calls of the timed part of a turn, even if they take less than MIN_TURN
 

@@ -135,8 +135,8 @@ def jax_update(name: str, batch: Batch, dtype: str = 'float32') -> Side:
 def update_array_bytes(name: str, batch: Batch, dtype: str = 'float32') -> int:
   """Returns the bytes of the arrays of `jax_update` while it computes gradients, without those of the batch.
 
-  These are the parameters and the state of Adam, the gradients, and what the program stores for them. The process needs
-  at least as much memory.
+  These are the parameters and the state of Adam, the gradients, and the temporary arrays of the program that computes
+  the gradients. The process needs at least as much memory.
 
   Args:
     name, batch, dtype: as in `jax_update`.
