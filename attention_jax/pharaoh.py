@@ -15,7 +15,7 @@ _LINK = re.compile(r'([0-9]{1,9})([-?])([0-9]{1,9})')
 
 
 class GoldLinks(NamedTuple):
-  """Links of one sentence pair that an annotator has made, each in the order of the line.
+  """Links that an annotator has made in one sentence pair, in the order of the line.
 
   Attributes:
     sure: the links that an aligner must find, S.

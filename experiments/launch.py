@@ -152,7 +152,7 @@ def program_command(name: str) -> list[str]:
   """Returns the command that starts another program in the way in which this one was started.
 
   Args:
-    name: name of the program, 'train'.
+    name: name of the program to start, such as 'train'.
   """
   # orig_argv is [python, '.../attention-jax', NAME, ...] or [python, '-m', MODULE, ...].
   script, module = (*sys.orig_argv[1:3], '', '')[:2]

@@ -131,7 +131,7 @@ def encode_source(pair: AnalysedPair) -> Encoded:
 
 
 def source_updates(pair: AnalysedPair) -> jax.Array:
-  """Returns the numbers of updates of an encoder with adaptive computation time, [layers x directions, S].
+  """Returns how often adaptive computation time updates the state at each position, [layers x directions, S].
 
   Raises:
     UserError: for an encoder without adaptive computation time.

@@ -52,7 +52,8 @@ class Encoded(NamedTuple):
     states: FinalStates of a recurrent encoder; () for other encoders.
     weights: for each layer with intra-attention, from the lowest to the highest, and for each of its directions, the
       weights of each position over those that the layer has read before it, [B, S, S].
-    ponder: for each layer with adaptive computation time and direction, in the same order, a Ponder of arrays [B, S].
+    ponder: for each layer with adaptive computation time and each of its directions, in the same order, a Ponder of
+      arrays [B, S].
   """
 
   memory: jax.Array

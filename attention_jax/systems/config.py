@@ -18,6 +18,7 @@ from attention_jax.training.partition import MeshConfig
 
 # Fields of Attention that no config sets, because the module that contains the attention does.
 SET_BY_PARENT = ('positions', 'output_scale', 'dtype', 'parent', 'name')
+MAX_SEEDS = 1000  # runs side by side: each has a folder with open files
 
 
 def default_config(system: str = 'translation') -> ConfigDict:
@@ -121,7 +122,7 @@ def describe_config(system: str) -> dict[str, dict[str, FieldDescription]]:
     'system': FieldDescription('str', system, None, TOP_LEVEL_MEANINGS['system']),
     'initial_run': FieldDescription('str', '', None, TOP_LEVEL_MEANINGS['initial_run']),
     'initial_vectors': FieldDescription('str', '', None, TOP_LEVEL_MEANINGS['initial_vectors']),
-    'seeds': FieldDescription('int', 1, Range(1), TOP_LEVEL_MEANINGS['seeds']),
+    'seeds': FieldDescription('int', 1, Range(1, MAX_SEEDS), TOP_LEVEL_MEANINGS['seeds']),
   }
   groups = {
     group: describe_fields(cls, exclude=SET_BY_PARENT if cls is Attention else ()) for group, cls in classes.items()

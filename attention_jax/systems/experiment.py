@@ -16,7 +16,7 @@ from attention_jax.data.pipeline import first_of_each_shape, stream
 from attention_jax.errors import UserError, choose
 from attention_jax.inference.metrics import MetricSummary, MetricValue, aggregate_runs
 from attention_jax.systems.base import BatchSequence, Config, Log, System
-from attention_jax.systems.config import fill_defaults
+from attention_jax.systems.config import MAX_SEEDS, fill_defaults
 from attention_jax.systems.initial_run import describe_start, open_initial_run, save_initial, start_from
 from attention_jax.systems.initial_vectors import check_initial_vectors, read_initial_vectors
 from attention_jax.systems.loading import comparable_fields, load_once
@@ -53,7 +53,6 @@ Arrays = Mapping[str, np.ndarray]
 
 RESULTS = 'results.json'
 HYPOTHESES_PREFIX = 'hypotheses.'  # of the names of the files with the hypotheses of a split
-MAX_SEEDS = 1000  # runs side by side: each has a folder with open files
 TEST_SPLITS = ('test', 'unseen')  # evaluated once, after training
 
 Results = dict[str, dict[str, MetricValue]]  # split -> metric -> value

@@ -1,4 +1,4 @@
-"""The same work in Joey NMT, by an interpreter of its own: its dependencies conflict with those of this project."""
+"""Joey NMT as a side of benchmarks, in a separate interpreter: its dependencies conflict with those of this project."""
 
 import atexit
 import contextlib

@@ -1,4 +1,4 @@
-"""Mistakes on the command line: one line, exit code 2, and no file is lost or left behind."""
+"""Mistakes in flags, configs, data and run folders: one line, exit code 2, and no file is lost or left behind."""
 
 import os
 import shutil
