@@ -2,14 +2,13 @@
 
 import contextlib
 import contextvars
-import operator
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 FIRST_REPORT = 15.0  # seconds after which the first line is logged; the intervals double
 
-Batch = TypeVar('Batch')
+Result = TypeVar('Result')
 _reporter: contextvars.ContextVar['_Reporter | None'] = contextvars.ContextVar('reporter', default=None)
 
 
@@ -61,11 +60,15 @@ def batch_progress(subject: str, log: Callable[[str], None]) -> Iterator[None]:
     _reporter.reset(token)
 
 
-def with_progress(batches: Iterable[Batch]) -> Iterator[Batch]:
-  """Yields batches. Inside of `batch_progress`, logs how many are done, and the time left if their total is known."""
-  total = operator.length_hint(batches, 0)
+def with_progress(results: Iterable[Result], total: int) -> Iterator[Result]:
+  """Yields the results of batches. Inside of `batch_progress`, logs how many are done.
+
+  Args:
+    results: one result of each batch.
+    total: number of all batches, from which the time left is computed; 0 if unknown.
+  """
   start = time.monotonic()
-  for done, batch in enumerate(batches):
+  for done, result in enumerate(results):
     if done and (reporter := _reporter.get()):
       reporter.report(done, total, start)
-    yield batch
+    yield result

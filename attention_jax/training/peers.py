@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +23,7 @@ from jax.experimental import multihost_utils
 from attention_jax.errors import UserError
 from attention_jax.training.batch_progress import with_progress
 from attention_jax.training.interrupts import check_stop
+from attention_jax.training.threads import map_in_threads, program_threads
 
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'grain')  # those on which an update depends
 MAX_SHOWN = 60  # characters of a value in an error
@@ -71,12 +73,13 @@ def map_batches(fn: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterato
 
   With N processes, process i computes batches i, i + N, ...; the results of N batches are exchanged at a time, so that
   memory does not grow with their number. A batch is computed as a whole by one process, with the same numbers as in a
-  program of one process.
+  program of one process. On a single CPU device, several batches are computed at the same time, see `program_threads`.
 
   Inside of `each_shape_once`, one batch of each shape is computed, and every batch of that shape gets its results.
 
   Args:
-    fn: returns a tree of arrays, whose structure, dtypes and ranks are the same for every batch.
+    fn: returns a tree of arrays, whose structure, dtypes and ranks are the same for every batch. Several threads may
+      call it at the same time, see `map_in_threads`.
     batches: the same in every process.
 
   Raises:
@@ -86,12 +89,22 @@ def map_batches(fn: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterato
   if is_stopped := _is_stopped.get():
     yield from _map_shapes(fn, batches, is_stopped)
     return
-  batches = with_progress(batches)
-  while group := list(itertools.islice(batches, jax.process_count())):
-    check_stop()
+  yield from with_progress(_map_shares(fn, batches), operator.length_hint(batches, 0))
+
+
+def _map_shares(fn: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterator[tuple[Batch, Any]]:
+  def read_groups():
+    remaining = iter(batches)
+    while group := list(itertools.islice(remaining, jax.process_count())):
+      check_stop()
+      yield group
+
+  def compute_share(group):
     # A process without a batch of its own repeats the last one.
-    local_batch = group[min(jax.process_index(), len(group) - 1)]
-    yield from zip(group, gather(jax.device_get(fn(local_batch)))[: len(group)], strict=True)
+    return group, jax.device_get(fn(group[min(jax.process_index(), len(group) - 1)]))
+
+  for group, results in map_in_threads(compute_share, read_groups(), program_threads()):
+    yield from zip(group, gather(results)[: len(group)], strict=True)
 
 
 class StoppedError(Exception):

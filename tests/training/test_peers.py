@@ -1,10 +1,14 @@
 """Processes that train together agree on their inputs, and stop together."""
 
+import signal
+import threading
+
 import jax
 import numpy as np
 import pytest
 
 from attention_jax.errors import UserError
+from attention_jax.training import interrupts, peers
 from attention_jax.training.incidents import read_batch
 from attention_jax.training.peers import (
   StoppedError,
@@ -45,6 +49,21 @@ def test_each_shape_is_computed_once_to_compile_it():
   with each_shape_once(lambda: len(computed) > 2), pytest.raises(StoppedError):
     list(map_batches(count, batches))
   assert computed == [(2, 3), (2, 4), (2, 3)]
+
+
+def test_batches_that_are_computed_at_once_are_in_order_and_a_signal_ends_them(monkeypatch):
+  monkeypatch.setattr(peers, 'program_threads', lambda: 2)
+  meeting = threading.Barrier(2, timeout=60)
+
+  def square(i):
+    meeting.wait()  # returns only if two calls wait here
+    return i * i
+
+  with interrupts.stoppable(5):
+    assert list(map_batches(square, range(6))) == [(i, i * i) for i in range(6)]
+    signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(interrupts.Interrupted):
+      list(map_batches(lambda i: i, range(6)))
 
 
 def test_the_versions_are_those_of_the_packages():
