@@ -32,7 +32,7 @@ class CaptionOverlay(NamedTuple):
     boxes: gold box (left, top, right, bottom) in pixels, or None, for each word.
     cell_centres: centres of the rows and columns of the maps, from 0 to 1; None if cells divide the image evenly.
     references: reference captions; a page and the panels show the first MAX_REFERENCES.
-    gold: all gold boxes of the references, outlined in the image without weights.
+    gold: gold boxes of a reference, outlined in the image without weights.
   """
 
   picture: np.ndarray

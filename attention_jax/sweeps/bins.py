@@ -190,7 +190,7 @@ def divide_rows(values: np.ndarray, count: int) -> list[Bin]:
     count: number of bins; fewer if values repeat.
   """
   quantiles = np.quantile(values, np.linspace(0, 1, count + 1)[1:])
-  # Values are integers, so that ends are too. A quantile of 24 may have been computed as 23.999999999999996.
+  # Values are integers: rounding an end down moves none to another bin. A quantile of 24 may be 23.999999999999996.
   ends = np.unique(np.floor(quantiles + 1e-6))
   codes = np.searchsorted(ends, values)  # a bin has the values above the end of the one before it, up to its own end
   groups = [np.flatnonzero(codes == code) for code in np.unique(codes)]

@@ -31,13 +31,14 @@ def program_threads() -> int:
 def map_in_threads(fn: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
   """Yields fn(item) for each item, in order.
 
-  Up to `threads` calls run at the same time; at most one more result or call waits. If the iterator is closed or a
-  call raises, calls that have not begun are cancelled, and those that run are waited for.
+  Up to `threads` calls run at the same time. At most threads + 1 items have been read whose results have not yet been
+  yielded. If the iterator is closed or a call raises, calls that have not begun are cancelled, and those that run are
+  waited for.
 
   Args:
-    fn: returns when its result is computed, because a CPU runs programs that one thread has started one after the
-      other. It has the context variables of the caller, but context managers of jax, such as jax.default_device, do not
-      apply to it. It must not call `map_in_threads` itself.
+    fn: must return only when its result is computed: programs started by the same thread do not run at the same time
+      on a CPU. It has the context variables of the caller, but context managers of jax, such as jax.default_device, do
+      not apply to it. It must not call `map_in_threads` itself.
     items: read by the calling thread.
     threads: number of threads; with 1, the calling thread calls `fn`.
 

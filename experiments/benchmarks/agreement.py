@@ -23,8 +23,8 @@ PAIRS = (
   ('general', 'local_m(width=10)'),
 )
 SIZES = (3, 2, 37, 53, 24)  # B, N, T, S, F: no multiples of a kernel's tile
-# Norm of the difference relative to the norm of the value. On GPUs float32 products are computed in TF32 by default,
-# with 11 significant bits; bfloat16 has 8.
+# Norm of the difference relative to the norm of the reference. On GPUs float32 products are computed in TF32 by
+# default, with 11 significant bits; bfloat16 has 8.
 TOLERANCES = {'float32': 2e-3, 'bfloat16': 2e-2}
 REFERENCE = 'the definition in float32'
 
