@@ -33,7 +33,11 @@ INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: a temporary failure, to be tried 
 
 
 def main() -> None:
-  """Trains --config in the folder --workdir, or resumes it. Raises UserError if one of the two flags is missing."""
+  """Trains --config in the folder --workdir, or resumes it; --help_config prints the fields of the config instead.
+
+  Raises:
+    UserError: if --config is missing, or --workdir without --help_config.
+  """
   if FLAGS.config is None:
     raise UserError('--config is missing; for example --config=configs/dates.py:bahdanau2015_deep_tanh')
   if FLAGS.help_config:

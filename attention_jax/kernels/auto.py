@@ -2,7 +2,7 @@
 
 MIN_SCORES holds the numbers of scores T S from which a candidate is used. On CPUs a candidate is faster than the
 definition, 'xla', from there on, forward and backward, as `python -m experiments.benchmark --suites=crossing` measures.
-On accelerators the numbers are estimates, explained in the comments.
+On accelerators the numbers are estimates: that of 'window' equals the one of 'cpu'; the comments explain the others.
 
 For a pair that no candidate of the platform supports, 'auto' uses 'chunked' where the definition would store a large
 array [T, S, F] for the gradient, from MIN_CHUNKED_SCORES scores on: 'chunked' is slower, because it recomputes scores,

@@ -44,14 +44,21 @@ class Column(NamedTuple):
 class Table(NamedTuple):
   """A table of results.
 
+  A row has some of the fields config, preset, flags, title, note, metric, epochs, seeds, factors, time, hardware,
+  commits, metrics and references. A row of published numbers has only published (the source) and metrics.
+
+  - `metric` is the name of what the row measures, as a text.
+  - `factors` maps the name of each varied factor to its value in the row.
+  - `metrics` maps 'SPLIT/METRIC', or in tables of claims another name such as 'probe/accuracy', to an entry. An entry
+    has either a text, or a value and some of: deviation (n - 1), values (of the seeds), digits, and difference.
+  - The difference of an entry from the baseline has a value, and low, high and p if they are known. It is empty if it
+    could not be computed, and missing in the baseline.
+  - `references` maps further names of metrics to entries of other tables: an object with table, metric, and the fields
+    that select one row of that table.
+
   Attributes:
     columns: columns, from left to right.
-    rows: rows, each with some of: config, preset, flags, title, note, metric, epochs, seeds, metrics, factors,
-      time, hardware, commits; or published (the source) and metrics. `metrics` maps 'SPLIT/METRIC', or in tables of
-      claims another name such as 'probe/accuracy', to an object with value, deviation (n - 1), values (of the seeds),
-      digits and difference (value; low, high and p if they are known; empty if it could not be computed, and missing in
-      the baseline), or with a text. `references` maps further names of metrics to entries of other tables: an object
-      with table, metric, and the fields that select one row of that table.
+    rows: rows, each with the fields above.
     config: config file of the rows.
     flags: flags of all rows, in addition to their own.
     abbreviations: text that is shown -> the text that it replaces: the beginning of a flag, or several flags.

@@ -39,7 +39,7 @@ class BatchSequence(Protocol):
   """Endless sequence of training batches: `batches[step]` is a NamedTuple of arrays with rows on the first axis.
 
   Attributes:
-    shapes: every shape (rows, ...) that occurs; each is one compilation.
+    shapes: every shape (rows, *lengths) that occurs; each is one compilation.
     shape_names: names of the axes of a shape.
     min_row_positions: lengths of a shape -> a lower bound of the number of positions (tokens, pixels or steps) of a
       row, from which `systems.memory` estimates the size of a batch.
