@@ -56,8 +56,8 @@ def score_pairs(
     corpus: the pairs.
     source_vocab: source vocabulary of the run.
     target_vocab: target vocabulary of the run.
-    buckets: buckets of training; pairs that fit none share one more, whose lengths are multiples of 32, or those of the
-      longest source and target if the model does not accept as many.
+    buckets: buckets of training. If a pair fits none, there is a further bucket for the longest source and target, with
+      their lengths rounded up to multiples of 32 if the model accepts these, and unrounded otherwise.
     batch_size: pairs per batch, rounded up to a multiple of the number of devices.
     with_layer_weights: whether to return the weights of every layer and head.
 

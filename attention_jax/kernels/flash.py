@@ -11,8 +11,8 @@ product has its operands in the order that CPUs multiply fastest. The sequences 
 other: the working set is that of one sequence and head, and each of its products is large enough for all cores.
 
 If weights are requested, the array [T, S] is computed separately. Dropout multiplies weights by factors [T, S],
-sampled beforehand and equal to those of the definition: with dropout, memory grows with T S, as it does with a bias or
-a mask per query. Second derivatives are not supported.
+sampled beforehand and equal to those of the definition, implementation 'xla': with dropout, memory grows with T S, as
+it does with a bias or a mask per query. Second derivatives are not supported.
 """
 
 import jax

@@ -1,4 +1,4 @@
-"""Encoders of token sequences. All return `Encoded`, so that every encoder can be combined with every decoder."""
+"""Encoders of token sequences. All return `Encoded`; some decoders need the states of a recurrent encoder in it."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
