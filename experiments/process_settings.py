@@ -38,7 +38,7 @@ def prepare_process() -> None:
 def trim_memory_after_compilation() -> None:
   """Makes the GNU C library return freed memory to the system after each slow compilation.
 
-  It would otherwise keep 100 to 300 MB of small pieces between those in use, where no array of a batch fits.
+  Otherwise fragmentation keeps 100 to 300 MB in free blocks that are too small for an array of a batch.
   """
   import jax
 

@@ -73,7 +73,10 @@ def jsonl(
   """
   fields = (text,) if isinstance(text, str) else tuple(text)
   if len(fields) not in (1, 2) or not all(isinstance(field, str) for field in (*fields, label)):
-    raise UserError(f"task 'jsonl': text must name one field or two, and label one; got {text!r} and label={label!r}")
+    raise UserError(
+      "task 'jsonl': expected one or two field names in text and one field name in label, "
+      f'got text={text!r} and label={label!r}'
+    )
   splits = {}
   for split, path in zip(SPLITS, (train, validation, test, unseen), strict=True):
     if path is not None:

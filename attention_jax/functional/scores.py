@@ -171,8 +171,8 @@ def _convolve(previous: Float[Array, ' S'], filters: Float[Array, 'C W']) -> Flo
 def _mix_channels(x: Float[Array, 'C S'], u: Float[Array, 'C F']) -> Float[Array, 'S F']:
   """xᵀ u, with gradients that are faster on CPUs. The number C of channels is small.
 
-  The gradients of an einsum multiply with [S, F] on the left. XLA for CPU then computes products with C columns, six
-  times slower than the products with C rows here.
+  In the gradients of an einsum, the cotangent [S, F] is the left factor, so that the products have C columns. XLA for
+  CPU computes these six times slower than the products with C rows below.
   """
   return _einsum('cs,cf->sf', x, u)
 

@@ -1,13 +1,14 @@
 """Implementation 'chunked': computes attention in blocks of queries, and recomputes each block for its gradient.
 
-Without returned weights, a bias and a mask per query, which are [T, S] each, memory is linear in T + S; the gradient
-of a recurrent pair also stores one carry for each block. A block has complete rows of scores, so that every score and
-every alignment is supported: recurrent ones pass their carry from block to block.
+Storage is linear in T + S unless weights are returned or a bias or a mask per query is passed; each of these is
+[T, S]. The gradient of a recurrent score or alignment also stores one carry for each block. A block has complete rows
+of scores, so that every score and every alignment is supported: recurrent ones pass their carry from block to block.
 
-Block sizes apply to one sequence. A block has at most MAX_BLOCK_SCORES scores [T, S] and, for a TanhSum unless
-'factored' computes it, at most MAX_BLOCK_ENTRIES entries of its array [T, S, F], but at least one query; with
-symbolic sizes, it has at most SYMBOLIC_BLOCK queries. The sequences of a batch and their heads are computed together,
-one block of each at a time.
+Block sizes apply to one sequence. A block has at most MAX_BLOCK_SCORES scores. For a TanhSum, its array
+[queries, S, F] also has at most MAX_BLOCK_ENTRIES entries; this limit does not apply to 'factored', which has its own
+block function. A block of a single query may exceed both limits. With symbolic sizes, a block has at most
+SYMBOLIC_BLOCK queries instead. The sequences of a batch and their heads are computed together, one block of each at a
+time.
 """
 
 import functools

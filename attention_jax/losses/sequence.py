@@ -29,7 +29,8 @@ def cross_entropy(
     target: [B, T] ids.
     mask: [B, T], True = real.
     smoothing: ε.
-    smoothing_mask: [B, T, V] bool, True for the ids v of the smoothing sum; V is their number. By default all ids.
+    smoothing_mask: [B, T, V] bool, True for the ids v in the smoothing sum; their number replaces V in ε/V. By
+      default all ids.
 
   Returns:
     The sums 'loss', 'tokens' and 'accuracy' (the number of tokens whose largest logit is that of the target).

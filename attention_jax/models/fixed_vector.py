@@ -30,7 +30,7 @@ class Cho(Plain):
   Of the other attributes, those of Plain, only `features` and `dtype` are used; the recurrence has no dropout.
 
   Attributes:
-    rnn: always 'gru', whose gates r and z are those of the cell.
+    rnn: always 'gru': the equations above are a GRU with C c added to each product U h.
     readout: width of the maxout layer.
   """
 

@@ -45,7 +45,7 @@ class StepTrace(NamedTuple):
   """Result of one step of the recurrence, an input of `compute_outputs`.
 
   Attributes:
-    state: output of the highest layer, [..., H]; of Bahdanau with `previous`, its state before the step.
+    state: output of the highest layer, [..., H]; for the cell Bahdanau with previous=True, the state before the step.
     context, weights, alignment: context, weights and private state of the attention; () if it is not in the recurrence.
   """
 
@@ -63,10 +63,10 @@ class FixedMemory(NamedTuple):
 
 
 class SharedMemory(NamedTuple):
-  """Memory with the products of its values [B, 1, S, V] and a kernel [V, W]: gates [B, S, W].
+  """Memory that all hypotheses of a source share, with the products of its values and a kernel.
 
-  The product of a context and the kernel is then the weighted sum of the gates over the S positions, for any number
-  of queries.
+  For values [B, 1, S, V] and a kernel [V, W], the products `gates` are [B, S, W]. The product of a context and the
+  kernel is then the weighted sum of the gates over the S positions, for any number of queries.
   """
 
   memory: Memory

@@ -142,7 +142,7 @@ def _build_update(training: Training, inputs: Inputs, mesh: Mesh, *, stacked: bo
     mesh,
     stacked=stacked,
     accumulate=training.accumulate,
-    average=training.average,
+    average_decay=training.average,
     anneal=make_anneal(training.anneal, inputs.params, training.steps),
     skip_nonfinite=training.on_nonfinite == 'skip',
   )

@@ -15,7 +15,7 @@ class ClassificationPrediction(NamedTuple):
     label: the most probable label.
     probabilities: probability of every label.
     word_weights: for each of N sentences, weights [H, W] of H heads over its W words, see
-      models.classifiers.ClassifierOutput.
+      models.classifiers.ClassifierOutput. For each text of a pair, H = heads x words of the other text.
     sentence_weights: weights [H, N] of the heads over the sentences.
   """
 
@@ -62,7 +62,8 @@ def shade_document(
     pair_heads: number of heads of a classifier that compares two texts; 0 for other classifiers.
   """
   word_weights: Sequence[np.ndarray] = prediction.word_weights
-  if pair_heads:  # [heads x T, W] -> the mean over heads [T, W]
+  if pair_heads:
+    # For each text: [heads x T, W] for the T words of the other text -> the mean over heads, [T, W].
     word_weights = [weights.reshape(pair_heads, -1, weights.shape[-1]).mean(0) for weights in word_weights]
   return ShadedDocument(
     title,

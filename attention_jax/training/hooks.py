@@ -301,17 +301,17 @@ class CheckpointSaver:
     self._host_values = host_values
     self._stack = stack
     self._after_save = after_save
-    self._is_started = False  # a checkpoint has been started, and has not been seen on disk yet
+    self._is_save_pending = False  # a save has been started, and is not confirmed to be on disk yet
 
   def __call__(self, step, state, metrics, last):
     if is_due(step, self._every, last):
       jax.block_until_ready(state)
       with self._clock.paused(SAVING):
         self._checkpoints.save(self._stack(state) if self._stack else state, self._host_values())
-      self._is_started = True
-    if self._is_started and (last or not self._checkpoints.is_writing()):
+      self._is_save_pending = True
+    if self._is_save_pending and (last or not self._checkpoints.is_writing()):
       with self._clock.paused(SAVING):
         self._checkpoints.wait()
         if self._after_save:
           self._after_save()
-      self._is_started = False
+      self._is_save_pending = False

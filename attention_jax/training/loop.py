@@ -356,7 +356,7 @@ def prepare_training(
     mesh,
     seed=seed,
     accumulate=training.accumulate,
-    average=training.average,
+    average_decay=training.average,
     anneal=anneal,
     options=compiler_options(training.steps, count_parameters(shapes), mesh.devices.flat[0].platform),
     skip_nonfinite=training.on_nonfinite == 'skip',

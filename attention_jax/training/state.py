@@ -37,7 +37,7 @@ def count_parameters(params: Any) -> int:
 def init_state(
   params: Any,
   optimizer: optax.GradientTransformation,
-  average: float = 0.0,
+  average_decay: float = 0.0,
   running: Iterable[str] = (),
 ) -> TrainState:
   """Returns the state before the first update.
@@ -45,7 +45,7 @@ def init_state(
   Args:
     params: initial parameters. They are copied, because the training step donates its state.
     optimizer: the optimiser.
-    average: decay of the moving average of the parameters; 0 keeps none.
+    average_decay: decay of the moving average of the parameters; 0 keeps none.
     running: names of the metrics of which running means are kept.
   """
 
@@ -54,7 +54,7 @@ def init_state(
 
   means = {name: jnp.zeros([], jnp.float32) for name in running}
   step = jnp.zeros([], jnp.int32)
-  return TrainState(step, copy_params(), optimizer.init(params), copy_params() if average else (), means)
+  return TrainState(step, copy_params(), optimizer.init(params), copy_params() if average_decay else (), means)
 
 
 def update_average(average: Any, params: Any, step: jax.Array, decay: float) -> Any:
@@ -100,9 +100,9 @@ def evaluation_params(state: TrainState) -> Any:
   return state.average or state.params
 
 
-def evaluation_field(average: float) -> str:
+def evaluation_field(average_decay: float) -> str:
   """Returns the field of TrainState that `evaluation_params` reads, for the decay of the moving average."""
-  return 'average' if average else 'params'
+  return 'average' if average_decay else 'params'
 
 
 def is_finite(state: TrainState) -> bool:

@@ -128,7 +128,7 @@ def make_train_step(
   *,
   seed: int | Sequence[int],
   accumulate: int = 1,
-  average: float = 0.0,
+  average_decay: float = 0.0,
   anneal: Schedules = NO_SCHEDULES,
   options: Mapping[str, Any] | None = None,
   skip_nonfinite: bool = False,
@@ -144,7 +144,7 @@ def make_train_step(
       side: state, batch and metrics then have a leading axis of seeds. That of state and batch is sharded over the mesh
       axis 'seed' (partition.make_mesh).
     accumulate: see `make_update`.
-    average: see `make_update`.
+    average_decay: see `make_update`.
     anneal: see `make_update`.
     options: see `make_update`.
     skip_nonfinite: see `make_update`.
@@ -161,7 +161,7 @@ def make_train_step(
     mesh,
     stacked=stacked,
     accumulate=accumulate,
-    average=average,
+    average_decay=average_decay,
     anneal=anneal,
     options=options,
     skip_nonfinite=skip_nonfinite,
@@ -183,7 +183,7 @@ def make_update(
   *,
   stacked: bool = False,
   accumulate: int = 1,
-  average: float = 0.0,
+  average_decay: float = 0.0,
   anneal: Schedules = NO_SCHEDULES,
   options: Mapping[str, Any] | None = None,
   skip_nonfinite: bool = False,
@@ -198,7 +198,7 @@ def make_update(
     stacked: whether there are several runs side by side, along a leading axis of all arguments, see Update.
     accumulate: number of parts in which a batch is processed, one after the other, for less memory. The update is that
       of the whole batch: tokens, not parts, have equal weight, and `step` counts updates.
-    average: decay of the moving average of the parameters; 0 keeps none. See state.update_average.
+    average_decay: decay of the moving average of the parameters; 0 keeps none. See state.update_average.
     anneal: schedules of annealed parameters, which get no gradient. After update n they have the values for n + 1.
     options: options of the compiler, see compiling.compiler_options.
     skip_nonfinite: whether an update whose loss or gradient is not finite leaves the state unchanged, except for what
@@ -232,7 +232,7 @@ def make_update(
     grads = zero_scheduled(jax.tree.map(lambda g: g / count.astype(g.dtype), grads), anneal)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    averages = update_average(state.average, params, step, average)
+    averages = update_average(state.average, params, step, average_decay)
     metrics = {name: total / count for name, total in sums.items()} | {
       'tokens': sums['tokens'],
       'grad_norm': optax.tree.norm(grads),

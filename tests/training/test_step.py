@@ -28,16 +28,18 @@ def loss_with_running_mean(params, batch, rngs, running, update):
 RUNNING_LOSS = Loss(loss_with_running_mean, ('accuracy',))
 
 
-def setup(devices=1, dropout=0.0, optimizer='adam', average=0.9, seed=1, loss=None, anneal='', **options):
+def setup(devices=1, dropout=0.0, optimizer='adam', average_decay=0.9, seed=1, loss=None, anneal='', **options):
   """Returns a training step and its initial state."""
   mesh = make_mesh(jax.devices()[:devices])
   schedule = make_schedule('constant(rate=0.1)', 10)
   transform = make_optimizer(optimizer, schedule, clip=1.0)
   loss = loss or sequence_loss(Toy(dropout), 0.1)
   anneal = make_anneal(anneal, init_params(), 10)
-  step = make_train_step(loss, transform, schedule, mesh, seed=seed, average=average, anneal=anneal, **options)
+  step = make_train_step(
+    loss, transform, schedule, mesh, seed=seed, average_decay=average_decay, anneal=anneal, **options
+  )
   params = apply_schedules(init_params(), anneal, 1)
-  return step, replicate(init_state(params, transform, average, loss.running), mesh)
+  return step, replicate(init_state(params, transform, average_decay, loss.running), mesh)
 
 
 def run(step, state, steps=4):
@@ -70,7 +72,7 @@ def test_an_update_that_is_not_finite_is_skipped(seed):
   mesh = make_mesh(jax.devices()[:1], seeds=2 if several else 1)
   schedule = make_schedule('constant(rate=0.1)', 10)
   transform = make_optimizer('adam', schedule)
-  step = make_train_step(Loss(sums), transform, schedule, mesh, seed=seed, average=0.9, skip_nonfinite=True)
+  step = make_train_step(Loss(sums), transform, schedule, mesh, seed=seed, average_decay=0.9, skip_nonfinite=True)
   state = init_state({'w': jnp.ones(3)}, transform, 0.9)
   bad = {'bad': np.array([True, False])}
   good = {'bad': np.array([False, False])}
@@ -92,7 +94,7 @@ def test_an_update_that_is_not_finite_is_skipped(seed):
 
 
 def test_the_update_is_the_gradient_of_the_mean_over_unmasked_tokens():
-  step, state = setup(optimizer='sgd', average=0.0)
+  step, state = setup(optimizer='sgd', average_decay=0.0)
   params = init_params()
   batch = make_batch(0)
   loss = sequence_loss(Toy(0.0), 0.1)
@@ -151,14 +153,14 @@ def test_the_state_is_donated_but_the_callers_parameters_are_not():
   optimizer = make_optimizer('adam', schedule)
   params = jax.tree.map(jnp.asarray, init_params())
   state = replicate(init_state(params, optimizer, 0.9), mesh)
-  step = make_train_step(sequence_loss(Toy()), optimizer, schedule, mesh, seed=0, average=0.9)
+  step = make_train_step(sequence_loss(Toy()), optimizer, schedule, mesh, seed=0, average_decay=0.9)
   next_state, _ = step(state, make_batch(0))
   assert all(x.is_deleted() for x in jax.tree.leaves(state))
   assert not any(x.is_deleted() for x in jax.tree.leaves((params, next_state)))
 
 
 def test_the_average_follows_the_parameters():
-  step, state = setup(average=0.5)
+  step, state = setup(average_decay=0.5)
   expected = jax.tree.map(np.array, state.params)
   for n in range(1, 5):
     state, _ = step(state, make_batch(n))
@@ -190,11 +192,13 @@ def test_running_means_do_not_depend_on_parts_and_devices(devices, parts):
   assert_close(whole.running, split.running, rtol=1e-4)
 
 
-@pytest.mark.parametrize('average', [0.0, 0.9])
-def test_an_annealed_parameter_follows_its_schedule_instead_of_its_gradient(average):
+@pytest.mark.parametrize('average_decay', [0.0, 0.9])
+def test_an_annealed_parameter_follows_its_schedule_instead_of_its_gradient(average_decay):
   loss = sequence_loss(Toy(0.0), 0.1, 'diagonal')
   schedule = make_schedule('linear(peak=2.0, end=0.5)', 10)
-  step, state = setup(loss=loss, average=average, anneal='temperature: linear(peak=2.0, end=0.5)', optimizer='adamw')
+  step, state = setup(
+    loss=loss, average_decay=average_decay, anneal='temperature: linear(peak=2.0, end=0.5)', optimizer='adamw'
+  )
   gradient = jax.jit(jax.grad(functools.partial(mean_loss, loss)))
   for n in range(1, 13):
     batch = make_batch(n)
@@ -243,7 +247,7 @@ def test_an_annealed_parameter_follows_its_schedule_after_a_skipped_update():
 
 
 def test_a_batch_of_filler_rows_leaves_the_parameters_unchanged():
-  step, state = setup(optimizer='sgd', average=0.0)
+  step, state = setup(optimizer='sgd', average_decay=0.0)
   batch = make_batch(0)
   masked = batch._replace(source_mask=batch.source_mask & False, target_mask=batch.target_mask & False)
   next_state, metrics = step(state, masked)
