@@ -145,7 +145,7 @@ def api_entries(name: str) -> dict[str, str | None]:
 def model_files() -> dict[str, Source]:
   """Returns a page about the ready-made models, and a page for each that has been made, with what it attends to.
 
-  Models whose data are not generated are left out: those of NETtalk may not be distributed.
+  Omits models whose data the user must provide: the data of NETtalk may not be distributed.
   """
   names = [name for name, model in READY_MADE.items() if not model.data]
   made = [name for name in names if ready_made_folder(name).exists()]

@@ -17,8 +17,9 @@ from attention_jax.errors import choose, report_write_errors
 def write_heatmaps(readings: Sequence[Reading], path: str | Path, *, relative: bool = False) -> None:
   """Writes one PNG with heatmaps of the weights of every reading, and of every measurement with two axes.
 
-  Weights of layers and heads replace those of the model, which are made of them. Measurements are drawn as absolute
-  values, as they may be negative. Those with fewer axes are not drawn, see `unwritten_measurements`.
+  If a reading has weights of layers and heads, these are drawn instead of the weights of the model, which are computed
+  from them. Measurements are drawn as absolute values, as they may be negative. Those with fewer axes are not drawn,
+  see `unwritten_measurements`.
 
   Args:
     readings: what to draw.

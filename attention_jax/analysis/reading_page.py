@@ -74,7 +74,8 @@ def _record(reading: Reading) -> dict[str, Any]:
 def _agreement(reading: Reading) -> dict[str, float] | None:
   """Precision and recall of the largest weights against the gold links; target tokens without a gold link are left out.
 
-  There is no precision without a predicted link, and no recall without a sure link. None without gold links.
+  Omits 'precision' if no link is predicted, and 'recall' if there is no sure link. Returns None if there are no gold
+  links.
   """
   if reading.gold is None or not len(reading.gold):
     return None

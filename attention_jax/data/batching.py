@@ -357,12 +357,12 @@ def eval_batch_rows(
 
 
 def _join_small_buckets(bucket_index: np.ndarray, buckets: Sequence[tuple[int, ...]], min_rows: int) -> np.ndarray:
-  """Moves the rows of each bucket with fewer than `min_rows` to the next bucket with rows that is at least as long.
+  """Moves the rows of each small bucket to the next non-empty bucket whose lengths are all at least as large.
 
   Args:
     bucket_index: position in `buckets` of the bucket of each row, [rows]; -1 for a row that fits none.
     buckets: the lengths of each bucket.
-    min_rows: buckets with fewer rows are joined to a larger one, if there is one.
+    min_rows: a bucket with fewer rows is small; its rows stay if there is no such larger bucket.
 
   Returns:
     The new `bucket_index`, [rows].

@@ -107,8 +107,8 @@ def tfds_split_parts(builder: Any, name: str, validation: str | None) -> dict[st
   train = _train_without(validation)
   if validation and min(_count_examples(existing, train), _count_examples(existing, validation)) < 1:
     raise UserError(
-      f"tfds set '{name}': validation must be one part that leaves training examples, such as 'train[90%:]', or "
-      f"another split, and have examples, got {validation!r}; split 'train' has "
+      f"tfds set '{name}': validation must have examples, and be a split other than 'train' or one part of 'train' "
+      f"that leaves training examples, such as 'train[90%:]'; got {validation!r}; split 'train' has "
       f'{_count_examples(existing, "train")} examples'
     )
   if not _count_examples(existing, train):

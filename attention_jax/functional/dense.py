@@ -108,8 +108,9 @@ def subtract_max(scores: Scores, mask: Mask) -> Scores:
 def clamp_to_finite(scores: Scores) -> Scores:
   """Returns finite scores unchanged and infinite ones as the nearest finite number, with the gradient of the identity.
 
-  The clamp also prevents the compiler from fusing the last product of a score with the subtraction of the maximum. The
-  fused operation does not round the product, while the maximum is rounded: a large score could exceed its own maximum.
+  The clamp also prevents the compiler from combining the last product of a score and the subtraction of the maximum
+  into a fused multiply-add. That would not round the product, while the maximum is rounded: a large score could exceed
+  its own maximum.
   """
   info = jnp.finfo(scores.dtype)
   return jax.lax.clamp(jnp.asarray(info.min, scores.dtype), scores, jnp.asarray(info.max, scores.dtype))

@@ -30,7 +30,7 @@ def align(
     (source, target) pairs of each row.
 
   Raises:
-    UserError: for an unknown level, and if the tokens of a vocabulary are not parts of its units.
+    UserError: for an unknown level, and for a vocabulary whose tokens are not parts of the units of that level.
   """
   level = choose(corpus.level, LINK_LEVELS, 'level of links')
   units = [token_units(vocabulary, level) for vocabulary in (source_vocab, target_vocab)]

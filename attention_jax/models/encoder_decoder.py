@@ -146,7 +146,7 @@ class EncoderDecoder(nn.Module):
       return outputs._replace(ponder=encoded.ponder)
     embeddings = self.embedding(inputs, deterministic)
     output = self.decoder(encoded, embeddings, deterministic)
-    outputs = self._model_output(output, embeddings, self._remember_output(encoded, source))
+    outputs = self._model_output(output, embeddings, self._make_output_memory(encoded, source))
     return outputs._replace(ponder=encoded.ponder)
 
   def start(
@@ -166,7 +166,7 @@ class EncoderDecoder(nn.Module):
     encoded = self.encoder(source, source_mask, True)
     carry, memory = self._start(encoded, max_length)
     memory = self.decoder.share(memory, hypotheses, max_length)
-    return carry, SourceMemory(memory, self._remember_output(encoded, source))
+    return carry, SourceMemory(memory, self._make_output_memory(encoded, source))
 
   def make_shortlist(self, ids: jax.Array) -> Shortlist:
     """Returns the Shortlist of the tokens `ids` [V'], which restricts the steps of one batch to them.
@@ -214,7 +214,7 @@ class EncoderDecoder(nn.Module):
     likelihood = jnp.where(target_mask[..., None], outputs.likelihood, 0.0)
     return zero_masked(jax.vmap(latent.posterior)(outputs.weights, state_of_head, likelihood), target_mask)
 
-  def _remember_output(self, encoded: Encoded, source: jax.Array) -> Any:
+  def _make_output_memory(self, encoded: Encoded, source: jax.Array) -> Any:
     """Memory of the output layer."""
     return self.output.remember(encoded.memory, encoded.mask, source)
 
@@ -223,7 +223,7 @@ class EncoderDecoder(nn.Module):
   ) -> ModelOutput:
     """Outputs of one step or of all, from the output and the inputs of the decoder."""
     candidates = (output.context, output.top, embeddings)
-    # A decoder without a single context or top state has () in its place.
+    # `context` is () for a LayeredDecoder, which has one context per layer.
     gate_inputs = tuple(candidate for candidate in candidates if not isinstance(candidate, tuple))
     result = self._output(output.features, CopyInputs(output_memory, output.weights, gate_inputs), shortlist)
     return ModelOutput(result.logits(), output.weights, output.state, linear=result.linear, layers=output.layers)

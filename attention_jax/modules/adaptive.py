@@ -123,7 +123,7 @@ class AdaptiveLayer(nn.Module):
       Outputs [B, S, F], zero where masked; the state after the last unmasked step; and Ponder with arrays [B, S].
     """
     cell = RecurrentCell(self.kind, self.features, self.dtype)
-    later = jnp.moveaxis(cell.project(zero_masked(inputs, mask)), 1, 0)
+    projected = jnp.moveaxis(cell.project(zero_masked(inputs, mask)), 1, 0)
     width = RECURRENCES[self.kind].gates * self.features
     flag = self.param('flag', nn.initializers.glorot_uniform(), (1, width))
     halting_kernel = self.param('halting_kernel', nn.initializers.lecun_normal(), (self.features, 1))
@@ -141,7 +141,7 @@ class AdaptiveLayer(nn.Module):
       state = jax.tree.map(lambda new, old: jnp.where(is_real[:, None], new, old), new, state)
       return state, (state[0], pondered)
 
-    state, (outputs, pondered) = jax.lax.scan(body, state, (later, mask.T), reverse=self.reverse)
+    state, (outputs, pondered) = jax.lax.scan(body, state, (projected, mask.T), reverse=self.reverse)
 
     def to_batch_first(x):
       return zero_masked(jnp.moveaxis(x, 0, 1), mask)

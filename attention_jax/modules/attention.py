@@ -316,7 +316,8 @@ class Attention(nn.Module):
       memory: memory, as `remember` returns it.
       deterministic: whether to use test-time behaviour.
       positions: positions of the queries, [T]; required if there is a module of positions.
-      return_weights: whether to return the weights; positions with `needs_weights` return them in any case.
+      return_weights: whether to return the weights; they are always returned if the module of positions has
+        `needs_weights`.
 
     Returns:
       Attended with context [B, T, `context_width`], and weights: [B, T, S] for one head, else [B, N, T, S]; or None.

@@ -15,9 +15,9 @@ from attention_jax.specs import Size
 class Pooling(nn.Module):
   """Base class of poolings: memory [B, S, D], mask [B, S], final [B, D'] -> a vector [B, V] and weights [B, H, S].
 
-  `final` is the summary of the encoder. H is 1, or heads times hops for a pooling that attends. `Sum` and `Last`, which
-  have no weights, return equal ones. A sequence whose positions are all masked gives a zero vector and zero weights; if
-  `attention` projects values with a bias, only the weights are zero.
+  `final` is the summary of the encoder. H is 1, or heads times hops for a pooling that attends. `Sum` and `Last` do not
+  use weights; they return uniform weights. A sequence whose positions are all masked gives a zero vector and zero
+  weights; if `attention` projects values with a bias, only the weights are zero.
 
   Attributes:
     attention: attention of a pooling that attends.

@@ -52,20 +52,20 @@ class Contrast(NamedTuple):
     column: the column.
     comparison: over seeds.
     corrected_p: `p` after the correction for the number of comparisons of one `contrast_all`.
-    rows: comparisons of the outputs of each pair of runs; empty if outputs were not compared.
+    row_comparisons: comparisons of the outputs of each pair of runs; empty if outputs were not compared.
   """
 
   setting: SettingRuns
   column: MetricColumn
   comparison: Comparison
   corrected_p: float
-  rows: Sequence[RowComparison]
+  row_comparisons: Sequence[RowComparison]
 
   @property
   def p(self) -> float:
     """The p of the test over seeds, or of the test over rows for a single pair of runs."""
-    if math.isnan(self.comparison.p) and self.comparison.seeds == 1 and self.rows:
-      return self.rows[0].p
+    if math.isnan(self.comparison.p) and self.comparison.seeds == 1 and self.row_comparisons:
+      return self.row_comparisons[0].p
     return self.comparison.p
 
   @property
@@ -107,8 +107,8 @@ def contrast_all(
         values = [column.value(run) for run, _ in pairs]
         base_values = [column.value(base_run) for _, base_run in pairs]
         comparison = compare(values, base_values, column.higher_is_better, test)
-        rows = comparer.compare(pairs, column) if comparer else []
-        contrasts.append(Contrast(setting, column, comparison, math.nan, rows))
+        row_comparisons = comparer.compare(pairs, column) if comparer else []
+        contrasts.append(Contrast(setting, column, comparison, math.nan, row_comparisons))
   corrected = correct_p_values([contrast.p for contrast in contrasts])
   return [contrast._replace(corrected_p=p) for contrast, p in zip(contrasts, corrected, strict=True)]
 

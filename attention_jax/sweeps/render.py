@@ -113,7 +113,7 @@ def _contrast_fields(contrast: Contrast | None) -> dict[str, Any]:
     'p': contrast.comparison.p,
     'corrected_p': contrast.corrected_p,
     'probability_of_improvement': contrast.comparison.improvement,
-    'rows_p': ' '.join(f'{row.p:.4g}' for row in contrast.rows),
+    'rows_p': ' '.join(f'{comparison.p:.4g}' for comparison in contrast.row_comparisons),
     'verdict': contrast.verdict,
   }
 
@@ -172,14 +172,15 @@ def _p(value: float) -> str:
   return '< 0.001' if value < 0.001 else f'{value:.3f}'
 
 
-def _rows(contrast: Contrast) -> str:
+def _row_comparisons(contrast: Contrast) -> str:
   """'2 of 3': the pairs of runs whose outputs differ with p < SIGNIFICANCE; 'p = 0.012' for a single pair."""
-  if not contrast.rows:
+  comparisons = contrast.row_comparisons
+  if not comparisons:
     return MISSING
-  if len(contrast.rows) == 1:
-    p = _p(contrast.rows[0].p)
+  if len(comparisons) == 1:
+    p = _p(comparisons[0].p)
     return f'p {p}' if p.startswith('<') else f'p = {p}'
-  return f'{sum(row.p < SIGNIFICANCE for row in contrast.rows)} of {len(contrast.rows)}'
+  return f'{sum(comparison.p < SIGNIFICANCE for comparison in comparisons)} of {len(comparisons)}'
 
 
 FILTERS = {
@@ -191,7 +192,7 @@ FILTERS = {
   'mflop': lambda flop: MISSING if math.isnan(flop) else f'{flop / 1e6:,.0f}',
   'number': _number,
   'p': _p,
-  'rows': _rows,
+  'row_comparisons': _row_comparisons,
   'signed': _signed,
   'time': format_seconds,
 }

@@ -310,7 +310,7 @@ def _notes(
       f'{format_count(num_tested, "comparison")} (Benjamini-Hochberg). That no difference was found does not mean that '
       'there is none. P(better) is the probability that a run of the setting is better than one of the baseline.'
     )
-  if any(contrast.rows for contrast in contrasts):
+  if any(contrast.row_comparisons for contrast in contrasts):
     notes.append(
       'Rows: the number of pairs of runs whose outputs differ at p < 0.05 when rows are resampled, or the p of a '
       'single pair (metrics of sacrebleu: paired bootstrap; rates: paired permutation test). This tests whether two '

@@ -30,7 +30,7 @@ class CompileAhead(contextlib.AbstractContextManager):
       compiles nothing. It calls `when_lowered()` before the compiler starts.
     batches: one batch of each shape, in the order in which the shapes occur.
     compile_evaluation: (is_stopped) -> None; compiles the programs of an evaluation, and returns soon after
-      `is_stopped()` becomes true. None compiles none ahead.
+      `is_stopped()` becomes true. If None, each evaluation compiles the programs that it needs.
     make_state: returns the state before the first update; it compiles programs of its own. None for a resumed run.
   """
 

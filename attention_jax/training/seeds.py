@@ -145,7 +145,8 @@ class SeedRuns:
           with self._clock.paused(SAVING):
             self._checkpoints[i].save(state, {'best': self.best[i]._asdict()})
       with self._clock.paused(SAVING):
-        for checkpoints in self._checkpoints:  # all are on disk before the checkpoint of all runs that names them
+        # The checkpoint of all runs refers to the checkpoints of each run, which must be on disk before it.
+        for checkpoints in self._checkpoints:
           checkpoints.wait()
     return None if self.live.any() else 'every run has stopped'
 

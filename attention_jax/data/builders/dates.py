@@ -18,7 +18,7 @@ Gold links join each target character with the source characters that it comes f
 - a digit that is in the source has one link, also if it is part of the name of a month ('tháng 5');
 - both digits of a century that is not in the source have links to both digits of the year;
 - a leading zero that is not in the source has a link to the digit after it;
-- both digits of a month by name without digits have links to the whole name;
+- if the source has the month as a name without digits, both digits of the month have links to the whole name;
 - the two '-' have no links.
 
 Metrics that distinguish sure from possible links count the only link of a character as sure, and several as possible.
@@ -58,7 +58,8 @@ CASES = (str, str, str, str, str.lower, str.lower, str.upper, str.title)  # str:
 SPACING_SHARE = 0.3  # of the examples have spacing noise
 NO_DOT_SHARE = 0.2  # of the names lose the dot of their abbreviation
 SEPARATORS = frozenset('./-,')
-IDLE_SPACE = re.compile(r'(?<!\d) | (?!\d)')  # every space but a single one between two digits
+# Every space except a single one between two digits; ignored when sources are compared.
+INSIGNIFICANT_SPACE = re.compile(r'(?<!\d) | (?!\d)')
 
 
 class SplitSlots(NamedTuple):
@@ -107,7 +108,7 @@ def generate(split: str, seed: int = 0) -> Iterator[dict[str, str]]:
       continue
     date, labelled = example
     source = ''.join(char for char, _ in labelled)
-    key = IDLE_SPACE.sub('', source.casefold())
+    key = INSIGNIFICANT_SPACE.sub('', source.casefold())
     slot = zlib.crc32(key.encode()) * 23 >> 32
     if key not in drawn_sources and start <= slot < stop:
       drawn_sources.add(key)
