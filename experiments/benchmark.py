@@ -37,9 +37,9 @@ flags.DEFINE_string('joey', '', 'the interpreter of an environment with Joey NMT
 flags.DEFINE_string('data', 'data/multi30k', 'the folder with test2016.en and test2016.de, for --run')
 flags.DEFINE_string('data_root', 'data', 'the folder with nettalk, multi30k and imdb, for startup and prepared')
 flags.DEFINE_integer(
-  'pairs', 0, 'number of pairs of the suite prepared, such as 4640000; 0 omits the suite', lower_bound=0
+  'pairs', 0, "number of pairs for the suite 'prepared', such as 4640000; 0 omits the suite", lower_bound=0
 )
-flags.DEFINE_string('checkout', '', 'a checkout of another commit, which the suite startup measures too')
+flags.DEFINE_string('checkout', '', "a checkout of another commit, which the suite 'startup' measures too")
 
 
 def main() -> None:

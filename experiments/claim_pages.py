@@ -38,13 +38,13 @@ class Claim(NamedTuple):
     page: the page in docs/claims/, without its suffix.
     sweep: the sweep file in configs/claims/, without its suffix.
     measure: the settings of the finished sweep -> the tables of the page.
-    full: the form of the sweep file for accelerators, which the page names as --config=FILE:FORM.
+    accelerator_form: the form of the sweep file for accelerators: FORM in the --config=FILE:FORM of the page.
   """
 
   page: str
   sweep: str
   measure: Callable[[Sequence[SettingRuns]], Tables]
-  full: str = 'full'
+  accelerator_form: str = 'full'
 
 
 def _factor_columns(factors: Sequence[str]) -> list[Column]:

@@ -5,11 +5,15 @@
 
 Compiles the update of the longest sequences for each slice, see compile_for_pod.py, with batches that grow with the
 slice: --tokens tokens of each side for each chip. config.mesh.fsdp is reduced to its greatest common divisor with the
-number of devices. Each row has the memory of a device, lower bounds of the time of each resource by the published rates
-of the chip, and an upper bound of the target tokens per second, padding included: those of an update that takes as long
-as the largest lower bound. 'does not fit' marks slices whose devices have too little memory for the update, or whose
-mesh cannot shard the largest parameter. Nothing is measured. One slice takes minutes to compile. Needs libtpu, see
-requirements-bench.txt.
+number of devices. Each row has
+
+- the memory per device;
+- for each resource, a lower bound of the time of an update, from the published rates of the chip;
+- an upper bound of the target tokens per second, padding included: the rate if an update takes exactly the largest of
+  the lower bounds.
+
+'does not fit' marks slices whose devices have too little memory for the update, or whose mesh cannot shard the largest
+parameter. Nothing is measured. One slice takes minutes to compile. Needs libtpu, see requirements-bench.txt.
 """
 
 from experiments.process_settings import prepare_process

@@ -204,7 +204,7 @@ class Batches:
   """Endless training batches of one split of pairs: `batches[step]` for any step >= 0, see BatchOrder."""
 
   shape_names = 'rows, source, target'
-  min_row_positions = sum  # of the lengths of a bucket, see systems.base.BatchSequence
+  min_row_positions = sum  # (source, target) -> the tokens of a row; see systems.base.BatchSequence
 
   def __init__(
     self,

@@ -294,7 +294,7 @@ class DigitBatches:
   """Endless training batches of one split, see batching.BatchOrder. Canvases are drawn anew in each epoch."""
 
   shape_names = 'rows, height, width'
-  min_row_positions = sum  # see systems.base.BatchSequence
+  min_row_positions = sum  # (height, width) -> a lower bound of the pixels of a row; see systems.base.BatchSequence
 
   def __init__(self, split: Digits, size: int, seed: int = 0, share: Share = WHOLE_BATCH):
     """Assigns the rows of a split to batches; for size, seed and share see batching.BatchOrder."""

@@ -200,7 +200,7 @@ class DocumentBatches:
   """Endless training batches of one split: `batches[step]` for any step >= 0, see batching.BatchOrder."""
 
   shape_names = 'rows, sentences, words'
-  min_row_positions = math.prod  # see systems.base.BatchSequence
+  min_row_positions = math.prod  # (sentences, words) -> the words of a row; see systems.base.BatchSequence
 
   def __init__(
     self,

@@ -335,7 +335,7 @@ class CaptionBatches:
   """Endless training batches of one split: `batches[step]` for any step >= 0, see batching.BatchOrder."""
 
   shape_names = 'rows, caption'
-  min_row_positions = sum  # see systems.base.BatchSequence
+  min_row_positions = sum  # (caption,) -> the tokens of a caption, without pixels; see systems.base.BatchSequence
 
   def __init__(
     self, encoded: EncodedCaptions, buckets: Sequence[int], size: int, seed: int = 0, share: Share = WHOLE_BATCH

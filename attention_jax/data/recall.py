@@ -43,7 +43,7 @@ class RecallBatches:
   """
 
   shape_names = 'rows, steps'
-  min_row_positions = sum  # see systems.base.BatchSequence
+  min_row_positions = sum  # (steps,) -> the number of steps of a row; see systems.base.BatchSequence
 
   def __init__(self, task: RecallTask, size: int, seed: int = 0, share: Share = WHOLE_BATCH):
     """Defines the batches of a task.

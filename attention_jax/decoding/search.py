@@ -133,14 +133,14 @@ def beam(
     log_normalizer = log_sum_exp(logits).T
     coverage = state.coverage + weights
     eos_log_probs = logits[..., EOS].T - log_normalizer
-    ended_log_probs = state.log_probs + eos_log_probs
+    log_probs_with_eos = state.log_probs + eos_log_probs
     log_probs, parents, tokens = _continue_groups(
       state.log_probs - log_normalizer, logits, continues, groups, diversity
     )
     log_probs = jnp.maximum(log_probs, IMPOSSIBLE_SCORE)
-    threshold = _group_threshold(log_probs, ended_log_probs, groups)
-    is_ending = (ended_log_probs >= threshold) | (step_index == max_length - 1)
-    ended_log_probs = jnp.where(is_ending, ended_log_probs, IMPOSSIBLE_SCORE)
+    threshold = _group_threshold(log_probs, log_probs_with_eos, groups)
+    is_ending = (log_probs_with_eos >= threshold) | (step_index == max_length - 1)
+    ended_log_probs = jnp.where(is_ending, log_probs_with_eos, IMPOSSIBLE_SCORE)
     scores = ranking_scores(ended_log_probs, eos_log_probs, step_index + 1, coverage, source_mask, ranking)
     finished = _update_finished(state.finished, ended_log_probs, scores, step_index, groups)
     carry = _take_carry_beams(carry, parents)
@@ -276,9 +276,15 @@ def _continue_beams(
   return best, index // sums.shape[-1], tokens.astype(jnp.int32)
 
 
-def _group_threshold(log_probs: jax.Array, ended_log_probs: jax.Array, groups: int) -> jax.Array:
-  """The (K / G)-th best log-probability of a group's live and ended beams, repeated for each of its beams: [B, K]."""
-  candidates = jnp.concatenate([_by_group(log_probs, groups), _by_group(ended_log_probs, groups)], axis=-1)
+def _group_threshold(log_probs: jax.Array, log_probs_with_eos: jax.Array, groups: int) -> jax.Array:
+  """Returns for each beam, [B, K], the (K / G)-th best log-probability among all continuations of its group.
+
+  Args:
+    log_probs: [B, K] log-probabilities of the best continuations of each group without EOS.
+    log_probs_with_eos: [B, K] log-probabilities of the beams if EOS follows.
+    groups: G, the number of groups.
+  """
+  candidates = jnp.concatenate([_by_group(log_probs, groups), _by_group(log_probs_with_eos, groups)], axis=-1)
   size = log_probs.shape[1] // groups
   return jnp.repeat(jax.lax.top_k(candidates, size)[0][..., -1], size, axis=-1)
 

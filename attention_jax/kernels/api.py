@@ -136,7 +136,7 @@ def attend(
     score, alignment: a spec string such as 'low_rank(rank=16)', a table row, or a function with the arguments of a
       row's `fn`.
     params: parameters as returned by `init_params`. The entries 'query' [Dq, F] and 'key' [Dk, F], if present, project
-      query and key. Without them, a score that projects expects projected query and key.
+      query and key. Without them, scores with `Row.project`, such as 'additive', expect both already projected.
     bias: float, broadcastable to [..., T, S], added to the scores before masking; -inf masks.
     rng: a PRNG key, consumed. Variants that sample require it, unless `deterministic` replaces them by a test-time
       counterpart.

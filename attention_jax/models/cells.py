@@ -96,7 +96,7 @@ class Cell(nn.Module):
 
   def remember(self, encoded: Encoded) -> Memory:
     """Returns the memory of a source."""
-    return self.attention.remember(encoded.memory, encoded.mask, value=encoded.values)
+    return self.attention.remember(encoded.memory, encoded.mask, value=encoded.values_or_memory)
 
   def share(self, memory: Any, hypotheses: int, max_length: int) -> Any:
     """Returns the memory for `hypotheses` hypotheses of each source, of up to `max_length` tokens.

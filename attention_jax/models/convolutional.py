@@ -156,7 +156,7 @@ class ConvDecoderLayer(nn.Module):
 
   def remember(self, encoded: Encoded) -> Memory:
     """Prepares the memory of a source, once for all steps."""
-    return self.attention.remember(encoded.memory, encoded.mask, value=encoded.values)
+    return self.attention.remember(encoded.memory, encoded.mask, value=encoded.values_or_memory)
 
   def start(self, memory: Memory) -> ConvLayerCarry:
     """Returns the carry before the first step."""
@@ -295,9 +295,10 @@ class ConvDecoder(LayeredDecoder, Convolutional, kw_only=True):
   def _remember(self, encoded: Encoded) -> tuple[Memory, ...]:
     """Prepares the memory of every layer."""
     # The gradient of the encoder is the mean of those of the layers, not their sum. The source embeddings, which are
-    # added to the memory in the values, receive the sum (section 3.4). The difference below is 0, up to its gradient.
+    # added to the memory in the values, receive the sum (section 3.4). `memory - encoded.memory` is 0; it only scales
+    # the gradient that the encoder's memory receives through the values.
     memory = scale_gradient(encoded.memory, 1 / self.layers)
-    encoded = encoded._replace(memory=memory, value=encoded.values + (memory - encoded.memory))
+    encoded = encoded._replace(memory=memory, value=encoded.values_or_memory + (memory - encoded.memory))
     return tuple(block.remember(encoded) for block in self.blocks)
 
   def _output(

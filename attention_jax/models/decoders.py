@@ -206,7 +206,7 @@ class TransformerDecoder(LayeredDecoder, Stack, kw_only=True):
     return self_attention_mask(positions, size, causal=True, window=self.window, sinks=self.sinks)
 
   def _remember(self, encoded: Encoded) -> tuple[Memory, ...]:
-    return tuple(block.remember(encoded.memory, encoded.mask, encoded.values) for block in self.blocks)
+    return tuple(block.remember(encoded.memory, encoded.mask, encoded.values_or_memory) for block in self.blocks)
 
 
 DECODERS: Mapping[str, type[nn.Module]] = {**CELLS, 'cho': Cho, 'conv': ConvDecoder, 'transformer': TransformerDecoder}

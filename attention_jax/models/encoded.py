@@ -65,6 +65,6 @@ class Encoded(NamedTuple):
   ponder: tuple[Ponder, ...] = ()
 
   @property
-  def values(self) -> jax.Array:
+  def values_or_memory(self) -> jax.Array:
     """`value`, or the memory if `value` is ()."""
     return self.memory if isinstance(self.value, tuple) else self.value

@@ -36,8 +36,8 @@ class ReportOptions(NamedTuple):
 
   Attributes:
     baseline: the setting that the others are compared with, by some of its fields; None for the first.
-    metrics: the metrics to report, the most important first; () for those of training.select and evaluation.metrics in
-      the first config, and the alignment error rate, or for all metrics if no run has one of these.
+    metrics: the metrics to report, the most important first; () for the defaults that were measured: training.select
+      and evaluation.metrics of the first config, and the alignment error rate; or all metrics if none of these was.
     title: the question that the report answers; '' for none.
     test: a key of statistics.TESTS, the paired test over seeds.
     compares_rows: whether outputs are also compared row by row, which reads the data.

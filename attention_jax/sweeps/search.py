@@ -118,7 +118,7 @@ def _parse_range(field: str, spec: str) -> Scale:
 def _round(x: float, low: float, high: float) -> float:
   """Rounds x to DIGITS significant digits, or more in a narrow range, and clips it to the range.
 
-  A range that is 10 times narrower than its numbers needs one digit more, so that its values stay distinct.
+  A range whose width is a tenth of its largest absolute value needs one more digit, so that its values stay distinct.
   """
   digits = DIGITS + math.floor(max(0.0, math.log10(max(abs(low), abs(high))) - math.log10(high - low)))
   return float(min(max(float(f'{x:.{digits}g}'), low), high))

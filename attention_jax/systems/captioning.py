@@ -299,7 +299,7 @@ class CaptioningSystem(System):
     return [p.hypotheses[0].text if p.hypotheses else '' for p in predictions]
 
   def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
-    """Writes a .png with one map per word and the same as an animation (.gif), or a page (.html).
+    """Writes one map per word: for a .png path, a picture and an animation (.gif) beside it; for .html, a page.
 
     Rows are pictures of the split, and `inputs` are image files. Image files are drawn at
     caption_overlays.IMAGE_SIZE. A split with image files is drawn from them, as its pictures may be features.
@@ -391,7 +391,7 @@ class CaptioningSystem(System):
     return Prediction(name, [], texts)
 
   def _pointing_metrics(self, pictures: Pictures, weights: Iterable[np.ndarray | None]) -> dict[str, MetricValue]:
-    """Pointing game: share of tokens, and of phrases (adjacent tokens with one box), whose argmax is in their box."""
+    """Pointing game: share of phrases ('pointing') or tokens ('pointing_words') whose argmax is in their gold box."""
     rows = [
       (matrix, [boxes[word] if word >= 0 else None for word in self.vocabulary.word_ids(caption)])
       for boxes, caption, matrix in zip(pictures.boxes, pictures.captions, weights, strict=True)
@@ -399,7 +399,7 @@ class CaptioningSystem(System):
     ]
     cell_centres = tuple(centres * size for centres, size in zip(self._cell_centres, self.shape[:2], strict=True))
     metrics = {}
-    for name, merge_phrases in (('pointing', True), ('pointing_words', False)):
+    for name, merge_phrases in (('pointing', True), ('pointing_words', False)):  # phrase: adjacent tokens with one box
       counts = [count_pointing_hits(matrix, boxes, cell_centres, merge_phrases=merge_phrases) for matrix, boxes in rows]
       hits, total = map(sum, zip(*counts, strict=True))
       unit = 'phrases' if merge_phrases else 'tokens'

@@ -23,6 +23,8 @@ def compute_digests(splits: Mapping[str, Any]) -> dict[str, str]:
 def check_digests(folder: str | Path, digests: Mapping[str, str], log: Callable[[str], None] = print) -> None:
   """Compares the digests of the current data with those that the run stored at its start.
 
+  Stores nothing: the caller then stores the current digests with `store_digests`.
+
   Args:
     folder: the run folder.
     digests: digests of the current data.

@@ -1,4 +1,4 @@
-"""Comparable timings: one process and one run, sides in turns, medians with quartiles."""
+"""Times several ways to do the same work ('sides') alternately in one process, and returns medians and quartiles."""
 
 import dataclasses
 import math
@@ -31,11 +31,11 @@ class BenchmarkContext(NamedTuple):
     compile_threads: number of threads that compile; None for the number of cores.
     torch_compile: whether to compare with torch.compile, which may take minutes to compile a model.
     joey: an interpreter with Joey NMT, or ''.
-    run: the folder of a trained run, for the suite translation; or ''.
+    run: the folder of a trained run, for the suite 'translation'; or ''.
     data: the folder of its test set, see trained.py; or ''.
-    data_root: the folder with the data sets of the suites startup and prepared.
-    pairs: number of pairs of the suite prepared, or 0.
-    checkout: a checkout of another commit, which the suite startup measures too; or ''.
+    data_root: the folder with the data sets of the suites 'startup' and 'prepared'.
+    pairs: number of pairs for the suite 'prepared', or 0.
+    checkout: a checkout of another commit, which the suite 'startup' measures too; or ''.
     report_failure: called with the name of a failed case and the error; by default it raises the error.
   """
 
@@ -96,7 +96,7 @@ class Timing:
     speed: the median of the first side divided by that of this one; 1 where sides are not compared.
     amount: how much of `unit` one run does; 0 if there is no meaningful rate.
     unit: the unit of `amount`.
-    memory: as in Side; in the suite memory, the peak resident bytes of a process without those of its imports.
+    memory: as in Side; in the suite 'memory', the peak resident bytes of a process without those of its imports.
     note: a remark for the report.
   """
 

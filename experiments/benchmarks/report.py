@@ -84,7 +84,7 @@ def run_suites(names: Sequence[str], out: str, bench: BenchmarkContext) -> list[
   for name in names:
     choose(name, SUITES, 'suite')
     if name in missing:
-      raise UserError(f'the suite {name} needs {missing[name]}')
+      raise UserError(f'the suite {name!r} needs {missing[name]}')
   folder = run_path(out)
   try:
     folder.mkdir(parents=True, exist_ok=True)

@@ -105,7 +105,7 @@ def test_the_report_has_table_json_markdown_and_pictures(tmp_path, monkeypatch, 
   with pytest.raises(aj.UserError, match='cannot be written to'):
     report.run_suites(['kernels'], '/dev/null/here', BenchmarkContext(print, 2))
   monkeypatch.undo()
-  with pytest.raises(aj.UserError, match='the suite prepared needs --pairs=NUMBER'):
+  with pytest.raises(aj.UserError, match="the suite 'prepared' needs --pairs=NUMBER"):
     report.run_suites(['prepared'], str(tmp_path), BenchmarkContext(print, 2))
 
 
