@@ -44,9 +44,14 @@ def test_a_state_larger_than_the_memory_raises(config, average, rows, is_valid):
       memory.check_state_memory(config, params)
 
 
-@pytest.mark.parametrize(('rows', 'is_valid'), [(40, True), (45, False)])
-def test_the_gradients_of_several_runs_need_not_exist_at_once(config, rows, is_valid):
-  """Five runs need five arrays of parameters and one of gradients, with 4 bytes a number."""
+@pytest.mark.parametrize(
+  ('threads', 'rows', 'is_valid'), [(1, 40, True), (1, 45, False), (2, 34, True), (2, 40, False), (8, 23, True)]
+)
+def test_as_many_runs_have_gradients_at_the_same_time_as_there_are_threads(
+  config, threads, rows, is_valid, monkeypatch
+):
+  """Five runs need five arrays of parameters, and at most five of gradients, with 4 bytes a number."""
+  monkeypatch.setattr(memory, 'program_threads', lambda: threads)
   config['seeds'] = 5
   config['training'] |= {'optimizer': 'sgd', 'schedule': 'constant(rate=0.1)'}
   params = {'embedding': jax.ShapeDtypeStruct((rows,), jnp.float32)}
