@@ -13,6 +13,7 @@ import filelock
 
 from attention_jax.errors import UserError, choose
 from attention_jax.training.folder import LOCK
+from attention_jax.training.threads import usable_cores
 
 CHILD = Path(__file__).with_name('child.py')
 KILL_AFTER = 300.0  # seconds that an interrupted process has to save its checkpoint
@@ -143,7 +144,7 @@ def detect_devices() -> tuple[str, list[int]]:
     raise UserError(f'jax cannot list its devices (JAX_PLATFORMS={os.environ.get("JAX_PLATFORMS", "")!r}): {reason}')
   backend, count = result.stdout.split()
   if backend == 'cpu':
-    return backend, sorted(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else [*range(os.cpu_count())]
+    return backend, usable_cores()
   return backend, [*range(int(count))]
 
 

@@ -93,6 +93,8 @@ def map_batches(fn: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterato
 
 
 def _map_shares(fn: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterator[tuple[Batch, Any]]:
+  """Yields what `map_batches` yields outside of `each_shape_once`."""
+
   def read_groups():
     remaining = iter(batches)
     while group := list(itertools.islice(remaining, jax.process_count())):

@@ -19,13 +19,18 @@ Result = TypeVar('Result')
 def program_threads() -> int:
   """Returns the number of threads that may run programs at the same time.
 
-  That is the number of cores of a single CPU device, up to MAX_THREADS. It is 1 for an accelerator, which runs one
-  program after the other, and with several devices: programs that communicate between them could wait for each other.
+  If a CPU is the only device, that is the number of cores that the process may use, up to MAX_THREADS. It is 1 for an
+  accelerator, which runs one program after the other, and with several devices: programs that communicate between them
+  could wait for each other.
   """
   if jax.device_count() > 1 or jax.default_backend() != 'cpu':
     return 1
-  cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-  return min(cores, MAX_THREADS)
+  return min(len(usable_cores()), MAX_THREADS)
+
+
+def usable_cores() -> list[int]:
+  """Returns the numbers of the cores that this process may use."""
+  return sorted(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else [*range(os.cpu_count() or 1)]
 
 
 def map_in_threads(fn: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:

@@ -50,7 +50,7 @@ def _one_after_the_other(config: ConfigDict, vocab_sizes: tuple[int, int], batch
 
 
 def _side_by_side(config: ConfigDict, vocab_sizes: tuple[int, int], batch: Batch, seeds: int) -> Side:
-  """Returns a side of one update of each of `seeds` runs, as training makes them: in one program, on a CPU separately.
+  """Returns a side of one update of each of `seeds` runs, as training makes them, see `prepare_side_by_side`.
 
   Args:
     config: the config of the runs.
