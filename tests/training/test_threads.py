@@ -63,18 +63,20 @@ def test_an_error_is_raised_at_the_place_of_its_item(num_threads):
 
 
 def test_a_closed_iterator_waits_for_the_calls_that_run():
-  first_two = threading.Barrier(2, timeout=60)
+  both_run = threading.Event()
+  meeting = threading.Barrier(2, action=both_run.set, timeout=60)
   closing = threading.Event()
   finished = []
 
   def compute(i):
     if i in (1, 2):
-      first_two.wait()
+      meeting.wait()
       assert closing.wait(60)
     finished.append(i)
 
   results = map_in_threads(compute, range(10), 2)
   next(results)
+  assert both_run.wait(60)  # a call that has not begun would be cancelled
   threading.Timer(0.1, closing.set).start()
   results.close()
   assert closing.is_set() and set(finished) == {0, 1, 2}
