@@ -72,21 +72,17 @@ def main() -> None:
 def _format_cost(cost) -> str:
   """Returns one line about the cost of an update."""
   from attention_jax.systems.ahead_of_time import format_shape
+  from attention_jax.training.partition import format_bytes
 
-  results = ', '.join(f'{kind} {_format_bytes(size)}' for kind, size in sorted(cost.traffic.payload.items())) or 'none'
+  results = ', '.join(f'{kind} {format_bytes(size)}' for kind, size in sorted(cost.traffic.payload.items())) or 'none'
   times = ', '.join(f'{resource} {seconds * 1e3:.3g}' for resource, seconds in cost.seconds.items())
   return (
-    f'{format_shape(cost.shape)}: per device {_format_bytes(cost.parameters)} parameters, '
-    f'{_format_bytes(cost.optimizer)} optimiser, {_format_bytes(cost.temporary)} temporary; '
-    f'{cost.flop / 1e9:,.2f} GFLOP, {_format_bytes(cost.traffic.memory)} read and written in main memory, '
+    f'{format_shape(cost.shape)}: per device {format_bytes(cost.parameters)} parameters, '
+    f'{format_bytes(cost.optimizer)} optimiser, {format_bytes(cost.temporary)} temporary; '
+    f'{cost.flop / 1e9:,.2f} GFLOP, {format_bytes(cost.traffic.memory)} read and written in main memory, '
     f'results of collectives: {results}; '
     f'at least {max(cost.seconds.values()) * 1e3:.3g} ms, limited by {cost.limit} (ms: {times})'
   )
-
-
-def _format_bytes(size: float) -> str:
-  """Returns a size as text, in GiB if it is at least half a GiB, else in MiB."""
-  return f'{size / 2**30:.2f} GiB' if size >= 2**29 else f'{size / 2**20:.2f} MiB'
 
 
 if __name__ == '__main__':

@@ -14,7 +14,7 @@ import jax
 from attention_jax.errors import choose
 from attention_jax.systems.ahead_of_time import CompiledUpdate, DoesNotFitError, compile_updates
 from attention_jax.systems.hlo import Traffic, count_traffic
-from attention_jax.training.partition import MeshConfig, make_mesh
+from attention_jax.training.partition import MeshConfig, format_bytes, make_mesh
 
 
 class Chip(NamedTuple):
@@ -151,7 +151,7 @@ def try_meshes(
       yield Attempt(sizes, None, str(error))
       continue
     fits = cost.memory <= chip.memory
-    yield Attempt(sizes, cost, '' if fits else f'needs {cost.memory / 2**30:.1f} GiB')
+    yield Attempt(sizes, cost, '' if fits else f'needs {format_bytes(cost.memory)}')
     if fits:
       return
 

@@ -22,6 +22,7 @@ from attention_jax.errors import UserError
 from attention_jax.kernels.sharding import ROW_AXES
 
 AXES = ('seed', *ROW_AXES, 'tensor')
+BINARY_UNITS = {'GiB': 2**30, 'MiB': 2**20}
 ALL_REMAINING = -1  # as the size of an axis: all devices that the other axes do not use
 
 # Shardings by the kind of array; brackets name the axes of the array.
@@ -207,7 +208,13 @@ def describe_placement(params: Any, mesh: Mesh) -> str:
     x.dtype.itemsize * math.prod(place.shard_shape(x.shape)) for (_, x), place in zip(arrays, shardings, strict=True)
   )
   sizes = ', '.join(f'{axis}={mesh.shape[axis]}' for axis in axes)
-  return f'parameters sharded over {sizes}: {local / 2**20:.1f} of {total / 2**20:.1f} MiB on each device'
+  return f'parameters sharded over {sizes}: {format_bytes(local)} of {format_bytes(total)} on each device'
+
+
+def format_bytes(size: float) -> str:
+  """Returns a number of bytes as text, in the largest unit of which it is at least a half, else in KiB."""
+  unit, bytes_of_unit = next((pair for pair in BINARY_UNITS.items() if size >= pair[1] / 2), ('KiB', 2**10))
+  return f'{size / bytes_of_unit:.2f} {unit}'
 
 
 def row_devices(mesh: Mesh) -> int:

@@ -64,9 +64,17 @@ def test_splits_are_evaluated_and_drawn(trained, tmp_path):
 
 def test_an_ensemble_classifies_like_its_runs(trained):
   folder, _ = trained
-  result = run('evaluate', f'--workdir={folder},{folder}', '--checkpoint=best,latest', '--split=validation', '--json')
-  assert result.code == 0, result.err
-  assert json.loads(result.out)['results']['accuracy']['value'] == 100
+  values = {}
+  for checkpoints in ('best', 'latest', 'best,latest'):
+    workdirs = ','.join([str(folder)] * len(checkpoints.split(',')))
+    arguments = [f'--workdir={workdirs}', f'--checkpoint={checkpoints}', '--split=validation', '--json']
+    result = run('evaluate', *arguments)
+    assert result.code == 0, result.err
+    values[checkpoints] = {name: entry['value'] for name, entry in json.loads(result.out)['results'].items()}
+  ensemble = values['best,latest']
+  assert ensemble['accuracy'] == 100
+  low, high = sorted(values[name]['loss'] for name in ('best', 'latest'))
+  assert low < ensemble['loss'] < (low + high) / 2  # of the mean of two probabilities, -log is convex
 
 
 def test_metrics_by_a_property_of_pairs_are_an_error_before_the_evaluation(trained, monkeypatch):

@@ -66,7 +66,7 @@ def test_no_mesh_is_tried_after_one_that_fits(config):
 def test_it_is_an_error_if_no_mesh_fits(config, monkeypatch):
   monkeypatch.setitem(CHIPS, 'cpu', Chip(1e12, 2**10, 1e11, 1e10))
   result = run('compile_for_pod', config, '--vocabulary_size=20', '--try_meshes')
-  assert result.code == 2 and result.out.splitlines()[-1].endswith('; needs 0.0 GiB')
+  assert result.code == 2 and result.out.splitlines()[-1].endswith(' KiB')
   assert 'none of the meshes tried on --topology=v5e:2x2 fits' in result.err
 
 
@@ -110,9 +110,10 @@ def test_no_slice_is_compiled_if_a_later_one_does_not_exist(config, monkeypatch)
 
 
 def test_fsdp_may_take_the_rest_of_the_devices(config):
-  mesh = ['--config.mesh.data=1', '--config.mesh.fsdp=-1']
-  result = run('plan_pods', config, '--vocabulary_size=20', '--tokens=16', '--topologies=v5e:2x2', *mesh)
-  assert result.code == 0 and '| v5e:2x2 | 2 | ' in result.out, result.err
+  arguments = ['compile_for_pod', config, '--vocabulary_size=20', '--config.mesh.data=1']
+  rest, both = (run(*arguments, f'--config.mesh.fsdp={size}').out.splitlines() for size in (-1, 2))
+  assert len(rest) == 3 and 'all-gather' in rest[-1]  # parameters are sharded
+  assert [line.split('; compiled in')[0] for line in rest] == [line.split('; compiled in')[0] for line in both]
 
 
 def test_a_topology_that_does_not_exist_is_an_error(config, monkeypatch):

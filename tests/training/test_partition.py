@@ -19,6 +19,7 @@ from attention_jax.training.partition import (
   MeshConfig,
   check_rows,
   describe_placement,
+  format_bytes,
   make_mesh,
   process_share,
   replicate,
@@ -108,11 +109,19 @@ def test_parameters_are_placed_by_the_names_of_their_axes():
   }
 
 
+@pytest.mark.parametrize(
+  'size, text',
+  [(3, '0.00 KiB'), (1536, '1.50 KiB'), (2**19, '0.50 MiB'), (3 * 2**28, '0.75 GiB'), (2**40, '1024.00 GiB')],
+)
+def test_sizes_have_the_largest_unit_of_which_they_are_half(size, text):
+  assert format_bytes(size) == text
+
+
 def test_a_mesh_that_does_not_shard_the_largest_parameter_is_an_error():
   sizes = {'a/kernel': (1026, 1024), 'a/bias': (1024,)}  # 4 MiB and 4 KiB; 2 divides 1026, and 4 does not
   shapes = {name: jax.ShapeDtypeStruct(size, np.float32) for name, size in sizes.items()}
   mesh = make_mesh(jax.devices()[:2], sizes=MeshConfig(fsdp=2))
-  assert describe_placement(shapes, mesh) == 'parameters sharded over fsdp=2: 2.0 of 4.0 MiB on each device'
+  assert describe_placement(shapes, mesh) == 'parameters sharded over fsdp=2: 2.01 MiB of 4.01 MiB on each device'
   assert describe_placement(shapes, make_mesh(jax.devices()[:2])) == ''
   with pytest.raises(UserError, match=r'^config.mesh.fsdp=4 shards no axis of the largest parameter, a/kernel'):
     describe_placement(shapes, make_mesh(jax.devices()[:4], sizes=MeshConfig(fsdp=4)))
