@@ -11,9 +11,9 @@ from attention_jax.training.partition import jit_on_mesh
 from attention_jax.training.state import count_parameters
 
 # Up to these limits, QUICK_OPTIONS save at least about as much time as they cost. FEW_RUNS limits the number of runs of
-# a function over all its shapes, FEW_PARAMETER_RUNS the product of that number and the number of parameters. For a
-# small model, the time saved in compiling one shape was lost again in 4 to 47 runs of an update or a greedy search when they were
-# introduced. A run of a larger model loses more, about in proportion to its parameters.
+# a function over all its shapes, FEW_PARAMETER_RUNS the product of that number and the number of parameters. When they
+# were chosen (b22ed7a), the time saved in compiling one shape of a small model was lost again in 4 to 47 runs of an
+# update or a greedy search. A run of a larger model loses more, about in proportion to its parameters.
 FEW_RUNS = 50
 FEW_PARAMETER_RUNS = 50_000_000
 
