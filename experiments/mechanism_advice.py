@@ -38,6 +38,10 @@ ADVICE = {
       'Memories whose vectors have different norms, such as those of Neural Turing Machines; the key strength β is '
       'learned or set.'
     ),
+    'normed_dot': (
+      'Transformers whose scores grow during training, so that it becomes unstable. `cosine` is the form for rotary '
+      'positions, with one gain for all features.'
+    ),
     'location': 'A control: it does not read the memory. Useful where positions alone decide, up to a fixed length.',
     'location_sensitive': (
       'Long inputs that are read from left to right, such as speech: it depends on the previous weights, so that '
@@ -50,6 +54,15 @@ ADVICE = {
     'softmax': 'The default. Every position gets some weight, and gradients reach all of them.',
     'sigmoid': 'Several positions count at once, or none: weights of positions are independent.',
     'smoothed': 'A query needs several positions at once, such as the frames of one phoneme.',
+    'sink_softmax': (
+      'A query may need nothing: the sink takes its weight, which softmax gives to some position, often the first.'
+    ),
+    'scalable_softmax': 'Sources at test time are longer than those of training: softmax becomes flatter with length.',
+    'capped_softmax': 'Scores grow during training, so that weights saturate and gradients vanish.',
+    'stick_breaking': (
+      'Self-attention of a causal decoder without positions: later positions come first. It is not meant for attention '
+      'over a source that is read from the left.'
+    ),
     'sparsemax': 'Weights that a person reads: most are exactly 0. Gradients of those positions are 0 too.',
     'entmax15': (
       'Between `softmax` and `sparsemax`: exact zeros, and a smooth function. In docs/claims/, its outputs were as '

@@ -20,7 +20,7 @@ import attention_jax as aj
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.scores import SCORES, scaled_dot
 from attention_jax.functional.table import Row, option_schema
-from attention_jax.kernels.api import IMPLEMENTATIONS
+from attention_jax.kernels.api import supported_implementations
 from attention_jax.kernels.target import compile_for
 from attention_jax.systems.costs import count_matmuls, matmul_flop
 from attention_jax.training.state import count_parameters
@@ -251,7 +251,7 @@ def _implementations(mechanism: Mechanism) -> list[str]:
   score = mechanism.row if mechanism.kind == 'score' else SCORES['scaled_dot']
   alignment = mechanism.row if mechanism.kind == 'alignment' else ALIGNMENTS['softmax']
   with compile_for('gpu'):  # independent of the devices of this machine
-    return [name for name, row in IMPLEMENTATIONS.items() if not row.unsupported_reason(score, alignment)]
+    return supported_implementations(score, alignment)
 
 
 def _cost_params(mechanism: Mechanism):

@@ -5,7 +5,17 @@ Alignments that keep a state return (weights, state).
 """
 
 from attention_jax.functional.addressing import addressing
-from attention_jax.functional.dense import coverage_penalised, hardmax, sigmoid, smoothed, softmax
+from attention_jax.functional.dense import (
+  capped_softmax,
+  coverage_penalised,
+  hardmax,
+  scalable_softmax,
+  sigmoid,
+  sink_softmax,
+  smoothed,
+  softmax,
+  stick_breaking,
+)
 from attention_jax.functional.latent import (
   LatentAlignment,
   chain_posterior,
@@ -49,6 +59,10 @@ ALIGNMENTS = check_table(
     'softmax': Row(softmax),
     'sigmoid': Row(sigmoid),
     'smoothed': Row(smoothed),
+    'sink_softmax': Row(sink_softmax, params={'sink': Param((), 0.0)}),
+    'scalable_softmax': Row(scalable_softmax, params={'scale': Param((), 0.43)}),
+    'capped_softmax': Row(capped_softmax),
+    'stick_breaking': Row(stick_breaking),
     'sparsemax': Row(sparsemax),
     'entmax15': Row(entmax15),
     'entmax': Row(entmax, params={'alpha': Param((), 1.5)}),
@@ -92,6 +106,7 @@ ALIGNMENTS = check_table(
 __all__ = [
   'ALIGNMENTS',
   'addressing',
+  'capped_softmax',
   'coverage_penalised',
   'entmax',
   'entmax15',
@@ -110,9 +125,12 @@ __all__ = [
   'local_p',
   'mocha',
   'monotonic',
+  'scalable_softmax',
   'sigmoid',
+  'sink_softmax',
   'smoothed',
   'softmax',
   'sparsemax',
+  'stick_breaking',
   'windowed',
 ]

@@ -76,6 +76,56 @@ def smoothed(scores: Scores, mask: Mask) -> Weights:
 
 
 @check_single_query
+def sink_softmax(scores: Scores, mask: Mask, *, sink: float | Float[Array, '']) -> Weights:
+  """wₛ = exp(eₛ) / (exp(b) + Σ exp(e)): a learned sink b takes the weight that no position gets. OpenAI 2025, gpt-oss.
+
+  With `sink_softmax(sink=0.0)` it is softmax-off-by-one (Miller 2023), and softmax in the limit of b = -∞.
+  """
+  scores = at_least_float32(scores)
+  sink = jnp.asarray(sink, scores.dtype)
+  return softmax(jnp.append(scores, sink), jnp.append(mask, jnp.any(mask)))[:-1]
+
+
+@check_single_query
+def scalable_softmax(scores: Scores, mask: Mask, *, scale: float | Float[Array, '']) -> Weights:
+  """wₛ = n^(a eₛ) / Σ n^(a e), n the number of unmasked positions: as sharp for long sources as for short ones.
+
+  Nakanishi 2025, Scalable-Softmax, without the bias parameter. The initial scale is 0.43, for which it is softmax over
+  ten positions.
+  """
+  scores = jnp.where(mask, clamp_to_finite(at_least_float32(scores)), 0.0)
+  count = jnp.maximum(jnp.sum(mask), 1).astype(scores.dtype)
+  return softmax(jnp.asarray(scale, scores.dtype) * jnp.log(count) * scores, mask)
+
+
+@check_single_query
+def capped_softmax(scores: Scores, mask: Mask, *, cap: float = 50.0) -> Weights:
+  """softmax(c tanh(eₛ/c)): scores stay between -c and c. Bello et al. 2017; Gemma Team 2024, Gemma 2.
+
+  Raises:
+    UserError: unless the cap c is positive.
+  """
+  if not cap > 0:
+    raise UserError(f'capped_softmax: cap must be greater than 0, got {cap}')
+  scores = jnp.where(mask, at_least_float32(scores), 0.0)
+  return softmax(cap * jnp.tanh(scores / cap), mask)
+
+
+@check_single_query
+def stick_breaking(scores: Scores, mask: Mask) -> Weights:
+  """wₛ = σ(eₛ) Π_{r>s} (1 - σ(eᵣ)): from the last position back, each takes a share of what is left. Tan et al. 2025.
+
+  Weights need not sum to 1. Of equal scores, that of the last position gets the largest weight, so that a causal
+  decoder needs no positions. In the paper a token does not attend to itself; here the mask alone decides.
+  """
+  scores = jnp.where(mask, clamp_to_finite(at_least_float32(scores)), 0.0)
+  log_rest = jnp.where(mask, jax.nn.log_sigmoid(-scores), 0.0)
+  log_rest_after = jax.lax.cumsum(log_rest[1:], reverse=True)
+  logs = jax.nn.log_sigmoid(scores) + jnp.append(log_rest_after, jnp.zeros_like(scores[:1]))
+  return jnp.where(mask, jnp.exp(logs), 0.0)
+
+
+@check_single_query
 def hardmax(scores: Scores, mask: Mask) -> Weights:
   """1 at the largest score (the first of equals), 0 elsewhere; no gradient."""
   # Clamped, so that an unmasked score of -inf is still larger than those of masked positions.

@@ -103,9 +103,26 @@ def concat(
 
 
 def cosine(query: Float[Array, ' D'], key: Float[Array, 'S D'], *, beta: float | Float[Array, '']) -> Scores:
-  """eₛ = β q·kₛ / (‖q‖ ‖kₛ‖), and 0 for a zero vector. Graves, Wayne & Danihelka 2014, equations 5 and 6."""
+  """eₛ = β q·kₛ / (‖q‖ ‖kₛ‖), and 0 for a zero vector. Graves, Wayne & Danihelka 2014, equations 5 and 6.
+
+  In Transformers, with a learned β, it is the query-key normalisation of Henry et al. 2020.
+  """
   scores = dot(_unit(query), _unit(key))
   return jnp.asarray(beta, scores.dtype) * scores
+
+
+def normed_dot(
+  query: Float[Array, ' D'],
+  key: Float[Array, 'S D'],
+  *,
+  query_gain: Float[Array, ' D'],
+  key_gain: Float[Array, ' D'],
+) -> Scores:
+  """eₛ = (g ∘ q/rms q) · (h ∘ kₛ/rms kₛ) / √D, and 0 for a zero vector. Dehghani et al. 2023, with the rms as norm.
+
+  Rotary positions need a score that a rotation does not change: there, `cosine` normalises queries and keys.
+  """
+  return dot(*_normed_product(query, key, query_gain=query_gain, key_gain=key_gain))
 
 
 def _unit(x: Float[Array, '... D']) -> Float[Array, '... D']:
@@ -259,6 +276,13 @@ def _cosine_product(query, key, *, beta):
   return beta * _unit(query), _unit(key)
 
 
+def _normed_product(query, key, *, query_gain, key_gain):
+  # The root mean square of a vector is its norm divided by √D; one of the two factors √D cancels the score's 1 / √D.
+  _check_widths(query, key)
+  gain = query.shape[-1] ** 0.5 * at_least_float32(query_gain) * at_least_float32(key_gain)
+  return gain * _unit(query), _unit(key)
+
+
 def _additive_sum(query, key, *, v):
   return query, key, v, 0.0
 
@@ -301,6 +325,11 @@ SCORES = check_table(
     ),
     'concat': Row(concat, params={'w': Param(('query+key', 'features')), 'v': _V}, form=TanhSum(_concat_sum)),
     'cosine': Row(cosine, params={'beta': Param((), 1.0)}, form=Product(_cosine_product, rotation_invariant=True)),
+    'normed_dot': Row(
+      normed_dot,
+      params={'query_gain': Param(('query',), 1.0), 'key_gain': Param(('key',), 1.0)},
+      form=Product(_normed_product),
+    ),
     'location': Row(location, params={'w': Param(('max_positions', 'query'))}, sizes={'max_positions': 128}),
     'location_sensitive': Row(
       location_sensitive,

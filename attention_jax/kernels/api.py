@@ -107,6 +107,11 @@ def get_implementation(name: str, score: Row, alignment: Row) -> Implementation:
   return implementation
 
 
+def supported_implementations(score: Row, alignment: Row) -> list[str]:
+  """Returns the names of the implementations that compute this pair."""
+  return [name for name, row in IMPLEMENTATIONS.items() if not row.unsupported_reason(score, alignment)]
+
+
 def attend(
   query: Float[Array, '... T Dq'],
   key: Float[Array, '... S Dk'],

@@ -12,7 +12,7 @@ from attention_jax.functional.dropout import with_dropout
 from attention_jax.functional.edits import HEAD_AXES
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, lookup, memory_parameter_names
-from attention_jax.kernels.api import IMPLEMENTATIONS, get_implementation
+from attention_jax.kernels.api import IMPLEMENTATIONS, get_implementation, supported_implementations
 from attention_jax.kernels.sharding import batch_mesh_axis
 from attention_jax.modules.head_params import HeadKernel, RowParams, append_one, group_heads, project_to_heads
 from attention_jax.modules.heads import check_heads
@@ -43,6 +43,7 @@ class Attention(nn.Module):
     project_values: whether a single head projects query, key, value and context, as several heads do.
     positions: a module of modules.positions, for self-attention.
     bias: whether projections have biases, as in torch; projected contexts of an all-masked memory are then not zero.
+    gate: whether contexts of heads are multiplied by σ(W q), q the query (Qiu et al. 2025); requires projected values.
     output_scale: the initial variance of the output projection is output_scale / F.
     dtype: dtype of the computation; weights are at least float32 in any case.
 
@@ -98,6 +99,7 @@ class Attention(nn.Module):
   project_values: bool = False
   positions: Positions | None = None
   bias: bool = False
+  gate: bool = False
   output_scale: float = 1.0
   dtype: jnp.dtype = jnp.float32
 
@@ -118,6 +120,7 @@ class Attention(nn.Module):
       self.key_kernel = HeadKernel(self.groups, head_features, self.bias)
     if self.projects_values:
       self.value_kernel = HeadKernel(self.groups, head_features, self.bias)
+      self.gate_kernel = HeadKernel(self.heads, head_features, self.bias) if self.gate else None
       init = nn.initializers.variance_scaling(self.output_scale, 'fan_in', 'truncated_normal')
       self.join = Dense(self.features, use_bias=self.bias, dtype=self.dtype, kernel_init=init)
     if self.has_rotary_positions and not self.score_row.rotation_invariant:
@@ -135,21 +138,15 @@ class Attention(nn.Module):
       raise UserError(
         f'attention: bias must be False for one head and score {self.score!r}, which projects neither query nor key'
       )
+    if self.gate and not self.projects_values:
+      raise UserError('attention: gate must be False for one head without project_values=True, got gate=True')
 
   def _check_dropout_support(self) -> None:
     if self.resolved_implementation.unsupported_reason(self.score_row, self.alignment_row):
       raise UserError(
         f"attention: implementation '{self.implementation}' does not support dropout on weights; "
-        f'expected dropout=0.0 or one of: {", ".join(self._supported_implementations())}'
+        f'expected dropout=0.0 or one of: {", ".join(supported_implementations(self.score_row, self.alignment_row))}'
       )
-
-  def _supported_implementations(self) -> list[str]:
-    """Names of the implementations that compute this score and alignment, dropout included."""
-    return [
-      name
-      for name, implementation in IMPLEMENTATIONS.items()
-      if not implementation.unsupported_reason(self.resolved_score, self.resolved_alignment)
-    ]
 
   @property
   def groups(self) -> int:
@@ -192,7 +189,8 @@ class Attention(nn.Module):
   def check_step_support(self) -> None:
     """Raises UserError if the implementation is unknown or cannot compute one query at a time."""
     if IMPLEMENTATIONS[choose(self.implementation, IMPLEMENTATIONS, 'implementation')].attend_step is None:
-      expected = [name for name in self._supported_implementations() if IMPLEMENTATIONS[name].attend_step]
+      supported = supported_implementations(self.resolved_score, self.resolved_alignment)
+      expected = [name for name in supported if IMPLEMENTATIONS[name].attend_step]
       raise UserError(
         f"attention: implementation '{self.implementation}' computes all queries at once, but this decoder has one "
         f'query at a time; expected one of: {", ".join(expected)}'
@@ -221,18 +219,18 @@ class Attention(nn.Module):
     if self.positions is not None and positions is None:
       raise UserError('attention: positions of the memory are required with a module of positions, got None')
     unprojected = functional.zero_masked_memory(Memory(encoded, encoded if value is None else value, mask))
-
-    def split_heads(x, head_kernel):
-      x = x.astype(self.dtype)
-      if head_kernel is None:
-        return x[:, None]
-      x = append_one(x) if self.bias else x
-      return project_to_heads(x, head_kernel(x.shape[-1]).astype(self.dtype))
-
-    key = split_heads(unprojected.key, self.key_kernel if self.projects else None)
-    value = split_heads(unprojected.value, self.value_kernel if self.projects_values else None)
+    key = self._split_heads(unprojected.key, self.key_kernel if self.projects else None)
+    value = self._split_heads(unprojected.value, self.value_kernel if self.projects_values else None)
     key = key if self.positions is None else self.positions.rotate(key, positions)
     return Memory(key, value, mask[:, None], self._remember_for_alignment(value))
+
+  def _split_heads(self, x: jax.Array, head_kernel: HeadKernel | None) -> jax.Array:
+    """Projects x [B, S, D] to [B, G, S, F / N]; without a kernel, returns it as one head, [B, 1, S, D]."""
+    x = x.astype(self.dtype)
+    if head_kernel is None:
+      return x[:, None]
+    x = append_one(x) if self.bias else x
+    return project_to_heads(x, head_kernel(x.shape[-1]).astype(self.dtype))
 
   def _remember_for_alignment(self, value: jax.Array) -> jax.Array | None:
     """Result of the alignment's `Row.remember` for values [B, G, S, V] of each head, [B, G, N / G, S, ...], or None."""
@@ -299,7 +297,7 @@ class Attention(nn.Module):
 
     positions = None if position is None else position[None]
     carry, attended = self._over_heads(step, carry, query[:, None], memory, deterministic, positions)
-    return carry, jax.tree.map(lambda x: jnp.squeeze(x, -2), self._join_heads(attended, positions))
+    return carry, jax.tree.map(lambda x: jnp.squeeze(x, -2), self._join_heads(attended, query[:, None], positions))
 
   def parallel(
     self,
@@ -337,7 +335,8 @@ class Attention(nn.Module):
         return_weights=return_weights,
       )
 
-    return self._join_heads(self._over_heads(steps, (), query, memory, deterministic, positions), positions)
+    attended = self._over_heads(steps, (), query, memory, deterministic, positions)
+    return self._join_heads(attended, query, positions)
 
   def _over_heads(self, fn, carry, query, memory: Memory, deterministic: bool, positions: jax.Array | None):
     """Maps fn(params, carry, query [T, D], memory, bias, rng) over the batch and the heads; results have axes B, N."""
@@ -406,13 +405,15 @@ class Attention(nn.Module):
       return jax.random.split(self.make_rng('attention'), shape)
     return None
 
-  def _join_heads(self, attended: Attended, positions: jax.Array | None) -> Attended:
-    """Concatenates and projects contexts [B, N, T, ...] if `projects_values`; removes the axis N of a single head."""
+  def _join_heads(self, attended: Attended, query: jax.Array, positions: jax.Array | None) -> Attended:
+    """Joins contexts [B, N, T, ...] of queries [B, T, D] if `projects_values`; removes the axis N of a single head."""
     context, weights = attended
     if not self.projects_values:
       return Attended(context[:, 0], None if weights is None else weights[:, 0])
     if self.positions is not None and (shift := self.positions.shift(weights, positions)) is not None:
       context = context + shift.astype(context.dtype)
+    if self.gate:
+      context = context * jax.nn.sigmoid(self._split_heads(query, self.gate_kernel))
     joined = jnp.moveaxis(context, 1, -2)
     joined = self.join(joined.reshape(*joined.shape[:-2], -1))
     return Attended(joined, weights if weights is None or self.heads > 1 else weights[:, 0])

@@ -40,7 +40,7 @@ PARAMETER_AXES = (
   (r'embedding', ('vocabulary', 'model')),
   (r'output/kernel', ('model', 'vocabulary')),
   (r'output/bias', ('vocabulary',)),
-  (r'attention/(query|key|value)_kernel/kernel|cross/(query|key|value)_kernel/kernel', ('heads', 'model', 'features')),
+  (r'(attention|cross)/(query|key|value|gate)_kernel/kernel', ('heads', 'model', 'features')),
   (r'join/kernel', ('features', 'model')),
   (r'feed/Dense_1/kernel', ('features', 'model')),
   (r'kernel', ('model', 'features')),

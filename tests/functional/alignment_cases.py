@@ -72,6 +72,29 @@ def _smoothed(scores):
   return np.array([_sigmoid(e) for e in scores]) / sum(_sigmoid(e) for e in scores)
 
 
+def _sink_softmax(scores, sink):
+  powers = [np.exp(e) for e in scores]
+  return np.array(powers) / (np.exp(sink) + sum(powers))
+
+
+def _scalable_softmax(scores, scale):
+  powers = [len(scores) ** (scale * e) for e in scores]
+  return np.array(powers) / sum(powers)
+
+
+def _capped_softmax(scores, cap):
+  return _softmax(np.array([cap * np.tanh(e / cap) for e in scores]))
+
+
+def _stick_breaking(scores):
+  weights = np.zeros(len(scores))
+  rest = 1.0
+  for s in reversed(range(len(scores))):
+    weights[s] = rest * _sigmoid(scores[s])
+    rest -= weights[s]
+  return weights
+
+
 def _sparsemax(scores):
   """The point of the simplex that is nearest to the scores, found by trying every support."""
   best = None
@@ -279,6 +302,10 @@ ALIGNMENT_CASES = [
   Case('softmax', {**_SCORED, 'temperature': 0.4}, over_unmasked(_softmax)),
   Case('sigmoid', _SCORED, over_unmasked(lambda scores: np.array([_sigmoid(e) for e in scores]))),
   Case('smoothed', _SCORED, over_unmasked(_smoothed)),
+  Case('sink_softmax', {**_SCORED, 'sink': np.array(0.7)}, over_unmasked(_sink_softmax)),
+  Case('scalable_softmax', {**_SCORED, 'scale': np.array(0.8)}, over_unmasked(_scalable_softmax)),
+  Case('capped_softmax(cap=1.5)', {**_SCORED, 'cap': 1.5}, over_unmasked(_capped_softmax)),
+  Case('stick_breaking', _SCORED, over_unmasked(_stick_breaking)),
   Case('sparsemax', _SCORED, over_unmasked(_sparsemax)),
   Case('entmax15', _SCORED, over_unmasked(lambda scores: entmax(scores, 1.5))),
   Case('entmax', {**_SCORED, 'alpha': np.array(1.3)}, over_unmasked(entmax)),

@@ -67,6 +67,12 @@ def _cosine(query, key, s, beta):
   return beta * sum(query * key) / (np.sqrt(sum(query * query)) * np.sqrt(sum(key * key)))
 
 
+def _normed_dot(query, key, s, query_gain, key_gain):
+  query_rms = np.sqrt(sum(query * query) / len(query))
+  key_rms = np.sqrt(sum(key * key) / len(key))
+  return sum(query_gain * query / query_rms * key_gain * key / key_rms) / np.sqrt(len(query))
+
+
 def _location(query, key, s, w):
   return sum(w[s, i] * query[i] for i in range(len(query)))
 
@@ -115,6 +121,7 @@ SCORE_CASES = [
   ),
   Case('concat', {**_UNEQUAL_WIDTHS, 'w': draw(QUERY + KEY, FEATURES), **_V}, loop(_concat)),
   Case('cosine', {**_EQUAL_WIDTHS, 'beta': np.array(2.3)}, loop(_cosine)),
+  Case('normed_dot', {**_EQUAL_WIDTHS, 'query_gain': draw(QUERY, seed=1), 'key_gain': draw(QUERY)}, loop(_normed_dot)),
   Case(f'location(max_positions={POSITIONS})', {**_UNEQUAL_WIDTHS, 'w': draw(POSITIONS, QUERY)}, loop(_location)),
   Case(
     f'location_sensitive(channels={CHANNELS}, width={WIDTH})',

@@ -58,7 +58,8 @@ def test_steps_equal_the_call_and_masked_tokens_have_no_effect(
     score = 'cosine'
   options = (
     f'score="{score}", alignment="{alignment}", position="{position}", norm="{norm}", activation="{activation}", '
-    f'norm_first={norm_first}, window={window}, sinks={int(window > 0)}, kv_heads={2 if norm_first else 0}'
+    f'norm_first={norm_first}, window={window}, sinks={int(window > 0)}, kv_heads={2 if norm_first else 0}, '
+    f'gate={not norm_first}'
   )
   model = build_transformer(options, options, score=score, alignment=alignment, heads=1 if window else 4)
   source, mask, target = inputs()

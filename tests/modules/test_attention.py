@@ -20,7 +20,8 @@ from tests.sampled_cases import sample_cases
 B, T, S, QUERY, ENCODED, FEATURES = 2, 3, 7, 5, 11, 6
 LENGTHS = [S, 4]
 MASK = aj.padding_mask(jnp.asarray(LENGTHS), S)
-EQUAL_WIDTH_SCORES = ('dot', 'scaled_dot', 'cosine')  # with one head, query and memory must have the same width
+# With one head, query and memory must have the same width.
+EQUAL_WIDTH_SCORES = ('dot', 'scaled_dot', 'cosine', 'normed_dot')
 # Every row once: each score with softmax, and each other alignment with a recurrent score.
 CORE_PAIRS = [(score, 'softmax') for score in aj.SCORES] + [('coverage', a) for a in aj.ALIGNMENTS if a != 'softmax']
 # An eighth of the rows; `make test-all` tests all of them.
@@ -133,6 +134,25 @@ def test_heads_are_projected_attended_and_joined(score):
         contexts.append(weights @ value)
       joined = np.concatenate(contexts) @ numpy_params['join']['kernel']
       np.testing.assert_allclose(attended.context[b, t], joined, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('bias', [False, True])
+def test_a_gate_multiplies_the_contexts_of_each_head_before_they_are_joined(bias):
+  query, encoded = make_inputs('scaled_dot', heads=2)
+  gated = aj.Attention('scaled_dot', 'softmax', FEATURES, heads=2, gate=True, bias=bias)
+  params = parameters(gated, query, encoded)
+  assert_close(*run_both_ways(gated, params, query, encoded, MASK))
+
+  identity = {'kernel': np.eye(FEATURES), 'bias': np.zeros(FEATURES)}
+  without = {name: param for name, param in params['params'].items() if name not in ('gate_kernel', 'join')}
+  ungated = aj.Attention('scaled_dot', 'softmax', FEATURES, heads=2, bias=bias)
+  contexts = attend_all(ungated.bind({'params': without | {'join': identity}}), query, encoded, MASK).context
+  gate, join = jax.tree.map(np.asarray, (params['params']['gate_kernel'], params['params']['join']))
+  expected = join.get('bias', 0.0)
+  for n, context in enumerate(np.split(np.asarray(contexts), 2, axis=-1)):
+    logits = np.asarray(query) @ gate['kernel'][n] + gate.get('bias', np.zeros((2, FEATURES // 2)))[n]
+    expected = expected + context / (1 + np.exp(-logits)) @ join['kernel'][3 * n : 3 * n + 3]
+  assert_close(attend_all(gated.bind(params), query, encoded, MASK).context, expected)
 
 
 def test_an_edit_of_one_head_changes_the_context_by_that_head_alone():
@@ -287,6 +307,7 @@ def test_options_of_specs_determine_the_parameters():
     ({'implementation': 'window'}, "'window' cannot compute this: the alignment is not local_m or local_p"),
     ({'alignment': 'latent', 'heads': 2}, 'heads must be 1 for a latent alignment, got heads=2'),
     ({'bias': True, 'score': 'general'}, "bias must be False for one head and score 'general'"),
+    ({'gate': True}, 'gate must be False for one head without project_values=True, got gate=True'),
     ({'implementation': 'fused'}, "unknown implementation 'fused'"),
   ],
 )
