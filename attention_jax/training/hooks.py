@@ -268,8 +268,15 @@ class InterruptHandler(StopSignals):
   """
 
   def __call__(self, step, state, metrics, last):
-    reason = self.reason(step)
-    return InterruptReason(f'stopped by {reason}') if reason else None
+    return _interrupt_reason(self.reason(step))
+
+  def after_training(self) -> InterruptReason | None:
+    """Returns the reason if a signal has arrived, even one after the last update, while its state was saved."""
+    return _interrupt_reason(self.last_reason())
+
+
+def _interrupt_reason(signal_name: str) -> InterruptReason | None:
+  return InterruptReason(f'stopped by {signal_name}') if signal_name else None
 
 
 class CheckpointSaver:
