@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from attention_jax.errors import UserError, choose
 from attention_jax.training.checkpoint import BEST, Checkpoints
 from attention_jax.training.clock import EVALUATION, SAVING, TrainingClock
 from attention_jax.training.incidents import BatchRecorder, SpikeDetector
 from attention_jax.training.interrupts import StopSignals
+from attention_jax.training.peers import gather
 from attention_jax.training.state import TrainState
 
 MAX_SKIPPED = 100  # updates in a row that are skipped before training stops: the parameters no longer change
@@ -246,7 +246,7 @@ class Evaluator:
       results = self._evaluate(state)
       value = float(results[choose(self._select, results, 'metric to select by')])
       # All processes must agree on which state is best, because they save it together.
-      value = float(multihost_utils.broadcast_one_to_all(np.asarray(value)))
+      value = float(gather(np.asarray(value))[0])  # exactly: jax would round it to float32
       self.best = self.best.with_evaluation(step, value, self._direction)
       record = {f'validation/{name}': x if isinstance(x, str) else float(x) for name, x in results.items()}
       for write in self._writers:
