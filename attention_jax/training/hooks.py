@@ -282,7 +282,8 @@ def _interrupt_reason(signal_name: str) -> InterruptReason | None:
 class CheckpointSaver:
   """Hook that saves the latest state and the host values of the run, periodically and after the last update.
 
-  Files are written while training continues. If a checkpoint cannot be written, the hook raises UserError.
+  Files are written while training continues. If a checkpoint, even a best state that another hook has saved, cannot be
+  written, the hook raises UserError after the update during which it failed.
 
   Args:
     every: updates between two checkpoints, see `is_due`.
@@ -316,9 +317,9 @@ class CheckpointSaver:
       with self._clock.paused(SAVING):
         self._checkpoints.save(self._stack(state) if self._stack else state, self._host_values())
       self._is_save_pending = True
-    if self._is_save_pending and (last or not self._checkpoints.is_writing()):
+    if last or not self._checkpoints.is_writing():
       with self._clock.paused(SAVING):
-        self._checkpoints.wait()
-        if self._after_save:
+        self._checkpoints.wait()  # also for a best state, for the error if it could not be written
+        if self._is_save_pending and self._after_save:
           self._after_save()
       self._is_save_pending = False
