@@ -61,9 +61,30 @@ def main() -> None:
     raise UserError(f"config.system must be 'translation' for batches of --tokens, got {FLAGS.config.system!r}")
   # All slices first, so that a mistake is reported before anything is compiled.
   slices = {topology: topology_devices(topology) for topology in FLAGS.topologies}
+  for topology, devices in slices.items():
+    _check_mesh(topology, devices)
   print('\n'.join(_format_row(cells) for cells in (COLUMNS, COLUMNS.values())), flush=True)
   for topology, devices in slices.items():
     print(_format_row(_plan(topology, devices)), flush=True)
+
+
+def _config_for(devices: Sequence[Any]) -> Any:
+  """Returns --config with a value of config.mesh.fsdp that divides the devices of a slice."""
+  config = FLAGS.config.copy_and_resolve_references()
+  if config.mesh.fsdp > 0:  # -1 takes the rest of the devices
+    config.mesh.fsdp = math.gcd(config.mesh.fsdp, len(devices))
+  return config
+
+
+def _check_mesh(topology: str, devices: Sequence[Any]) -> None:
+  """Raises UserError if a slice does not have the devices of config.mesh."""
+  from attention_jax.training.partition import MeshConfig, make_mesh
+
+  config = _config_for(devices)
+  try:
+    make_mesh(devices, seeds=config.seeds, sizes=MeshConfig(**config.mesh))
+  except UserError as error:
+    raise UserError(f'{topology}: {error}; choose other --topologies') from error
 
 
 def _plan(topology: str, devices: Sequence[Any]) -> list[str]:
@@ -73,9 +94,7 @@ def _plan(topology: str, devices: Sequence[Any]) -> list[str]:
 
   chip = pods.chip_of(devices)
   chips = str(pods.count_chips(devices))
-  config = FLAGS.config.copy_and_resolve_references()
-  if config.mesh.fsdp > 0:  # -1 takes the rest of the devices
-    config.mesh.fsdp = math.gcd(config.mesh.fsdp, len(devices))
+  config = _config_for(devices)
   config.data.batch_unit = 'tokens'
   config.data.batch_size = FLAGS.tokens * pods.count_chips(devices)
   platform = devices[0].platform

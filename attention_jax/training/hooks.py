@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from attention_jax.errors import UserError, choose
 from attention_jax.training.checkpoint import BEST, Checkpoints
 from attention_jax.training.clock import EVALUATION, SAVING, TrainingClock
 from attention_jax.training.incidents import BatchRecorder, SpikeDetector
 from attention_jax.training.interrupts import StopSignals
+from attention_jax.training.peers import gather
 from attention_jax.training.state import TrainState
 
 MAX_SKIPPED = 100  # updates in a row that are skipped before training stops: the parameters no longer change
@@ -246,7 +246,7 @@ class Evaluator:
       results = self._evaluate(state)
       value = float(results[choose(self._select, results, 'metric to select by')])
       # All processes must agree on which state is best, because they save it together.
-      value = float(multihost_utils.broadcast_one_to_all(np.asarray(value)))
+      value = float(gather(np.asarray(value))[0])  # exactly: jax would round it to float32
       self.best = self.best.with_evaluation(step, value, self._direction)
       record = {f'validation/{name}': x if isinstance(x, str) else float(x) for name, x in results.items()}
       for write in self._writers:
@@ -268,14 +268,22 @@ class InterruptHandler(StopSignals):
   """
 
   def __call__(self, step, state, metrics, last):
-    reason = self.reason(step)
-    return InterruptReason(f'stopped by {reason}') if reason else None
+    return _interrupt_reason(self.reason(step))
+
+  def after_training(self) -> InterruptReason | None:
+    """Returns the reason if a signal has arrived, even one after the last update, while its state was saved."""
+    return _interrupt_reason(self.last_reason())
+
+
+def _interrupt_reason(signal_name: str) -> InterruptReason | None:
+  return InterruptReason(f'stopped by {signal_name}') if signal_name else None
 
 
 class CheckpointSaver:
   """Hook that saves the latest state and the host values of the run, periodically and after the last update.
 
-  Files are written while training continues. If a checkpoint cannot be written, the hook raises UserError.
+  Files are written while training continues. If a checkpoint, even a best state that another hook has saved, cannot be
+  written, the hook raises UserError after the update during which it failed.
 
   Args:
     every: updates between two checkpoints, see `is_due`.
@@ -309,9 +317,9 @@ class CheckpointSaver:
       with self._clock.paused(SAVING):
         self._checkpoints.save(self._stack(state) if self._stack else state, self._host_values())
       self._is_save_pending = True
-    if self._is_save_pending and (last or not self._checkpoints.is_writing()):
+    if last or not self._checkpoints.is_writing():
       with self._clock.paused(SAVING):
-        self._checkpoints.wait()
-        if self._after_save:
+        self._checkpoints.wait()  # also for a best state, for the error if it could not be written
+        if self._is_save_pending and self._after_save:
           self._after_save()
       self._is_save_pending = False

@@ -63,6 +63,13 @@ class StopSignals:
       return 'SIGTERM' if ocp.utils.reached_preemption(step) else ''
     return self._request.reason
 
+  def last_reason(self) -> str:
+    """Returns the name of the signal that has arrived, or '', after the last call of `reason`.
+
+    Of several processes always '': their signal remains for the next context.
+    """
+    return self._request.reason
+
   def __enter__(self):
     if not self._is_multi_process:
       self._stack.enter_context(self._request)

@@ -273,7 +273,7 @@ def fit(
     state, reason = train_loop(compile_and_step, state, clock.timed_stream(stream), hooks, start, training.steps)
     if jax.process_index() == 0:
       print(clock.describe())
-    return FitResult(state, reason, best_so_far(), train_step.compilations())
+    return FitResult(state, interrupts.after_training() or reason, best_so_far(), train_step.compilations())
 
 
 class StateInitializer:

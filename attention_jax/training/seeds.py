@@ -245,11 +245,12 @@ def fit_seeds(
       stack,
     )
     recorder = BatchRecorder(folder, stream, process_share(mesh)[0], rows_axis=1)
+    interrupts = stack.enter_context(InterruptHandler())
     hooks = [  # in the order of loop.fit
       make_guard(training, evaluate, checkpoints, recorder, seeds),
       MetricsLogger(training.log_every, [runs.write], clock, side_by_side.compilations),
       runs,
-      stack.enter_context(InterruptHandler()),
+      interrupts,
       CheckpointSaver(
         training.checkpoint_every, checkpoints, clock, runs.host_values, side_by_side.stack, after_save=after_save
       ),
@@ -266,7 +267,8 @@ def fit_seeds(
     states, reason = train_loop(step_live_runs, states, clock.timed_stream(stream), hooks, start, training.steps)
     if jax.process_index() == 0:
       print(clock.describe())
-    reasons = [runs.stopped.get(i, reason) for i in range(len(seeds))]
+    interrupted = interrupts.after_training()
+    reasons = [interrupted or runs.stopped.get(i, reason) for i in range(len(seeds))]
     return SeedResults(int(side_by_side.select(states, 0).step), reasons, side_by_side.compilations())
 
 

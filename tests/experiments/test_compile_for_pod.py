@@ -109,6 +109,15 @@ def test_no_slice_is_compiled_if_a_later_one_does_not_exist(config, monkeypatch)
   assert result.code == 2 and not result.out and 'cannot describe the TPU' in result.err
 
 
+def test_no_slice_is_compiled_if_a_later_one_has_not_the_devices_of_the_mesh(config, monkeypatch):
+  sizes = {'v5e:2x2': 2, 'v5e:1x1': 1}
+  monkeypatch.setattr('experiments.topologies.topology_devices', lambda topology: jax.devices()[: sizes[topology]])
+  flags = ['--vocabulary_size=20', '--tokens=16', '--topologies=v5e:2x2,v5e:1x1', '--config.mesh.tensor=2']
+  result = run('plan_pods', config, *flags)
+  assert result.code == 2 and not result.out
+  assert 'v5e:1x1: the sizes of config.mesh (data=-1, fsdp=1, tensor=2) must multiply to the 1 devices' in result.err
+
+
 def test_fsdp_may_take_the_rest_of_the_devices(config):
   arguments = ['compile_for_pod', config, '--vocabulary_size=20', '--config.mesh.data=1']
   rest, both = (run(*arguments, f'--config.mesh.fsdp={size}').out.splitlines() for size in (-1, 2))

@@ -22,6 +22,7 @@ from attention_jax.systems.provenance import code_version
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.runs import open_run
 from attention_jax.systems.translation import TranslationSystem
+from attention_jax.training.checkpoint import LATEST, Checkpoints
 from attention_jax.training.partition import replicate
 from attention_jax.training.state import TrainState
 from attention_jax.training.writers import read_metrics
@@ -244,6 +245,22 @@ def test_a_signal_stops_the_final_evaluation_and_the_same_call_repeats_it(traine
   assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
   results, _ = train_quietly(config, folder)
   assert results == trained.results and read_tree(folder) == before
+
+
+@pytest.mark.parametrize('seeds', [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_signal_while_the_last_state_is_saved_stops_before_the_final_evaluation(config, tmp_path, monkeypatch, seeds):
+  save = Checkpoints.save
+  steps = config['training']['steps']
+
+  def interrupted_save(checkpoints, state, host_values, kind=LATEST):
+    if checkpoints.folder == tmp_path and kind == LATEST and np.max(state.step) == steps:
+      signal.raise_signal(signal.SIGTERM)
+    save(checkpoints, state, host_values, kind)
+
+  monkeypatch.setattr(Checkpoints, 'save', interrupted_save)
+  results, lines = train_quietly(config | {'seeds': seeds}, tmp_path)
+  assert results is None and lines[-1] == f'run the same command again to resume from step {steps}'
+  assert not (tmp_path / 'results.json').exists()
 
 
 def test_a_run_that_was_killed_before_it_stored_its_data_resumes(trained, config, tmp_path):

@@ -9,6 +9,7 @@ import contextlib
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
@@ -17,6 +18,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from attention_jax.errors import UserError
 from attention_jax.training.checkpoint import Checkpoints
+from attention_jax.training.clock import TrainingClock
+from attention_jax.training.hooks import BestEvaluation, Evaluator
 from attention_jax.training.incidents import BatchRecorder
 from attention_jax.training.peers import check_agreement, copy_from_first, exchange, fail_together, map_batches
 from attention_jax.training.state import TrainState
@@ -78,6 +81,25 @@ def use_peers(folder: Path) -> None:
     (process_folder / 'empty').touch()
   copy_from_first(process_folder)
   report('checkpoint', lambda: save_and_restore(folder))
+  report('evaluated', lambda: evaluate(100 / 3 + index))
+
+
+def evaluate(value: float) -> float:
+  """Returns the value by which both processes select, where `value` is that of this process."""
+  checkpoints = SimpleNamespace(save=lambda *arguments: None)
+  evaluator = Evaluator(
+    1,
+    lambda state: {'exact_match': value},
+    select='exact_match',
+    direction='max',
+    patience=0,
+    checkpoints=checkpoints,
+    writers=[],
+    clock=TrainingClock(),
+    best=BestEvaluation(),
+  )
+  evaluator(1, TrainState(np.array(1, np.int32), {}, (), (), {}), {}, True)
+  return evaluator.best.value
 
 
 def save_and_restore(folder: Path) -> list[float]:

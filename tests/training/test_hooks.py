@@ -306,6 +306,20 @@ def test_the_saver_stores_current_host_values_when_due_and_at_the_end(checkpoint
   assert checkpoints.saved == [(LATEST, {'value': 2}), (LATEST, {'value': 4}), (LATEST, {'value': 5})]
 
 
+def test_the_saver_reports_a_best_state_that_cannot_be_written_after_the_current_update(checkpoints, monkeypatch):
+  def fail():
+    raise UserError('cannot save checkpoint best/1')
+
+  saver = CheckpointSaver(100, checkpoints, TrainingClock(), dict)
+  checkpoints.save(STATE, {}, BEST)
+  checkpoints.writing = True
+  monkeypatch.setattr(checkpoints, 'wait', fail)
+  assert saver(1, STATE, {}, False) is None
+  checkpoints.writing = False
+  with pytest.raises(UserError, match=r'^cannot save checkpoint best/1$'):
+    saver(2, STATE, {}, False)
+
+
 def test_the_saver_calls_back_between_two_updates_when_a_checkpoint_is_on_disk(checkpoints):
   calls = []
   saver = CheckpointSaver(

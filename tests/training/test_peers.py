@@ -84,6 +84,7 @@ def test_two_processes_agree_or_stop_with_one_line(tmp_path):
     assert [lines[f'batch {i}'] for i in range(5)] == ["['int8', 'bool', 'float32']"] * 5
     assert lines['computed'] == ['[0, 2, 4]', '[1, 3, 4]'][index]
     assert lines['checkpoint'] == ['[0.0, 1.0]', '[2.0, 3.0]'][index]
+    assert lines['evaluated'] == str(100 / 3)  # that of process 0, not rounded: a tie stays one on resuming
   assert read_batch(tmp_path / 'run', 1)['index'].tolist() == list(range(8))  # the rows of both processes
   assert read_batch(tmp_path / 'run', 2)['index'].tolist() == list(range(4))
   assert read_tree(tmp_path / '0') == read_tree(tmp_path / '1') == {'words': b'eins\nzwei\n', 'empty': b''}
