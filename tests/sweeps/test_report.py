@@ -60,6 +60,15 @@ def test_notes_count_the_seeds_and_the_tests(tmp_path):
   assert any('corrected for 2 comparisons' in note for note in notes)  # of four: the third setting has one seed
 
 
+def test_notes_name_metrics_that_were_measured_in_different_ways(tmp_path):
+  make_sweep(tmp_path, SETTINGS[:2])
+  path = next(tmp_path.glob('*/seed_1/results.json'))
+  path.write_text(path.read_text().replace('"signature": "exact_match"', '"signature": "exact_match|case:lc"'))
+  notes = sweep_report(tmp_path, NO_ROWS, print).notes
+  expected = 'exact_match, test was not measured in the same way in all runs: exact_match; exact_match|case:lc.'
+  assert notes[-1] == expected and sum('in the same way' in note for note in notes) == 1
+
+
 def test_outputs_that_cannot_be_compared_are_reported_once(tmp_path):
   metrics = ('exact_match', 'token_error_rate')
   base = make_base(evaluation__metrics=metrics)
