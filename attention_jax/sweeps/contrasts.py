@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from attention_jax.data.files import read_lines
 from attention_jax.errors import UserError
-from attention_jax.inference.evaluation import select_texts
+from attention_jax.inference.evaluation import ComparedTexts, select_texts
 from attention_jax.inference.metrics import METRICS
 from attention_jax.specs import parse
 from attention_jax.sweeps.collect import FinishedRun, SettingRuns
@@ -136,20 +136,30 @@ class _OutputComparer:
 
   def compare(self, pairs: Sequence[tuple[FinishedRun, FinishedRun]], column: MetricColumn) -> list[RowComparison]:
     """Returns a comparison for each pair; none if the config has no such text metric, or outputs cannot be compared."""
-    config = pairs[0][0].config
-    specs = {parse(spec, 'metric')[0]: spec for spec in config['evaluation'].get('metrics', ())}
-    if column.metric not in METRICS or column.metric not in specs:
+    specs = [_metric_spec(run, column.metric) for run in pairs[0]]
+    if column.metric not in METRICS or None in specs:
       return []
     try:
-      corpus = self._corpus(pairs[0][0], column.split)
-      texts = functools.partial(_scored_texts, corpus, column.split)
-      return [
-        compare_rows(specs[column.metric], texts(base_run).hypotheses, texts(run).hypotheses, texts(run).references)
-        for run, base_run in pairs
-      ]
+      if specs[0] != specs[1]:
+        raise UserError(f'{column.metric} is {specs[1]!r} in the baseline and {specs[0]!r} in another setting')
+      return [self._compare_pair(specs[0], *pair, column.split) for pair in pairs]
     except (UserError, OSError) as error:
       self._log(f'outputs on {column.split} are not compared row by row: {error}')
       return []
+
+  def _compare_pair(self, spec: str, run: FinishedRun, base_run: FinishedRun, split: str) -> RowComparison:
+    texts, base_texts = (self._texts(member, split) for member in (run, base_run))
+    if (texts.sources, texts.references) != (base_texts.sources, base_texts.references):
+      raise UserError(f'{run.folder} and {base_run.folder} differ in their sources or references; expected the same')
+    return compare_rows(spec, base_texts.hypotheses, texts.hypotheses, texts.references)
+
+  def _texts(self, run: FinishedRun, split: str) -> ComparedTexts:
+    corpus = self._corpus(run, split)
+    path = run.folder / f'hypotheses.{split}.txt'
+    lines = read_lines(str(path))
+    if len(lines) != len(corpus.source):
+      raise UserError(f'{path} has {len(lines)} lines, the data now have {len(corpus.source)} rows; expected as many')
+    return select_texts(corpus, lines, run.config['evaluation'])
 
   def _corpus(self, run: FinishedRun, split: str) -> Any:
     key = json.dumps([run.config['system'], run.config['data']], sort_keys=True)
@@ -161,6 +171,7 @@ class _OutputComparer:
     return self._systems[key].corpus(split)
 
 
-def _scored_texts(corpus: Any, split: str, run: FinishedRun) -> Any:
-  lines = read_lines(str(run.folder / f'hypotheses.{split}.txt'))
-  return select_texts(corpus, lines, run.config['evaluation'])
+def _metric_spec(run: FinishedRun, metric: str) -> str | None:
+  """The spec of a text metric in the config of a run, or None."""
+  specs = {parse(spec, 'metric')[0]: spec for spec in run.config['evaluation'].get('metrics', ())}
+  return specs.get(metric)

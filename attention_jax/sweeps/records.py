@@ -228,8 +228,19 @@ def add_rows(table: Table, rows: Sequence[Row]) -> Table:
   """Returns the table with new rows: each replaces the row with the same config, preset and flags, or is appended.
 
   A new row without a title or a note takes over that of the row that it replaces.
+
+  Raises:
+    UserError: for two new rows with the same config, preset and flags, such as those of settings that differ only in
+      data.folder, which no flag of a row names.
   """
   merged = list(table.rows)
+  identities = [_identity(row) for row in rows]
+  if repeated := [identity for identity in identities if identities.count(identity) > 1]:
+    path, preset, *flags = repeated[0]
+    raise UserError(
+      f'{identities.count(repeated[0])} new rows have the same config, preset and flags, {path}:{preset} '
+      f'{" ".join(flags) or "without flags"}; expected settings that differ in more than config.data.folder'
+    )
   for row in rows:
     matches = [i for i, old in enumerate(merged) if _identity(old) == _identity(row)]
     if matches:

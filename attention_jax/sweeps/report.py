@@ -186,7 +186,7 @@ def _build(
     baseline=baseline,
     contrasts=contrasts,
     findings=_findings(contrasts, baseline, columns),
-    notes=_notes(settings, contrasts, state, options),
+    notes=[*_notes(settings, contrasts, state, options), *_signature_notes(settings, columns)],
     fields=[] if state.units else list(settings[0].factors),
     failed=failed,
     unfinished=sum(entry.state not in (FAILED, FINISHED) for entry in entries),
@@ -321,6 +321,17 @@ def _notes(
     notes.append(f'The runs are of different versions of the code: {", ".join(commits)}.')
   if dropped := len(state.dropped):
     notes.append(f'{format_count(dropped, "setting")} dropped early by successive halving: not shown.')
+  return notes
+
+
+def _signature_notes(settings: Sequence[SettingRuns], columns: Sequence[MetricColumn]) -> list[str]:
+  """A note for each column whose values have different signatures, such as BLEU of different tokenizers."""
+  notes = []
+  for column in columns:
+    entries = [run.results.get(column.split, {}).get(column.metric) for setting in settings for run in setting.runs]
+    signatures = sorted({entry['signature'] for entry in entries if entry})
+    if len(signatures) > 1:
+      notes.append(f'{column.name} was not measured in the same way in all runs: {"; ".join(signatures)}.')
   return notes
 
 

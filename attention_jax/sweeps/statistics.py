@@ -263,9 +263,14 @@ def bootstrap_ratio(counts: RowCounts, scale: float = 1) -> Interval:
   """Returns `scale` times the ratio of two sums over rows, with its bootstrap interval over rows.
 
   Args:
-    counts: numerator and denominator of each row; a sum of denominators of 0 is replaced by 1.
+    counts: numerator and denominator of each row; a sum of denominators of 0 in a resample is replaced by 1.
     scale: 100 for %.
+
+  Returns:
+    The ratio; its values are NaN if all denominators are 0, such as the numbers of links of rows without any.
   """
+  if not counts.total.any():
+    return Interval(math.nan, math.nan, math.nan)
   rows = np.arange(len(counts.total))
 
   def rate(rows, axis=-1):

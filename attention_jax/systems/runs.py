@@ -209,7 +209,8 @@ def evaluate_hypotheses(run: Run, split: str, lines: Sequence[str]) -> dict[str,
   if not run.config['evaluation']['metrics']:
     raise UserError('config.evaluation.metrics of the run is empty; expected metrics of texts, as in --metrics=bleu')
   if len(lines) != len(corpus.source):
-    raise UserError(f'{len(lines)} hypotheses for the {len(corpus.source)} rows of {split}; expected one for each row')
+    counts = f'{len(lines)} hypotheses for the {len(corpus.source)} rows of {split}; expected one for each row'
+    raise UserError('; '.join([counts, *corpus.report]))  # the report names the lines that are no rows
   return text_metrics(corpus, lines, run.config['evaluation'])
 
 

@@ -91,6 +91,17 @@ def test_loss_and_alignment_error_rate_of_a_bin_are_those_of_its_rows():
   )
 
 
+def test_the_alignment_error_rate_of_a_bin_without_links_is_not_defined():
+  corpus = from_pairs(['a', 'b', 'a b', 'b a'], ['x', 'y', 'x y', 'y x'], ['', '', '0-0', '1-1'], name='made up')
+  pairs = [ScoredPair(line.split(), [-1.0], np.eye(len(line.split()) + 1)) for line in corpus.target]
+  table = evaluate_bins(corpus, corpus, corpus.target, OPTIONS | {'metrics': ('exact_match',)}, 'source_length', 2)
+  vocabularies = word(corpus.source), word(corpus.target)
+  table = add_teacher_forcing_metrics(table, corpus, corpus, pairs, vocabularies, attends=True)
+  undefined, perfect = table.metrics['alignment_error_rate']
+  assert np.isnan(undefined).all() and perfect == (0, 0, 0)
+  assert draw_bins(table).startswith(b'\x89PNG')
+
+
 def test_teacher_forcing_metrics_count_the_rows_whose_value_is_in_a_bin():
   corpus = Corpus(['a', 'a', 'b'], ['x', 'x y', 'x y z'])
   options = OPTIONS | {'metrics': ('exact_match',), 'group_references': True}

@@ -127,6 +127,12 @@ def test_a_row_replaces_the_one_with_the_same_flags():
   assert [*rows[:1], *rows[2:4]] == [*ROWS[:1], *ROWS[2:]] and rows[4] == {'preset': 'b'}
 
 
+def test_new_rows_do_not_replace_each_other():
+  rows = [{'config': 'a.py', 'preset': 'b', 'metrics': {'m': {'value': value}}} for value in (1.0, 2.0)]
+  with pytest.raises(UserError, match=r'2 new rows have the same config, preset and flags, a\.py:b without flags; '):
+    add_rows(TABLE, rows)
+
+
 def test_conditions_are_formatted_as_a_sentence():
   conditions = {
     'runs': 27,

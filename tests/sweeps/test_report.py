@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from attention_jax.data import vocab
 from attention_jax.errors import UserError
 from attention_jax.sweeps.ledger import open_ledger
 from attention_jax.sweeps.plots import draw_pictures
@@ -59,6 +60,15 @@ def test_notes_count_the_seeds_and_the_tests(tmp_path):
   assert any('corrected for 2 comparisons' in note for note in notes)  # of four: the third setting has one seed
 
 
+def test_notes_name_metrics_that_were_measured_in_different_ways(tmp_path):
+  make_sweep(tmp_path, SETTINGS[:2])
+  path = next(tmp_path.glob('*/seed_1/results.json'))
+  path.write_text(path.read_text().replace('"signature": "exact_match"', '"signature": "exact_match|case:lc"'))
+  notes = sweep_report(tmp_path, NO_ROWS, print).notes
+  expected = 'exact_match, test was not measured in the same way in all runs: exact_match; exact_match|case:lc.'
+  assert notes[-1] == expected and sum('in the same way' in note for note in notes) == 1
+
+
 def test_outputs_that_cannot_be_compared_are_reported_once(tmp_path):
   metrics = ('exact_match', 'token_error_rate')
   base = make_base(evaluation__metrics=metrics)
@@ -68,6 +78,34 @@ def test_outputs_that_cannot_be_compared_are_reported_once(tmp_path):
   lines = []
   sweep_report(tmp_path, ReportOptions(metrics=metrics), lines.append)
   assert sum('are not compared row by row' in line for line in lines) == 1
+
+
+@pytest.mark.parametrize(
+  ('changed', 'lines', 'message'),
+  [
+    ({'data.task': "tsv(train='train.tsv', test='other.tsv')"}, 2, 'differ in their sources or references'),
+    ({'data.task': "tsv(train='train.tsv', test='train.tsv')"}, 3, 'differ in their sources or references'),
+    ({'evaluation.metrics': ('bleu(lowercase=True)',)}, 2, "bleu is 'bleu' in the baseline and 'bleu(lowercase=True)'"),
+    ({}, 3, 'has 3 lines, the data now have 2 rows'),
+  ],
+)
+def test_outputs_are_compared_by_one_metric_on_the_same_rows(tmp_path, changed, lines, message):
+  rows = ['a b\tb a', 'c d\td c', 'e f\tf e']
+  for name, table in {'train': rows, 'test': rows[:2], 'other': rows[1:]}.items():
+    (tmp_path / f'{name}.tsv').write_text('\n'.join(table))
+  task = "tsv(train='train.tsv', test='test.tsv')"
+  base = make_base(data__task=task, data__folder=str(tmp_path), data__vocabulary='word', evaluation__metrics=('bleu',))
+  with open_ledger(tmp_path / 'sweep') as ledger:
+    for setting, count in ((resolve(base, {}), 2), (resolve(base, {'model.embedding': 8, **changed}), lines)):
+      add_run(ledger, setting, 0, 80.0, 20.0, bleu=15.0)
+      folder = ledger.folder / setting.id / 'seed_0'
+      for side in ('source', 'target'):
+        vocab.train('word', rows).save(folder, side)
+      (folder / 'hypotheses.test.txt').write_text('b a\n' * count)
+  logged = []
+  report = sweep_report(tmp_path / 'sweep', ReportOptions(metrics=('bleu',)), logged.append)
+  assert [contrast.row_comparisons for contrast in report.contrasts] == [[]]
+  assert len(logged) == 1 and message in logged[0]
 
 
 def test_options_select_the_baseline_and_the_metrics(folder):

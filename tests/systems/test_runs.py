@@ -216,6 +216,9 @@ def test_evaluate_hypotheses_returns_the_metrics_of_the_config(trained):
   assert {name: metric.value for name, metric in metrics.items()} == {'exact_match': 100, 'token_error_rate': 0}
   with pytest.raises(UserError, match='1 hypotheses for the 6 rows of test; expected one for each row'):
     runs.evaluate_hypotheses(run, 'test', references[:1])
+  run.system.data.corpora['test'] = run.system.corpus('test')._replace(report=('a.de: 1 pair skipped (line 3)',))
+  with pytest.raises(UserError, match=r'7 hypotheses for the 6 rows .* each row; a\.de: 1 pair skipped \(line 3\)$'):
+    runs.evaluate_hypotheses(run, 'test', [*references, ''])
   without_metrics = open_run(trained.folder, evaluation={'metrics': ()})
   with pytest.raises(UserError, match=r'evaluation\.metrics of the run is empty'):
     runs.evaluate_hypotheses(without_metrics, 'test', references)
