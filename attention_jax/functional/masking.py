@@ -58,15 +58,24 @@ def relative_positions(positions: Int[Array, ' T'], size: Dimension) -> Int[Arra
   return jnp.arange(size)[None, :] - positions[:, None]
 
 
+def check_mask(caller: str, mask: Any) -> None:
+  """Raises UserError unless `mask` is bool: 0 in a float mask that is added to scores means the opposite of False."""
+  if mask.dtype != jnp.bool_:
+    raise UserError(f'{caller}: mask must be bool, True = may be attended to, got {mask.dtype}')
+
+
 def combine_masks(*masks: Bool[Array, '...'] | None) -> Bool[Array, '...'] | None:
   """Returns the logical and of all masks that are not None, broadcast against each other; None if there are none.
 
   Raises:
-    UserError: for shapes that do not broadcast. Pass a padding mask [B, S] as [B, 1, S] to combine it with [T, S].
+    UserError: for masks that are not bool, and for shapes that do not broadcast. Pass a padding mask [B, S] as
+      [B, 1, S] to combine it with [T, S].
   """
   arrays = [jnp.asarray(mask) for mask in masks if mask is not None]
   if not arrays:
     return None
+  for array in arrays:
+    check_mask('combine_masks', array)
   rank = max(array.ndim for array in arrays)
   aligned = [array.reshape((1,) * (rank - array.ndim) + array.shape) for array in arrays]
   for axis in range(rank):
