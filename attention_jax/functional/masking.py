@@ -150,6 +150,27 @@ def vary_like(start, *operands):
   return jax.lax.pcast(start, tuple(axes), to='varying') if axes else start
 
 
+def vary_alike(operands: Any) -> Any:
+  """Casts the operands of a jax.custom_vjp so that its gradients work under shard_map.
+
+  A custom gradient has the type of its operand, also where that operand varies over fewer mesh axes than the others,
+  such as parameters beside a sharded batch. The gradient of the cast adds it up over the other axes.
+
+  Args:
+    operands: a tree of arrays.
+
+  Returns:
+    The operands, typed as varying over the mesh axes over which any of them varies.
+  """
+  axes = frozenset().union(*(_varying_axes(x) for x in jax.tree.leaves(operands)))
+
+  def cast(x):
+    missing = tuple(axes - _varying_axes(x))
+    return jax.lax.pcast(x, missing, to='varying') if missing else x
+
+  return jax.tree.map(cast, operands)
+
+
 def min_finite(dtype) -> jax.Array:
   """Returns the most negative finite number, the value of masked scores in a maximum and of a maximum over nothing."""
   return jnp.asarray(jnp.finfo(dtype).min, dtype)
