@@ -60,8 +60,9 @@ def relative_positions(positions: Int[Array, ' T'], size: Dimension) -> Int[Arra
 
 def check_mask(caller: str, mask: Any) -> None:
   """Raises UserError unless `mask` is bool: 0 in a float mask that is added to scores means the opposite of False."""
-  if mask.dtype != jnp.bool_:
-    raise UserError(f'{caller}: mask must be bool, True = may be attended to, got {mask.dtype}')
+  dtype = getattr(mask, 'dtype', None)
+  if dtype != jnp.bool_:
+    raise UserError(f'{caller}: mask must be bool, True = may be attended to, got {dtype or mask}')
 
 
 def combine_masks(*masks: Bool[Array, '...'] | None) -> Bool[Array, '...'] | None:

@@ -89,3 +89,8 @@ def test_masks_that_do_not_broadcast_raise():
 def test_masks_that_are_not_bool_raise(use, mask):
   with pytest.raises(aj.UserError, match=f'mask must be bool, True = may be attended to, got {mask.dtype}'):
     use(mask)
+
+
+def test_attention_without_a_mask_raises():
+  with pytest.raises(aj.UserError, match='mask must be bool, True = may be attended to, got None'):
+    aj.Attention('dot').bind({}).remember(jnp.ones((1, 2, 3)), None)
