@@ -15,6 +15,7 @@ import numpy as np
 from attention_jax.decoding.loop import shrinking_while_loop
 from attention_jax.decoding.ranking import Ranking, ranking_scores
 from attention_jax.decoding.top_k import log_sum_exp
+from attention_jax.errors import UserError
 from attention_jax.tokens import BOS, EOS, PAD
 
 IMPOSSIBLE_SCORE = -1e9  # finite, so that sums and length-normalised values of it stay ordered
@@ -83,7 +84,7 @@ def generate(
     source_mask: [B, S] bool, True = real; None for all. Rows without any real position are filler rows, which are
       finished from the start.
   """
-  batch = jax.tree.leaves(carry)[0].shape[0]
+  batch = batch_size(carry, memory)
   token = jnp.full((batch, hypotheses), BOS, jnp.int32)
   _, (_, weight_shape, *_) = jax.eval_shape(step, carry, token, memory)
   source_mask = broadcast_source_mask(source_mask, batch, weight_shape.shape[-1])
@@ -121,6 +122,16 @@ def generate(
   lengths = jnp.sum(tokens != PAD, axis=-1)
   scores = ranking_scores(log_probs, eos_log_probs, lengths, weights.sum(2), source_mask, ranking)
   return Hypotheses(tokens, scores, log_probs, lengths, weights)
+
+
+def batch_size(carry: Any, memory: Any) -> int:
+  """Returns the number of sources. Raises UserError if neither the carry nor the memory has an array."""
+  leaves = jax.tree.leaves((carry, memory))
+  if not leaves:
+    raise UserError(
+      'search: carry or memory must have an array [B, ...], which defines the number of sources B, got none'
+    )
+  return leaves[0].shape[0]
 
 
 def end_and_continuation_masks(size: int) -> tuple[np.ndarray, np.ndarray]:

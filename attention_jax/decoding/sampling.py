@@ -13,9 +13,11 @@ import numpy as np
 from attention_jax.decoding.generate import Hypotheses, end_and_continuation_masks, generate
 from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking
 from attention_jax.decoding.top_k import masked_top_k
+from attention_jax.functional.masking import at_least_float32
 from attention_jax.specs import Count, Probability, Range, Repeats, check_fields
 
 BISECTIONS = 40  # halvings of an interval of logits: to 1e-12 of its length
+LOWEST = 128.0  # logits this far below the highest one have probability 0 in float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Sampling:
 
   def filter_logits(self, logits: jax.Array) -> jax.Array:
     """Returns logits [..., V] / temperature, -inf for tokens that a filter drops; the likeliest token always passes."""
-    logits = logits / self.temperature
+    logits = at_least_float32(logits) / self.temperature
     highest = logits.max(-1, keepdims=True)
     threshold = highest + math.log(self.min_p) if self.min_p else jnp.full_like(highest, -jnp.inf)
     size = logits.shape[-1]
@@ -85,17 +87,17 @@ def nucleus_threshold(logits: jax.Array, p: float) -> jax.Array:
     p: probability of the nucleus, greater than 0 and at most 1.
   """
   probs = jax.nn.softmax(logits, axis=-1)
-  highest = logits.max(-1, keepdims=True)
-  lowest = jnp.where(jnp.isneginf(logits), highest, logits).min(-1, keepdims=True)
+  relative = logits - logits.max(-1, keepdims=True)
 
   def halve(_, bounds):
     outside, inside = bounds
     middle = (outside + inside) / 2
-    mass_above = jnp.where(logits > middle, probs, 0.0).sum(-1, keepdims=True)
+    mass_above = jnp.where(relative > middle, probs, 0.0).sum(-1, keepdims=True)
     return jnp.where(mass_above < p, outside, middle), jnp.where(mass_above < p, middle, inside)
 
-  outside, _ = jax.lax.fori_loop(0, BISECTIONS, halve, (lowest - 1, highest))
-  return jnp.where(logits > outside, logits, jnp.inf).min(-1, keepdims=True)
+  inside = jnp.zeros_like(logits, shape=(*logits.shape[:-1], 1))
+  outside, _ = jax.lax.fori_loop(0, BISECTIONS, halve, (inside - LOWEST, inside))
+  return jnp.where(relative > outside, logits, jnp.inf).min(-1, keepdims=True)
 
 
 def sample(

@@ -17,6 +17,7 @@ import numpy as np
 from attention_jax.decoding.generate import (
   IMPOSSIBLE_SCORE,
   Hypotheses,
+  batch_size,
   broadcast_source_mask,
   end_and_continuation_masks,
   generate,
@@ -25,6 +26,7 @@ from attention_jax.decoding.loop import select_sources, shrinking_while_loop
 from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking, length_penalty, ranking_scores
 from attention_jax.decoding.top_k import log_sum_exp, masked_top_k, pad_to_blocks
 from attention_jax.errors import UserError
+from attention_jax.functional.masking import at_least_float32
 from attention_jax.tokens import BOS, EOS, PAD
 
 
@@ -106,7 +108,7 @@ def beam(
     UserError: if an option is out of range, or `groups` does not divide `beams`.
   """
   _check_beam_options(beams, max_length, groups, diversity)
-  batch = jax.tree.leaves(carry)[0].shape[0]
+  batch = batch_size(carry, memory)
   carry = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (beams, *x.shape)), carry)
   step = _over_beams(step)
   token = jnp.full((batch, beams), BOS, jnp.int32)
@@ -159,7 +161,8 @@ def beam(
     _, source_mask = inputs
     return source_mask.any(-1) & (bound > state.finished.scores.min(1))
 
-  state = BeamState(carry, jnp.zeros(weights.shape, weights.dtype), log_probs, finished)
+  coverage = at_least_float32(jnp.zeros(weights.shape, weights.dtype))
+  state = BeamState(carry, coverage, log_probs, finished)
   finished, history = shrinking_while_loop(
     body,
     is_active,

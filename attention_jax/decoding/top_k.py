@@ -8,11 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention_jax.functional.masking import at_least_float32
+
 BLOCK = 64  # tokens per block
 
 
 def pad_to_blocks(logits: jax.Array) -> jax.Array:
-  """Pads logits [..., V] with -inf up to a multiple of BLOCK."""
+  """Pads logits [..., V] with -inf up to a multiple of BLOCK; those of 16 bits become float32, as sums need."""
+  logits = at_least_float32(logits)
   missing = -logits.shape[-1] % BLOCK
   return jnp.pad(logits, [(0, 0)] * (logits.ndim - 1) + [(0, missing)], constant_values=-jnp.inf)
 

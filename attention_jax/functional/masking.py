@@ -58,15 +58,25 @@ def relative_positions(positions: Int[Array, ' T'], size: Dimension) -> Int[Arra
   return jnp.arange(size)[None, :] - positions[:, None]
 
 
+def check_mask(caller: str, mask: Any) -> None:
+  """Raises UserError unless `mask` is bool: 0 in a float mask that is added to scores means the opposite of False."""
+  dtype = getattr(mask, 'dtype', None)
+  if dtype != jnp.bool_:
+    raise UserError(f'{caller}: mask must be bool, True = may be attended to, got {dtype or mask}')
+
+
 def combine_masks(*masks: Bool[Array, '...'] | None) -> Bool[Array, '...'] | None:
   """Returns the logical and of all masks that are not None, broadcast against each other; None if there are none.
 
   Raises:
-    UserError: for shapes that do not broadcast. Pass a padding mask [B, S] as [B, 1, S] to combine it with [T, S].
+    UserError: for masks that are not bool, and for shapes that do not broadcast. Pass a padding mask [B, S] as
+      [B, 1, S] to combine it with [T, S].
   """
   arrays = [jnp.asarray(mask) for mask in masks if mask is not None]
   if not arrays:
     return None
+  for array in arrays:
+    check_mask('combine_masks', array)
   rank = max(array.ndim for array in arrays)
   aligned = [array.reshape((1,) * (rank - array.ndim) + array.shape) for array in arrays]
   for axis in range(rank):
@@ -139,6 +149,27 @@ def vary_like(start, *operands):
   """
   axes = frozenset().union(*(_varying_axes(x) for x in jax.tree.leaves(operands)))
   return jax.lax.pcast(start, tuple(axes), to='varying') if axes else start
+
+
+def vary_alike(operands: Any) -> Any:
+  """Casts the operands of a jax.custom_vjp so that its gradients work under shard_map.
+
+  A custom gradient has the type of its operand, also where that operand varies over fewer mesh axes than the others,
+  such as parameters beside a sharded batch. The gradient of the cast adds it up over the other axes.
+
+  Args:
+    operands: a tree of arrays.
+
+  Returns:
+    The operands, typed as varying over the mesh axes over which any of them varies.
+  """
+  axes = frozenset().union(*(_varying_axes(x) for x in jax.tree.leaves(operands)))
+
+  def cast(x):
+    missing = tuple(axes - _varying_axes(x))
+    return jax.lax.pcast(x, missing, to='varying') if missing else x
+
+  return jax.tree.map(cast, operands)
 
 
 def min_finite(dtype) -> jax.Array:

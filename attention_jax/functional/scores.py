@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from attention_jax.annotations import Array, Float
 from attention_jax.errors import UserError
-from attention_jax.functional.masking import accumulation_dtype, at_least_float32
+from attention_jax.functional.masking import accumulation_dtype, at_least_float32, vary_alike
 from attention_jax.functional.table import Param, Product, ReverseMode, Row, TanhSum, check_table
 
 Scores = Float[Array, ' S']
@@ -171,7 +171,7 @@ def location_sensitive(
 
 def _location_sensitive_reverse(query, key, *, previous, filters, u, v):
   """`location_sensitive` with the gradient of `_mix_channels`."""
-  mixed = _mix_channels(_convolve(previous, filters), u)
+  mixed = _mix_channels(*vary_alike((_convolve(previous, filters), u)))
   return additive(query, key + mixed.astype(key.dtype), v=v)
 
 

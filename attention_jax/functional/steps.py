@@ -30,7 +30,8 @@ from attention_jax.functional.attend import (
   without_key,
   zero_masked_memory,
 )
-from attention_jax.functional.masking import Dimension
+from attention_jax.functional.masking import Dimension, check_mask
+from attention_jax.functional.rngs import check_rng
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, lookup
 
@@ -68,7 +69,8 @@ def remember(
     The memory for `attend_step`.
 
   Raises:
-    UserError: for an unknown alignment or option, for missing params, and if the shapes do not match.
+    UserError: for an unknown alignment or option, for missing params, if the shapes do not match, and for a mask that
+      is not bool.
   """
   mask = jnp.ones(key.shape[:1], bool) if mask is None else mask
   if key.ndim != 2 or value.ndim != 2 or not key.shape[:1] == value.shape[:1] == mask.shape:
@@ -76,6 +78,7 @@ def remember(
       f'remember: key must be [S, Dk], value [S, V] and mask [S], got {key.shape}, {value.shape} and {mask.shape}; '
       'for a batch, vmap it'
     )
+  check_mask('remember', mask)
   memory = zero_masked_memory(Memory(key, value, mask))
   memory = with_remembered(lookup(alignment, ALIGNMENTS, 'alignment'), params or {}, memory)
   return ProjectedMemory(*memory._replace(key=project(memory.key, params or {}, 'key')))
@@ -124,8 +127,8 @@ def attend_step(
     The carry for the next step, and the context [V] and weights [S].
 
   Raises:
-    UserError: for an unknown variant or option, for missing params, if shapes do not match, and for a Memory with
-      params that project keys.
+    UserError: for an unknown variant or option, for missing params, if shapes do not match, for a Memory with params
+      that project keys, for a carry of another variant, and for a missing or invalid rng.
   """
   if isinstance(memory, ProjectedMemory):
     params = without_key(params)
@@ -136,6 +139,15 @@ def attend_step(
     if shape != (size,):
       raise UserError(f'attend_step: {name} must be for the {size} positions of the memory, got shape {shape}')
   rows = _rows(score, alignment)
+  expected = jax.eval_shape(lambda: definition.init_carry(*rows, size))
+  if jax.tree.structure(carry) != jax.tree.structure(expected):
+    raise UserError(
+      f'attend_step: carry must have the state of this score and alignment, got {carry.state}; use init_carry'
+    )
+  check_rng('attend_step', rng)
+  for kind, row in zip(('score', 'alignment'), rows, strict=True):
+    if 'rng' in row.required_inputs and rng is None and not (deterministic and row.at_test):
+      raise UserError(f'attend_step: this {kind} samples; rng must be a PRNG key, got None')
   options = {'bias': bias, 'rng': rng, 'deterministic': deterministic}
   return definition.attend_step(*rows, params, carry, query, memory, **options)
 

@@ -22,7 +22,7 @@ from jax.custom_batching import sequential_vmap
 from attention_jax.functional.attend import Attended, Memory, score_terms, zero_masked_memory
 from attention_jax.functional.dense import clamp_to_finite, softmax, softmax_temperature, strip_options
 from attention_jax.functional.dropout import differs_at_test, dropout_factors, strip_dropout
-from attention_jax.functional.masking import accumulation_dtype, min_finite, vary_like, zero_masked
+from attention_jax.functional.masking import accumulation_dtype, min_finite, vary_alike, vary_like, zero_masked
 from attention_jax.functional.table import Product, Row
 from attention_jax.kernels.derivatives import first_order
 from attention_jax.kernels.flash_blocks import BlockedInputs, Blocks
@@ -62,7 +62,7 @@ def attend(
   q, k, v, mask, bias = operands(score, alignment, params, query, memory, bias)
   factors = None if deterministic else dropout_factors(alignment, rng, q.shape[0], k.shape[0])
   factors = None if factors is None else factors.astype(q.dtype)
-  context = attention_context(q, k, v, mask, bias, factors).astype(memory.value.dtype)
+  context = attention_context(*vary_alike((q, k, v, mask, bias, factors))).astype(memory.value.dtype)
   if not return_weights:
     return Attended(context, None)
   weights = softmax_weights(q, k, mask, bias)

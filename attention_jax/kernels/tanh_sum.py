@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from attention_jax.functional.masking import accumulation_dtype, vary_like
+from attention_jax.functional.masking import accumulation_dtype, vary_alike, vary_like
 from attention_jax.kernels.derivatives import first_order
 
 UNROLL = 16  # maximum number of terms added in one pass over the result: memory traffic is then negligible
@@ -67,7 +67,7 @@ def scores(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
   in_range = jnp.all(jnp.where(has_unmasked, high - low, 0.0) <= 2 * LIMITS[jnp.dtype(dtype)].key)
   centre = jnp.where(has_unmasked & in_range, (low + high) / 2, 0.0)
   centred = jnp.where(unmasked, k - centre[None], 0.0)
-  return tanh_sum(q.astype(dtype) + centre[None], centred, v.astype(dtype), in_range)
+  return tanh_sum(*vary_alike((q.astype(dtype) + centre[None], centred, v.astype(dtype), in_range)))
 
 
 @jax.custom_vjp

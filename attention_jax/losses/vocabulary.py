@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from attention_jax.functional.masking import vary_like
+from attention_jax.functional.masking import vary_alike, vary_like
 from attention_jax.kernels.sharding import batch_mesh_axis
 from attention_jax.modules.linear import product_with_transpose, sum_outer_products
 from attention_jax.modules.outputs import LinearLogits
@@ -21,7 +21,6 @@ from attention_jax.modules.outputs import LinearLogits
 MAX_LOGITS = 2**21
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def linear_cross_entropy(linear: LinearLogits, target: jax.Array, mask: jax.Array, smoothing: float) -> tuple:
   """Returns the sums (loss, accuracy) of `cross_entropy` for linear.logits(); only the loss has a gradient.
 
@@ -31,6 +30,11 @@ def linear_cross_entropy(linear: LinearLogits, target: jax.Array, mask: jax.Arra
     mask: [B, T], True = real.
     smoothing: ε of the label smoothing.
   """
+  return _linear_cross_entropy(*vary_alike((linear, target, mask)), smoothing)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _linear_cross_entropy(linear: LinearLogits, target, mask, smoothing: float) -> tuple:
   return _loss_and_gradient(linear, target, mask, smoothing, False)[0]
 
 
@@ -43,7 +47,7 @@ def _backward(smoothing, gradient, cotangents):
   return jax.tree.map(lambda g: (g * scale).astype(g.dtype), gradient), None, None
 
 
-linear_cross_entropy.defvjp(_forward, _backward)
+_linear_cross_entropy.defvjp(_forward, _backward)
 
 
 def _loss_and_gradient(linear: LinearLogits, target, mask, smoothing, differentiate: bool):

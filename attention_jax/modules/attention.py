@@ -10,6 +10,7 @@ from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended, Carry, Memory
 from attention_jax.functional.dropout import with_dropout
 from attention_jax.functional.edits import HEAD_AXES
+from attention_jax.functional.masking import check_mask
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, lookup, memory_parameter_names
 from attention_jax.kernels.api import IMPLEMENTATIONS, get_implementation, supported_implementations
@@ -218,6 +219,7 @@ class Attention(nn.Module):
     """
     if self.positions is not None and positions is None:
       raise UserError('attention: positions of the memory are required with a module of positions, got None')
+    check_mask('attention', mask)
     unprojected = functional.zero_masked_memory(Memory(encoded, encoded if value is None else value, mask))
     key = self._split_heads(unprojected.key, self.key_kernel if self.projects else None)
     value = self._split_heads(unprojected.value, self.value_kernel if self.projects_values else None)

@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from attention_jax.functional.masking import vary_alike
 from attention_jax.kernels.target import is_traced_for_counting, kernel_platform
 
 
@@ -29,7 +30,7 @@ def product(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype | None = None) -> 
   flat = x.reshape(-1, x.shape[-1])
   is_low_precision = x.dtype == kernel.dtype and jnp.finfo(x.dtype).bits < 32
   if is_low_precision:
-    y = _low_precision_product(flat, kernel, dtype)
+    y = _low_precision_product(*vary_alike((flat, kernel)), dtype)
   else:
     y = jnp.matmul(flat, kernel, preferred_element_type=dtype)
   return y.reshape(*x.shape[:-1], kernel.shape[-1])

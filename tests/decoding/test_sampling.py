@@ -58,6 +58,14 @@ def test_filters_of_a_large_vocabulary_equal_those_of_sorted_probabilities(optio
   np.testing.assert_array_equal(filtered, np.where(logits >= lowest, logits, -np.inf))
 
 
+@pytest.mark.parametrize('masked', [-1e9, -1e20, float(np.finfo(np.float32).min), -np.inf], ids=str)
+@pytest.mark.parametrize('offset', [0.0, -1e9], ids=str)
+def test_a_nucleus_does_not_depend_on_the_logits_of_masked_tokens(masked, offset):
+  logits = offset + 1e3 * LOGITS if offset else LOGITS
+  filtered = Sampling(top_p=0.75).filter_logits(jnp.append(logits, masked + offset))
+  assert np.flatnonzero(filtered > -np.inf).tolist() == ([0] if offset else [0, 2, 3])
+
+
 def draw_samples(model, params, model_inputs, sampling, seed=0, numbers=None):
   source, mask, _ = model_inputs
   numbers = jnp.arange(B) if numbers is None else jnp.asarray(numbers)

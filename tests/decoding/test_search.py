@@ -161,6 +161,27 @@ def test_the_loop_continues_while_a_longer_hypothesis_can_still_win():
   np.testing.assert_allclose(hypotheses.scores, [[-1.3 / ((5 + size) / 6) ** 0.6]], rtol=0.02)
 
 
+@pytest.mark.parametrize('beams', [1, 3])
+def test_sums_over_the_steps_of_a_16_bit_model_are_float32(beams):
+  logits = jax.random.normal(jax.random.key(0), (WORDS, WORDS)).at[:, EOS].set(-9.0).astype(jnp.bfloat16)
+
+  def search_in(dtype):
+    def step(carry, token, memory):
+      return carry, (logits.astype(dtype)[token], jnp.full((*token.shape, S), 1 / S, jnp.bfloat16))
+
+    ranking = Ranking(beta=0.5)
+    run = search.greedy if beams == 1 else functools.partial(search.beam, beams=beams)
+    return run(step, (), jnp.zeros((2, 1)), max_length=20, ranking=ranking)
+
+  assert_close(search_in(jnp.bfloat16), search_in(jnp.float32))
+
+
+@pytest.mark.parametrize('run', [search.greedy, functools.partial(search.beam, beams=2)], ids=['greedy', 'beam'])
+def test_a_search_without_any_array_of_a_source_raises(run):
+  with pytest.raises(UserError, match='carry or memory must have an array'):
+    run(lambda carry, token, memory: (carry, (jnp.zeros((1, WORDS)), jnp.ones((1, S)))), (), (), max_length=2)
+
+
 @pytest.mark.parametrize(('words', 'max_length', 'outputs'), [(4, 20, 20), (5, 4, 15), (6, 3, 13)])
 def test_beams_beyond_the_number_of_outputs_stay_empty(words, max_length, outputs):
   model = make_toy_model(words)

@@ -74,3 +74,23 @@ def test_masks_that_do_not_broadcast_raise():
   message = r'masks \[4, 5\], \[3, 5\] do not broadcast; pass a padding mask \[B, S\] as mask\[:, None\]'
   with pytest.raises(aj.UserError, match=message):
     aj.combine_masks(jnp.ones((4, 5), bool), None, jnp.ones((3, 5), bool))
+
+
+@pytest.mark.parametrize('mask', [jnp.asarray([1, 2]), jnp.asarray([0.0, -jnp.inf])], ids=['int', 'float'])
+@pytest.mark.parametrize(
+  'use',
+  [
+    lambda mask: aj.combine_masks(mask, jnp.ones(2, bool)),
+    lambda mask: aj.remember(jnp.ones((2, 3)), jnp.ones((2, 3)), mask),
+    lambda mask: aj.Attention('dot').bind({}).remember(jnp.ones((1, 2, 3)), mask[None]),
+  ],
+  ids=['combine_masks', 'remember', 'Attention'],
+)
+def test_masks_that_are_not_bool_raise(use, mask):
+  with pytest.raises(aj.UserError, match=f'mask must be bool, True = may be attended to, got {mask.dtype}'):
+    use(mask)
+
+
+def test_attention_without_a_mask_raises():
+  with pytest.raises(aj.UserError, match='mask must be bool, True = may be attended to, got None'):
+    aj.Attention('dot').bind({}).remember(jnp.ones((1, 2, 3)), None)

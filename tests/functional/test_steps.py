@@ -85,3 +85,22 @@ def test_a_carry_or_bias_of_another_size_raises(name, carry_size, bias_size):
 def test_unknown_variants_raise():
   with pytest.raises(aj.UserError, match="unknown score 'dott'"):
     aj.init_carry('dott', 'softmax', 3)
+
+
+@pytest.mark.parametrize(('carry_of', 'used_by'), [('softmax', 'forward'), ('forward', 'forward_agent')])
+def test_a_carry_of_another_alignment_raises(carry_of, used_by):
+  memory = aj.remember(jnp.ones((5, 4)), jnp.ones((5, 4)))
+  params = aj.init_params(jax.random.key(0), score='dot', alignment=used_by, query=4, key=4, features=3)
+  with pytest.raises(aj.UserError, match=r'carry must have the state of this score and alignment, .*use init_carry'):
+    aj.attend_step('dot', used_by, params, aj.init_carry('dot', carry_of, 5), jnp.ones(4), memory)
+
+
+@pytest.mark.parametrize(
+  ('rng', 'message'), [(None, 'this alignment samples; rng must be a PRNG key, got None'), (3, 'rng must be a single')]
+)
+def test_a_missing_or_invalid_rng_raises(rng, message):
+  memory = aj.remember(jnp.ones((5, 4)), jnp.ones((5, 4)))
+  carry = aj.init_carry('dot', 'hard', 5)
+  aj.attend_step('dot', 'hard', {}, carry, jnp.ones(4), memory)
+  with pytest.raises(aj.UserError, match=message):
+    aj.attend_step('dot', 'hard', {}, carry, jnp.ones(4), memory, rng=rng, deterministic=False)

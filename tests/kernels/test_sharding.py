@@ -115,3 +115,23 @@ def test_flash_within_a_partial_shard_map_equals_the_definition(mesh):
     sharded = jax.shard_map(context, in_specs=P(), out_specs=P(), axis_names={'seed'})
     expected = loss('dot', 'softmax', problem)[1].context
     np.testing.assert_allclose(jax.jit(sharded)(problem.query), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize(
+  ('score', 'implementation'), [('additive', 'factored'), ('general', 'flash'), ('location_sensitive', 'chunked')]
+)
+def test_gradients_of_parameters_within_shard_map_are_sums_over_the_devices(score, implementation, mesh):
+  problem = make_problem(score, 'softmax', (B,), T, S)
+  bias = jnp.linspace(-1.0, 1.0, S)
+
+  def gradient(shared, query, key, value):
+    def total(shared):
+      options = {'score': score, 'implementation': implementation}
+      return jnp.sum(aj.attend(query, key, value, params=shared[0], bias=shared[1], **options).context ** 2)
+
+    return jax.grad(total)(shared)
+
+  arguments = ((problem.params, bias), problem.query, problem.key, problem.value)
+  sharded = jax.shard_map(gradient, mesh=mesh, in_specs=(P(), P('data'), P('data'), P('data')), out_specs=P())
+  expected = jax.jit(gradient)(*arguments)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **TOLERANCE), jax.jit(sharded)(*arguments), expected)

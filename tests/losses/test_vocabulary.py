@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from attention_jax.losses import vocabulary
 from attention_jax.losses.sequence import cross_entropy
+from attention_jax.modules.linear import product
 from attention_jax.modules.outputs import LinearLogits
 from tests.losses.helpers import B, T, V
 
@@ -58,3 +60,26 @@ def test_the_compiled_gradient_of_a_tied_table_in_bfloat16_is_close_to_float32()
   actual = jax.jit(jax.grad(tied_loss))(table, features)
   expected = jax.grad(tied_loss)(table, features.astype(jnp.float32))
   np.testing.assert_allclose(actual, expected, rtol=0, atol=0.01 * float(jnp.abs(expected).max()))
+
+
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+def test_the_gradient_of_a_kernel_within_shard_map_is_a_sum_over_the_devices(dtype):
+  rng = np.random.default_rng(0)
+  kernels = tuple(jnp.asarray(rng.normal(size=shape), dtype) for shape in ((32, 32), (32, V)))
+  features = jnp.asarray(rng.normal(size=(4, 6, 32)), dtype)
+  target = jnp.asarray(rng.integers(V, size=(4, 6)))
+
+  def gradient(kernels, features, target):
+    def loss(kernels):
+      linear = LinearLogits(product(features, kernels[0]), kernels[1], jnp.zeros(V))
+      return vocabulary.linear_cross_entropy(linear, target, jnp.ones(target.shape, bool), 0.1)[0]
+
+    return jax.grad(loss)(kernels)
+
+  mesh = jax.make_mesh((2,), ('data',), axis_types=(jax.sharding.AxisType.Auto,))
+  sharded = jax.shard_map(gradient, mesh=mesh, in_specs=(P(), P('data'), P('data')), out_specs=P())
+  for actual, expected in zip(
+    jax.jit(sharded)(kernels, features, target), gradient(kernels, features, target), strict=True
+  ):
+    atol = 0.02 * float(jnp.abs(expected).max())
+    np.testing.assert_allclose(*(x.astype(jnp.float32) for x in (actual, expected)), rtol=0, atol=atol)
