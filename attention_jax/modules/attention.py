@@ -74,8 +74,7 @@ class Attention(nn.Module):
     >>> step.context.shape, model.context_width(memory)
     ((2, 8), 8)
 
-    A latent alignment is updated with log p(token | position), [B, S]. A streaming alignment can start at the last
-    position:
+    A latent alignment is updated with log p(token | position), [B, S]. A streaming one can start at the last position:
 
     >>> latent = aj.Attention(score='dot', alignment='latent_monotonic').bind({})
     >>> memory = latent.remember(encoded, mask)
