@@ -101,7 +101,7 @@ def init_carry(score: Variant, alignment: Variant, size: Dimension, dtype=jnp.fl
 def attend_step(
   score: Variant,
   alignment: Variant,
-  params: Params,
+  params: Params | None,
   carry: Carry,
   query: Float[Array, ' D'],
   memory: ProjectedMemory | Memory,
@@ -115,7 +115,8 @@ def attend_step(
   Args:
     score: a spec string, a table row, or a function.
     alignment: likewise.
-    params: parameters as `init_params` returns them. The query is projected here if they contain 'query'.
+    params: parameters as `init_params` returns them; None if there are none. The query is projected here if they
+      contain 'query'.
     carry: from the previous step, or from `init_carry`.
     query: the query, [D].
     memory: from `remember`, which projects the keys once; or a Memory of keys that need no projection.
@@ -130,6 +131,7 @@ def attend_step(
     UserError: for an unknown variant or option, for missing params, if shapes do not match, for a Memory with params
       that project keys, for a carry of another variant, and for a missing or invalid rng.
   """
+  params = params or {}
   if isinstance(memory, ProjectedMemory):
     params = without_key(params)
     memory = Memory(*memory)

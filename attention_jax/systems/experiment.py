@@ -233,7 +233,8 @@ def _prepare_runs(
   runs = []
   for seed in run_seeds(config):
     run_config = dict(config, seeds=1, training=config['training'] | {'seed': seed})
-    check_run_files(seed_folder(folder, seed))
+    with peers.fail_together():
+      check_run_files(seed_folder(folder, seed))
     runs.append((run_config, _prepare_run_folder(seed_folder(folder, seed), run_config, system, arrays, log)))
   return runs
 

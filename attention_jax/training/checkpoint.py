@@ -325,7 +325,9 @@ class Checkpoints:
       other_steps = sorted({*self.steps(LATEST), *self.steps(BEST)} - {step})
       names = [name] if self.steps(other_kind) else []
       names += map(str, other_steps)
-      remedy = f'select another one: {", ".join(names)}' if names else 'it is the only one; choose another folder'
+      remedy = 'it is the only one; choose another folder'
+      if names:
+        remedy = f'others can be read by --checkpoint: {", ".join(names)}'
     else:
       paths = f'{self.folder / kind} and {self.folder / SAVED_FILE}'
       remedy = f'choose another folder, or delete {paths} to continue without it'

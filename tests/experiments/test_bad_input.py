@@ -239,7 +239,7 @@ def test_damaged_checkpoints_are_user_errors(trained, task, tmp_path):
     if path.is_file() and path.stat().st_size:
       path.write_bytes(b'?' * 10)
   before = read_tree(folder)
-  parts = [f'checkpoint {folder}/checkpoints/4 cannot be read', 'select another one: best, 2']
+  parts = [f'checkpoint {folder}/checkpoints/4 cannot be read', 'others can be read by --checkpoint: best, 2']
   assert_user_error(run('translate', f'--workdir={folder}', '--checkpoint=latest', stdin=b'eins'), parts)
   assert read_tree(folder) == before
   result = run('train', *tiny_arguments(task, folder))

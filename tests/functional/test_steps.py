@@ -45,14 +45,14 @@ def test_a_function_may_be_a_variant():
     return key @ query
 
   carry = aj.init_carry(score, 'hardmax', 3)
-  _, attended = aj.attend_step(score, 'hardmax', {}, carry, jnp.array([0.1, 3.0, 1.0]), memory)
+  _, attended = aj.attend_step(score, 'hardmax', None, carry, jnp.array([0.1, 3.0, 1.0]), memory)
   np.testing.assert_array_equal(attended.weights, [0, 1, 0])
 
 
 @pytest.mark.parametrize(
   ('variants', 'params', 'message'),
   [
-    (('additive', 'softmax'), {}, r"params must have the entries \['v'\], got \[\]; use init_params"),
+    (('additive', 'softmax'), None, r"params must have the entries \['v'\], got \[\]; use init_params"),
     (('dot', 'local_p'), {'alignment': {'w': jnp.ones((2, 3))}}, r"\['v', 'w'\], got \['w'\]"),
     (('dot', 'mocha'), {}, 'params must have the entries'),
   ],

@@ -188,7 +188,7 @@ def open_saved(saved):
 @pytest.mark.parametrize('damage', sample_cases([(damage,) for damage in DAMAGES], 2))
 def test_reading_a_damaged_checkpoint_is_an_error_that_names_the_others(saved, open_saved, damage):
   damage(saved / LATEST / '20')
-  with pytest.raises(UserError, match=r'checkpoints/20 cannot .*; select another one: best, 10$') as error:
+  with pytest.raises(UserError, match=r'/20 cannot .*; others can be read by --checkpoint: best, 10$') as error:
     open_saved(read_only=True).restore(make_state(0))
   assert '\n' not in str(error.value) and (saved / LATEST / '20').exists()
 
