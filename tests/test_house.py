@@ -96,6 +96,7 @@ TESTED_BY = {
   'models/initial_states': 'models/decoders',
   'models/layered': 'models/traits',
   'models/steps': 'models/decoders',
+  'modules/attention_checks': 'modules/attention',
   'modules/attention_equinox': 'modules/heads',
   'modules/attention_nnx': 'modules/heads',
   'modules/dropout': 'models/encoder_decoder',

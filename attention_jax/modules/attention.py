@@ -13,10 +13,11 @@ from attention_jax.functional.edits import HEAD_AXES
 from attention_jax.functional.masking import check_mask
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, lookup, memory_parameter_names
-from attention_jax.kernels.api import IMPLEMENTATIONS, get_implementation, supported_implementations
+from attention_jax.kernels.api import IMPLEMENTATIONS, supported_implementations
 from attention_jax.kernels.sharding import batch_mesh_axis
+from attention_jax.modules.attention_checks import check_attention
+from attention_jax.modules.differential import HeadDifference
 from attention_jax.modules.head_params import HeadKernel, RowParams, append_one, group_heads, project_to_heads
-from attention_jax.modules.heads import check_heads
 from attention_jax.modules.linear import Dense
 from attention_jax.modules.positions import Positions
 from attention_jax.specs import Count, Fraction, Size
@@ -44,6 +45,8 @@ class Attention(nn.Module):
     project_values: whether a single head projects query, key, value and context, as several heads do.
     positions: a module of modules.positions, for self-attention.
     bias: whether projections have biases, as in torch; projected contexts of an all-masked memory are then not zero.
+    differential: whether pairs of heads share a value and subtract their contexts, see modules.differential; weights
+      are those of the single heads.
     gate: whether contexts of heads are multiplied by σ(W q), q the query (Qiu et al. 2025); requires projected values.
     output_scale: the initial variance of the output projection is output_scale / F.
     dtype: dtype of the computation; weights are at least float32 in any case.
@@ -99,54 +102,29 @@ class Attention(nn.Module):
   project_values: bool = False
   positions: Positions | None = None
   bias: bool = False
+  differential: bool = False
   gate: bool = False
   output_scale: float = 1.0
   dtype: jnp.dtype = jnp.float32
 
   def setup(self):
-    self._check_heads()
+    check_attention(self)
     self.score_row = self.resolved_score
     self.alignment_row = self.resolved_alignment
     self.score_params = RowParams(self.score_row, self.heads)
     self.alignment_params = RowParams(self.alignment_row, self.heads)
-    without_dropout = lookup(self.alignment, ALIGNMENTS, 'alignment')
-    self.resolved_implementation = get_implementation(self.implementation, self.score_row, without_dropout)
-    self._check_dropout_support()
-    if self.heads > 1 and self.alignment_row.latent:
-      raise UserError(f'attention: heads must be 1 for a latent alignment, got heads={self.heads}')
+    self.resolved_implementation = IMPLEMENTATIONS[self.implementation]
     head_features = self.features // self.heads
     if self.projects:
       self.query_kernel = HeadKernel(self.heads, head_features, self.bias)
       self.key_kernel = HeadKernel(self.groups, head_features, self.bias)
     if self.projects_values:
-      self.value_kernel = HeadKernel(self.groups, head_features, self.bias)
-      self.gate_kernel = HeadKernel(self.heads, head_features, self.bias) if self.gate else None
+      share = 2 if self.differential else 1  # number of heads with the same value
+      self.value_kernel = HeadKernel(self.groups // share, share * head_features, self.bias)
+      self.gate_kernel = HeadKernel(self.heads // share, share * head_features, self.bias) if self.gate else None
+      self.difference = HeadDifference(head_features, self.dtype) if self.differential else None
       init = nn.initializers.variance_scaling(self.output_scale, 'fan_in', 'truncated_normal')
       self.join = Dense(self.features, use_bias=self.bias, dtype=self.dtype, kernel_init=init)
-    if self.has_rotary_positions and not self.score_row.rotation_invariant:
-      expected = ', '.join(name for name, row in SCORES.items() if row.rotation_invariant)
-      raise UserError(
-        f'attention: rotary positions need a score that a rotation of query and key leaves unchanged, '
-        f'got {self.score!r}; expected one of: {expected}'
-      )
-
-  def _check_heads(self) -> None:
-    check_heads('attention', self.features, self.heads)
-    if self.kv_heads < 0 or self.heads % self.groups:
-      raise UserError(f'attention: kv_heads must be 0 or a divisor of heads={self.heads}, got kv_heads={self.kv_heads}')
-    if self.bias and not self.projects:
-      raise UserError(
-        f'attention: bias must be False for one head and score {self.score!r}, which projects neither query nor key'
-      )
-    if self.gate and not self.projects_values:
-      raise UserError('attention: gate must be False for one head without project_values=True, got gate=True')
-
-  def _check_dropout_support(self) -> None:
-    if self.resolved_implementation.unsupported_reason(self.score_row, self.alignment_row):
-      raise UserError(
-        f"attention: implementation '{self.implementation}' does not support dropout on weights; "
-        f'expected dropout=0.0 or one of: {", ".join(supported_implementations(self.score_row, self.alignment_row))}'
-      )
 
   @property
   def groups(self) -> int:
@@ -213,8 +191,9 @@ class Attention(nn.Module):
       value: values that contexts are made of, [B, S, V]; by default `encoded`.
 
     Returns:
-      Memory with key [B, G, S, F / N], or [B, 1, S, D] if not projected; value [B, G, S, F / N], or [B, 1, S, V] if not
-      projected; mask [B, 1, S] or [B, 1, T, S]; and, for some alignments, `remembered` [B, G, N / G, S, F / N].
+      Memory with key [B, G, S, F / N], or [B, 1, S, D] if not projected; value [B, G, S, F / N] (2 F / N features if
+      `differential`), or [B, 1, S, V] if not projected; mask [B, 1, S] or [B, 1, T, S]; and, for some alignments,
+      `remembered` [B, G, N / G, S, F / N].
     """
     if self.positions is not None and positions is None:
       raise UserError('attention: positions of the memory are required with a module of positions, got None')
@@ -222,6 +201,7 @@ class Attention(nn.Module):
     unprojected = functional.zero_masked_memory(Memory(encoded, encoded if value is None else value, mask))
     key = self._split_heads(unprojected.key, self.key_kernel if self.projects else None)
     value = self._split_heads(unprojected.value, self.value_kernel if self.projects_values else None)
+    value = jnp.repeat(value, 2, axis=1) if self.differential else value
     key = key if self.positions is None else self.positions.rotate(key, positions)
     return Memory(key, value, mask[:, None], self._remember_for_alignment(value))
 
@@ -413,6 +393,8 @@ class Attention(nn.Module):
       return Attended(context[:, 0], None if weights is None else weights[:, 0])
     if self.positions is not None and (shift := self.positions.shift(weights, positions)) is not None:
       context = context + shift.astype(context.dtype)
+    if self.differential:
+      context = self.difference(context)
     if self.gate:
       context = context * jax.nn.sigmoid(self._split_heads(query, self.gate_kernel))
     joined = jnp.moveaxis(context, 1, -2)

@@ -100,7 +100,8 @@ def attend_heads(
   """Projects and attends as `Attention.remember` and `Attention.parallel` do.
 
   Args:
-    params: as `init_heads` returns them, or those of an `Attention` without biases, positions and `kv_heads`.
+    params: as `init_heads` returns them, or those of an `Attention` without biases, positions, `kv_heads`, `gate` and
+      `differential`.
     query: [..., T, Dq]; the leading axes of query and encoded broadcast to each other.
     encoded: what is attended to, [..., S, D].
     mask: positions that may be attended to, broadcastable to [..., T, S].
@@ -112,7 +113,7 @@ def attend_heads(
 
   Raises:
     UserError: as `attend`; if `encoded` does not have the width that the parameters project; if the parameters contain
-      biases; or if the numbers of heads of queries, keys and values differ.
+      biases, a gate or differences of heads; or if the numbers of heads of queries, keys and values differ.
   """
   _check_supported(params)
   kernels = {name: params[f'{name}_kernel']['kernel'] for name in ('query', 'key') if f'{name}_kernel' in params}
@@ -140,7 +141,10 @@ def attend_heads(
 
 
 def _check_supported(params: Mapping[str, Mapping[str, jax.Array]]) -> None:
-  """Raises UserError for parameters of `Attention` with biases or with `kv_heads`."""
+  """Raises UserError for parameters of `Attention` with biases, a gate, differences of heads, or `kv_heads`."""
+  for name, field in (('gate_kernel', 'gate'), ('difference', 'differential')):
+    if name in params:
+      raise UserError(f"attention: expected parameters of Attention with {field}=False, got params['{name}']")
   if biased := [name for name, entry in params.items() if 'bias' in entry and 'kernel' in entry]:
     raise UserError(f"attention: expected parameters of Attention with bias=False, got params['{biased[0]}']['bias']")
   heads = [len(params[name]['kernel']) for name in ('query_kernel', 'key_kernel', 'value_kernel') if name in params]

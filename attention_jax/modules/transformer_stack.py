@@ -36,7 +36,7 @@ class Stack(nn.Module):
     normalize_last: whether to normalise the result of the last layer even if `norm_first` is False, as
       torch.nn.Transformer does.
     epsilon: added to the variance (layer) or mean square (rms) in normalisation.
-    bias, gate: whether self-attention has biases and a gate; see modules.attention.
+    bias, differential, gate: fields of self-attention; see modules.attention.
     activation: a key of ACTIVATIONS.
     dropout: dropout rate of the results of sublayers; that of embeddings is a field of their module.
     attention_dropout: dropout rate of the weights of self-attention.
@@ -62,6 +62,7 @@ class Stack(nn.Module):
   normalize_last: bool = False
   epsilon: Positive = EPSILON
   bias: bool = False
+  differential: bool = False
   gate: bool = False
   activation: str = 'relu'
   dropout: Fraction = 0.0
@@ -113,6 +114,7 @@ class Stack(nn.Module):
       project_values=True,
       positions=self._attention_positions(),
       bias=self.bias,
+      differential=self.differential,
       gate=self.gate,
       output_scale=self.residual_scale,
       dtype=self.dtype,

@@ -59,7 +59,7 @@ def test_steps_equal_the_call_and_masked_tokens_have_no_effect(
   options = (
     f'score="{score}", alignment="{alignment}", position="{position}", norm="{norm}", activation="{activation}", '
     f'norm_first={norm_first}, window={window}, sinks={int(window > 0)}, kv_heads={2 if norm_first else 0}, '
-    f'gate={not norm_first}'
+    f'gate={not norm_first}, differential={not norm_first and position != "shaw"}'
   )
   model = build_transformer(options, options, score=score, alignment=alignment, heads=1 if window else 4)
   source, mask, target = inputs()
@@ -253,6 +253,7 @@ def test_encoders_and_decoders_can_be_combined():
       {'encoder': 'position="t5(buckets=2)"'},
       "position 't5': buckets must be at least 4 .* got buckets=2 and max_distance=128",
     ),
+    ({'encoder': 'position="shaw", differential=True'}, 'does not support positions that are added to contexts'),
     ({'encoder': 'position="shaw(max_distance=0)"'}, "position 'shaw': option max_distance must be at least 1, got 0"),
     ({'decoder': 'sinks=2'}, r'transformer: sinks must be 0 without a window \(window=0\), got sinks=2'),
     ({'decoder': 'weights_layer=2'}, 'transformer: weights_layer must be from -2 to 1, got 2'),

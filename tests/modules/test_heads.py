@@ -149,6 +149,8 @@ def test_attend_heads_equals_linen_for_one_head_with_projected_values():
   ('options', 'message'),
   [
     ({'bias': True}, r"bias=False, got params\['\w+'\]\['bias'\]"),
+    ({'gate': True}, r"gate=False, got params\['gate_kernel'\]"),
+    ({'differential': True}, r"differential=False, got params\['difference'\]"),
     ({'kv_heads': 1}, r'kv_heads=0, got kernels of \[2, 1, 1\] heads'),
   ],
 )

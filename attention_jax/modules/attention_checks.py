@@ -1,0 +1,64 @@
+"""Checks of the fields of `Attention` against each other; every mistake is a UserError with one line."""
+
+import flax.linen as nn
+
+from attention_jax.errors import UserError
+from attention_jax.functional.alignments import ALIGNMENTS
+from attention_jax.functional.scores import SCORES
+from attention_jax.functional.table import lookup
+from attention_jax.kernels.api import get_implementation, supported_implementations
+from attention_jax.modules.heads import check_heads
+
+
+def check_attention(attention: nn.Module) -> None:
+  """Raises UserError if the fields of `attention`, an `Attention`, contradict each other or a name is unknown."""
+  _check_heads(attention)
+  _check_projections(attention)
+  _check_implementation(attention)
+  _check_positions(attention)
+
+
+def _check_heads(attention: nn.Module) -> None:
+  heads = attention.heads
+  check_heads('attention', attention.features, heads)
+  if attention.kv_heads < 0 or heads % attention.groups:
+    raise UserError(f'attention: kv_heads must be 0 or a divisor of heads={heads}, got kv_heads={attention.kv_heads}')
+  if heads > 1 and attention.resolved_alignment.latent:
+    raise UserError(f'attention: heads must be 1 for a latent alignment, got heads={heads}')
+  if attention.differential and (heads % 2 or attention.kv_heads not in (0, heads)):
+    raise UserError(
+      'attention: differential attention needs pairs of heads, each with its own keys; expected even heads and '
+      f'kv_heads=0, got heads={heads} and kv_heads={attention.kv_heads}'
+    )
+
+
+def _check_projections(attention: nn.Module) -> None:
+  if attention.bias and not attention.projects:
+    raise UserError(
+      f'attention: bias must be False for one head and score {attention.score!r}, which projects neither query nor key'
+    )
+  if attention.gate and not attention.projects_values:
+    raise UserError('attention: gate must be False for one head without project_values=True, got gate=True')
+
+
+def _check_implementation(attention: nn.Module) -> None:
+  score = attention.resolved_score
+  name = attention.implementation
+  implementation = get_implementation(name, score, lookup(attention.alignment, ALIGNMENTS, 'alignment'))
+  if implementation.unsupported_reason(score, attention.resolved_alignment):
+    expected = ', '.join(supported_implementations(score, attention.resolved_alignment))
+    raise UserError(
+      f"attention: implementation '{name}' does not support dropout on weights; expected dropout=0.0 or one of: "
+      f'{expected}'
+    )
+
+
+def _check_positions(attention: nn.Module) -> None:
+  if attention.has_rotary_positions and not attention.resolved_score.rotation_invariant:
+    expected = ', '.join(name for name, row in SCORES.items() if row.rotation_invariant)
+    raise UserError(
+      f'attention: rotary positions need a score that a rotation of query and key leaves unchanged, '
+      f'got {attention.score!r}; expected one of: {expected}'
+    )
+  if attention.differential and attention.positions is not None and attention.positions.needs_weights:
+    raise UserError('attention: differential attention does not support positions that are added to contexts (shaw)')

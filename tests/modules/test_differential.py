@@ -1,0 +1,63 @@
+"""Differential attention against a literal loop over pairs of heads."""
+
+import jax
+import numpy as np
+import pytest
+
+import attention_jax as aj
+from attention_jax.modules.differential import EPSILON, INITIAL_LAMBDA
+from tests.modules.helpers import assert_close, draw
+from tests.modules.test_attention import ENCODED, LENGTHS, MASK, QUERY, B, S, T, parameters, run_both_ways
+
+FEATURES = 12
+HEADS = 4
+
+
+@pytest.mark.parametrize('fields', [{}, {'gate': True}, {'bias': True}])
+def test_differences_of_pairs_of_softmaxes_are_normalised_and_joined(fields):
+  module = aj.Attention('scaled_dot', 'softmax', FEATURES, HEADS, differential=True, **fields)
+  query, encoded = draw(B, T, QUERY), draw(B, S, ENCODED)
+  params = parameters(module, query, encoded)
+  attended, stepped = run_both_ways(module, params, query, encoded, MASK)
+  assert_close(stepped, attended)
+  assert attended.weights.shape == (B, HEADS, T, S)
+
+  learned, query, encoded = jax.tree.map(lambda x: np.asarray(x, np.float64), (params['params'], query, encoded))
+
+  def project(x, name, n):
+    return x @ learned[name]['kernel'][n] + learned[name].get('bias', np.zeros((HEADS, 1)))[n]
+
+  vectors = learned['difference']
+  first, second = (np.exp(vectors[f'query_{i}'] @ vectors[f'key_{i}']) for i in (1, 2))
+  for b, length in enumerate(LENGTHS):
+    for t in range(T):
+      parts = []
+      for pair in range(HEADS // 2):
+        weights = []
+        for n in (2 * pair, 2 * pair + 1):
+          scores = project(encoded[b, :length], 'key_kernel', n) @ project(query[b, t], 'query_kernel', n)
+          exponentials = np.exp(scores / np.sqrt(FEATURES / HEADS))
+          weights.append(exponentials / exponentials.sum())
+          np.testing.assert_allclose(attended.weights[b, n, t, :length], weights[-1], rtol=1e-4, atol=1e-5)
+        weight = weights[0] - (first - second + INITIAL_LAMBDA) * weights[1]
+        part = weight @ project(encoded[b, :length], 'value_kernel', pair)
+        part = part / np.sqrt(np.mean(part**2) + EPSILON) * vectors['norm']['scale'] * (1 - INITIAL_LAMBDA)
+        if module.gate:
+          part = part / (1 + np.exp(-project(query[b, t], 'gate_kernel', pair)))
+        parts.append(part)
+      joined = np.concatenate(parts) @ learned['join']['kernel'] + learned['join'].get('bias', 0.0)
+      np.testing.assert_allclose(attended.context[b, t], joined, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ('fields', 'message'),
+  [
+    ({'heads': 3}, 'expected even heads and kv_heads=0, got heads=3 and kv_heads=0'),
+    ({'heads': 4, 'kv_heads': 2}, 'expected even heads and kv_heads=0, got heads=4 and kv_heads=2'),
+    ({'heads': 1, 'project_values': True}, 'expected even heads and kv_heads=0, got heads=1'),
+  ],
+)
+def test_heads_without_a_partner_are_an_error(fields, message):
+  module = aj.Attention('scaled_dot', 'softmax', FEATURES, differential=True, **fields)
+  with pytest.raises(aj.UserError, match=message):
+    parameters(module, draw(B, T, QUERY), draw(B, S, ENCODED))
