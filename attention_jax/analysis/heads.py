@@ -1,7 +1,8 @@
 """Heads of a trained model: how important each is, and the same model without some of them. Michel, Levy & Neubig 2019.
 
 The result of a head is a linear function of its rows of the output projection. A gate ξ of the head is therefore a
-factor of these rows, and a model without a head is the same model with other parameters.
+factor of these rows, and a model without a head is the same model with other parameters. In differential attention two
+heads have one result, their difference: there each pair counts as a head.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ Gates = Mapping[str, jax.Array]  # [N] for each attention with several heads, by
 SEPARATOR = '/'
 QUERY = ('query_kernel', 'kernel')  # [N, D, F]: F features of each head
 JOIN = ('join', 'kernel')  # [N F, N F]: F rows for each head
+DIFFERENCE = ('difference', 'query_1')  # only of differential attention
 
 
 def open_gates(params: Any) -> dict[str, jax.Array]:
@@ -25,6 +27,7 @@ def open_gates(params: Any) -> dict[str, jax.Array]:
 
   flat = flatten_dict(params)
   heads = {path[:-2]: kernel.shape[0] for path, kernel in flat.items() if path[-2:] == QUERY}
+  heads = {path: count // 2 if (*path, *DIFFERENCE) in flat else count for path, count in heads.items()}
   return {
     SEPARATOR.join(path): jnp.ones(count) for path, count in heads.items() if (*path, *JOIN) in flat and count > 1
   }

@@ -50,6 +50,23 @@ def test_every_attention_with_several_heads_has_gates(transformer):
   assert analysis.open_gates(jax.eval_shape(model.init, jax.random.key(0), *inputs())['params']) == {}
 
 
+def test_pairs_of_differential_attention_have_one_gate():
+  attention = aj.Attention('scaled_dot', features=8, heads=4, differential=True)
+  query, encoded = (jax.random.normal(jax.random.key(i), (2, size, 5)) for i, size in enumerate((4, 7)))
+
+  def run(module):
+    return module.parallel(query, module.remember(encoded, jnp.ones((2, 7), bool))).context
+
+  params = attention.init(jax.random.key(0), method=run)['params']
+  assert analysis.open_gates(params)[''].shape == (2,)
+  parts = [
+    attention.apply({'params': analysis.gate_heads(params, {'': jnp.eye(2)[pair]})}, method=run) for pair in range(2)
+  ]
+  np.testing.assert_allclose(sum(parts), attention.apply({'params': params}, method=run), rtol=1e-5, atol=1e-6)
+  zeroed = params | {'value_kernel': {'kernel': params['value_kernel']['kernel'].at[0].set(0.0)}}
+  np.testing.assert_allclose(parts[1], attention.apply({'params': zeroed}, method=run), rtol=1e-5, atol=1e-6)
+
+
 def test_parameters_of_one_attention_have_gates():
   params = attend(None)
   gates = analysis.open_gates(params)
