@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo
+from jax.sharding import PartitionSpec as P
 
 import attention_jax as aj
 from attention_jax.functional.table import Product
@@ -182,3 +183,20 @@ def test_unsupported_types_and_widths_raise(xla_kernel):
   params = aj.init_params(jax.random.key(0), score='low_rank(rank=130)', query=D, key=D, features=D)
   with pytest.raises(aj.UserError, match='features must be at most 128, got 130'):
     attend('cudnn', make_inputs(), score='low_rank(rank=130)', params=params)
+
+
+def test_gradients_of_replicated_operands_within_shard_map_are_sums_over_the_devices(xla_kernel):
+  query, key, value = make_inputs()
+  mesh = jax.make_mesh((B,), ('data',), axis_types=(jax.sharding.AxisType.Auto,))
+
+  def gradients(bias, query, key, value):
+    def total(bias, key):
+      return jnp.sum(attend('cudnn', (query, key, value), bias=bias).context.astype(jnp.float32) ** 2)
+
+    return jax.grad(total, (0, 1))(bias, key)
+
+  arguments = (BIAS[0], query, key[0], value)
+  specs = (P(), P('data'), P(), P('data'))
+  sharded = jax.shard_map(gradients, mesh=mesh, in_specs=specs, out_specs=(P(), P()))
+  expected = jax.jit(gradients)(*arguments)
+  jax.tree.map(lambda x, y: assert_close(x, y, 0.1), jax.jit(sharded)(*arguments), expected)
