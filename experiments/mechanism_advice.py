@@ -42,6 +42,10 @@ ADVICE = {
       'Transformers whose scores grow during training, so that it becomes unstable. `cosine` is the form for rotary '
       'positions, with one gain for all features.'
     ),
+    'elu_dot': (
+      'Very long sources, with the alignment `proportional`: self-attention of encoders has a cost that is linear in '
+      'their length. Attention whose weights are reported, and causal self-attention, are computed by the definition.'
+    ),
     'location': 'A control: it does not read the memory. Useful where positions alone decide, up to a fixed length.',
     'location_sensitive': (
       'Long inputs that are read from left to right, such as speech: it depends on the previous weights, so that '
@@ -59,6 +63,7 @@ ADVICE = {
     ),
     'scalable_softmax': 'Sources at test time are longer than those of training: softmax becomes flatter with length.',
     'capped_softmax': 'Scores grow during training, so that weights saturate and gradients vanish.',
+    'proportional': 'With `elu_dot`: linear attention.',
     'stick_breaking': (
       'Self-attention of a causal decoder without positions: later positions come first. It is not meant for attention '
       'over a source that is read from the left.'

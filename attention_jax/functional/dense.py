@@ -112,6 +112,14 @@ def capped_softmax(scores: Scores, mask: Mask, *, cap: float = 50.0) -> Weights:
 
 
 @check_single_query
+def proportional(scores: Scores, mask: Mask) -> Weights:
+  """wₛ = [eₛ]₊ / Σ [e]₊: for scores that are not negative, such as `elu_dot`. Katharopoulos et al. 2020, equation 3."""
+  positive = jnp.maximum(jnp.where(mask, clamp_to_finite(at_least_float32(scores)), 0.0), 0.0)
+  top = jax.lax.stop_gradient(jnp.max(positive))
+  return normalised(positive / jnp.where(top > 0, top, 1.0))  # the sum of large scores would overflow
+
+
+@check_single_query
 def stick_breaking(scores: Scores, mask: Mask) -> Weights:
   """wₛ = σ(eₛ) Π_{r>s} (1 - σ(eᵣ)): from the last position back, each takes a share of what is left. Tan et al. 2025.
 

@@ -125,6 +125,14 @@ def normed_dot(
   return dot(*_normed_product(query, key, query_gain=query_gain, key_gain=key_gain))
 
 
+def elu_dot(query: Float[Array, ' D'], key: Float[Array, 'S D']) -> Scores:
+  """eₛ = φ(q) · φ(kₛ), φ(x) = elu(x) + 1 > 0, for linear attention. Katharopoulos et al. 2020, equation 7.
+
+  With the alignment `proportional`, implementation 'linear' computes it in linear time.
+  """
+  return dot(*_elu_product(query, key))
+
+
 def _unit(x: Float[Array, '... D']) -> Float[Array, '... D']:
   """x / ‖x‖, and 0 for a zero vector."""
   x = at_least_float32(x)
@@ -283,6 +291,17 @@ def _normed_product(query, key, *, query_gain, key_gain):
   return gain * _unit(query), _unit(key)
 
 
+def _elu_product(query, key):
+  _check_widths(query, key)
+  return _elu_plus_one(query), _elu_plus_one(key)
+
+
+def _elu_plus_one(x: Float[Array, '... D']) -> Float[Array, '... D']:
+  """elu(x) + 1, without the rounding of a sum where it is small."""
+  x = at_least_float32(x)
+  return jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0.0)))
+
+
 def _additive_sum(query, key, *, v):
   return query, key, v, 0.0
 
@@ -330,6 +349,7 @@ SCORES = check_table(
       params={'query_gain': Param(('query',), 1.0), 'key_gain': Param(('key',), 1.0)},
       form=Product(_normed_product),
     ),
+    'elu_dot': Row(elu_dot, form=Product(_elu_product, nonnegative=True)),
     'location': Row(location, params={'w': Param(('max_positions', 'query'))}, sizes={'max_positions': 128}),
     'location_sensitive': Row(
       location_sensitive,

@@ -54,10 +54,12 @@ class Product(NamedTuple):
   Attributes:
     fn: (query, key, *, ...) -> (q [D], k [S, D]).
     rotation_invariant: whether a common rotation of query and key leaves the score unchanged.
+    nonnegative: whether no entry of q or k is negative.
   """
 
   fn: Callable
   rotation_invariant: bool = False
+  nonnegative: bool = False
 
 
 class TanhSum(NamedTuple):

@@ -15,7 +15,7 @@ from attention_jax.functional.attend import Attended, Memory, project, without_k
 from attention_jax.functional.rngs import check_rng
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, lookup, parameter_names
-from attention_jax.kernels import auto, chunked, cudnn, factored, flash, pallas_additive, window
+from attention_jax.kernels import auto, chunked, cudnn, factored, flash, linear, pallas_additive, window
 from attention_jax.kernels.sharding import batch_mesh_axis
 
 
@@ -81,6 +81,13 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
     pallas_additive.attend,
     None,
     pallas_additive.unsupported_reason,
+  ),
+  'linear': Implementation(
+    'weights proportional to products q . k >= 0, with sums over positions that all queries share, if these have one '
+    'mask and weights are not requested',
+    linear.attend,
+    None,
+    linear.unsupported_reason,
   ),
   'window': Implementation(
     'local alignments that read only their window: the cost of scores and contexts does not grow with S',

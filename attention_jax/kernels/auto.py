@@ -2,7 +2,8 @@
 
 MIN_SCORES holds the numbers of scores T S from which a candidate is used. On CPUs a candidate is faster than the
 definition, 'xla', from there on, forward and backward, as `python -m experiments.benchmark --suites=crossing` measures.
-On accelerators the numbers are estimates: that of 'window' equals the one of 'cpu'; the comments explain the others.
+On accelerators the numbers are estimates: those of 'window' and 'linear' equal the ones of 'cpu'; the comments explain
+the others.
 
 For a pair that no candidate of the platform supports, 'auto' uses 'chunked' where the definition would store a large
 array [T, S, F] for the gradient, from MIN_CHUNKED_SCORES scores on: 'chunked' is slower, because it recomputes scores,
@@ -19,13 +20,14 @@ import jax
 from attention_jax.functional import attend as definition
 from attention_jax.functional.attend import Attended, Carry, Memory
 from attention_jax.functional.table import Row, TanhSum
-from attention_jax.kernels import chunked, cudnn, factored, flash, pallas_additive, window
+from attention_jax.kernels import chunked, cudnn, factored, flash, linear, pallas_additive, window
 from attention_jax.kernels.symbolic import has_symbolic_sizes
 from attention_jax.kernels.target import kernel_platform
 
 CANDIDATES: Mapping[str, ModuleType] = {
   'window': window,
   'factored': factored,
+  'linear': linear,
   'flash': flash,
   'cudnn': cudnn,
   'pallas_additive': pallas_additive,
@@ -34,15 +36,15 @@ MODULES: Mapping[str, ModuleType] = {**CANDIDATES, 'chunked': chunked, 'xla': de
 # By platform and candidate: the smallest number of scores T S of a sequence from which the candidate is used. If
 # several candidates qualify, the one with the largest threshold is used.
 MIN_SCORES: Mapping[str, Mapping[str, int]] = {
-  'cpu': {'window': 2**16, 'factored': 2**7, 'flash': 2**16},
+  'cpu': {'window': 2**16, 'factored': 2**7, 'flash': 2**16, 'linear': 2**16},
   # Timings of an H200 that also ran other programs: at 2^18 scores of F = 256 'pallas_additive' took the time of the
   # definition and a fifteenth of its memory; at 2^12 it was no faster. 'cudnn' took longer than the definition at 2^22,
   # with a seventeenth of the memory. Both are therefore used where memory counts. 'flash', which processes the
   # sequences one after the other, took thirty times as long.
-  'gpu': {'window': 2**16, 'cudnn': 2**22, 'pallas_additive': 2**18},
+  'gpu': {'window': 2**16, 'linear': 2**16, 'cudnn': 2**22, 'pallas_additive': 2**18},
   # The gradient of the definition reads an array [T, S, F], which takes longer than the start of a kernel (10 us) from
   # about 2^8 scores on, if F = 256 and 64 sequences share 2 to 3 TB/s; 2^10 leaves a margin.
-  'tpu': {'window': 2**16, 'pallas_additive': 2**10},
+  'tpu': {'window': 2**16, 'linear': 2**16, 'pallas_additive': 2**10},
 }
 MEASURED = ('cpu',)  # platforms whose MIN_SCORES were measured; those of other platforms are estimates
 MIN_CHUNKED_SCORES = 2**20  # T S of a sequence; with 256 features, [T, S, F] is then 1 GiB

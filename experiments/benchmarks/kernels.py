@@ -70,6 +70,7 @@ FITTED_POINTS = 4  # number of largest sizes to which the exponent of the growth
 CROSSING = (
   ('additive', 'softmax', 256, ('factored', 'pallas_additive'), ((128, 8), (128, 14), (64, 32), (8, 128), (1, 512))),
   ('scaled_dot', 'softmax', 64, ('flash', 'cudnn'), ((64, 32), (32, 64), (16, 128), (8, 256), (8, 512), (8, 1024))),
+  ('elu_dot', 'proportional', 64, ('linear',), ((64, 32), (32, 64), (16, 128), (8, 256), (8, 512), (8, 1024))),
   ('general', 'local_m(width=10)', 256, ('window',), ((16, 128), (8, 256), (8, 512), (4, 1024))),
   ('coverage', 'softmax', 256, ('chunked',), ((128, 8), (128, 14), (64, 32), (8, 128))),
 )

@@ -95,6 +95,11 @@ def _stick_breaking(scores):
   return weights
 
 
+def _proportional(scores):
+  positive = [max(e, 0) for e in scores]
+  return np.array(positive) / sum(positive)
+
+
 def _sparsemax(scores):
   """The point of the simplex that is nearest to the scores, found by trying every support."""
   best = None
@@ -306,6 +311,7 @@ ALIGNMENT_CASES = [
   Case('scalable_softmax', {**_SCORED, 'scale': np.array(0.8)}, over_unmasked(_scalable_softmax)),
   Case('capped_softmax(cap=1.5)', {**_SCORED, 'cap': 1.5}, over_unmasked(_capped_softmax)),
   Case('stick_breaking', _SCORED, over_unmasked(_stick_breaking)),
+  Case('proportional', _SCORED, over_unmasked(_proportional)),
   Case('sparsemax', _SCORED, over_unmasked(_sparsemax)),
   Case('entmax15', _SCORED, over_unmasked(lambda scores: entmax(scores, 1.5))),
   Case('entmax', {**_SCORED, 'alpha': np.array(1.3)}, over_unmasked(entmax)),

@@ -73,6 +73,13 @@ def _normed_dot(query, key, s, query_gain, key_gain):
   return sum(query_gain * query / query_rms * key_gain * key / key_rms) / np.sqrt(len(query))
 
 
+def _elu_dot(query, key, s):
+  def phi(x):
+    return x + 1 if x > 0 else np.exp(x)
+
+  return sum(phi(q) * phi(k) for q, k in zip(query, key, strict=True))
+
+
 def _location(query, key, s, w):
   return sum(w[s, i] * query[i] for i in range(len(query)))
 
@@ -122,6 +129,7 @@ SCORE_CASES = [
   Case('concat', {**_UNEQUAL_WIDTHS, 'w': draw(QUERY + KEY, FEATURES), **_V}, loop(_concat)),
   Case('cosine', {**_EQUAL_WIDTHS, 'beta': np.array(2.3)}, loop(_cosine)),
   Case('normed_dot', {**_EQUAL_WIDTHS, 'query_gain': draw(QUERY, seed=1), 'key_gain': draw(QUERY)}, loop(_normed_dot)),
+  Case('elu_dot', _EQUAL_WIDTHS, loop(_elu_dot)),
   Case(f'location(max_positions={POSITIONS})', {**_UNEQUAL_WIDTHS, 'w': draw(POSITIONS, QUERY)}, loop(_location)),
   Case(
     f'location_sensitive(channels={CHANNELS}, width={WIDTH})',

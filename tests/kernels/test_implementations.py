@@ -51,6 +51,7 @@ ALIGNMENT_KINDS = (
 EVERY_SCORE, EVERY_ALIGNMENT = (list(dict.fromkeys(names)) for names in zip(*PAIRS, strict=True))
 TANH_SUMS = [score for score in EVERY_SCORE if isinstance(lookup(score, aj.SCORES, 'score').form, TanhSum)]
 DEFAULT_PAIRS = {*zip(itertools.cycle(TANH_SUMS), ALIGNMENT_KINDS, strict=False)}
+DEFAULT_PAIRS |= {('elu_dot', 'proportional')}
 DEFAULT_PAIRS |= {(score, EVERY_ALIGNMENT[0]) for score in EVERY_SCORE if score not in TANH_SUMS}
 SHARED_MASK_SCORES = ('additive', 'scaled_dot')  # tested with a mask per query and with one mask for all queries
 ORDERED_DEFAULT_PAIRS = [pair for pair in PAIRS if pair in DEFAULT_PAIRS]

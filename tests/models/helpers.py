@@ -14,7 +14,7 @@ EMBEDDING, ENCODED, STATE, READOUT, FEATURES = 4, 10, 8, 9, 6
 FORWARD_ENCODER = f'rnn(rnn="gru", features={ENCODED})'
 LENGTHS = np.array([S, 4, 2])
 # With one head, these scores require states and memory of the same width.
-EQUAL_WIDTH_SCORES = ('dot', 'scaled_dot', 'cosine', 'normed_dot')
+EQUAL_WIDTH_SCORES = ('dot', 'scaled_dot', 'cosine', 'normed_dot', 'elu_dot')
 
 
 def build_tiny(

@@ -21,7 +21,7 @@ B, T, S, QUERY, ENCODED, FEATURES = 2, 3, 7, 5, 11, 6
 LENGTHS = [S, 4]
 MASK = aj.padding_mask(jnp.asarray(LENGTHS), S)
 # With one head, query and memory must have the same width.
-EQUAL_WIDTH_SCORES = ('dot', 'scaled_dot', 'cosine', 'normed_dot')
+EQUAL_WIDTH_SCORES = ('dot', 'scaled_dot', 'cosine', 'normed_dot', 'elu_dot')
 # Every row once: each score with softmax, and each other alignment with a recurrent score.
 CORE_PAIRS = [(score, 'softmax') for score in aj.SCORES] + [('coverage', a) for a in aj.ALIGNMENTS if a != 'softmax']
 # An eighth of the rows; `make test-all` tests all of them.

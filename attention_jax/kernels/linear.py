@@ -1,0 +1,46 @@
+"""Implementation 'linear': weights proportional to q . k >= 0, with the sum over positions computed before the queries.
+
+Σₛ (q · kₛ) vₛ / Σₛ q · kₛ = q (Σₛ kₛ vₛᵀ) / (q · Σₛ kₛ): time and memory grow with T + S, not T S (Katharopoulos et al.
+2020, equations 5 and 6). This requires that all queries attend to the same positions. With a mask per query, a bias or
+requested weights, the definition is computed.
+"""
+
+import jax.numpy as jnp
+
+from attention_jax.functional import attend as definition
+from attention_jax.functional.attend import Attended, Memory, score_terms, zero_masked_memory
+from attention_jax.functional.dense import proportional
+from attention_jax.functional.masking import accumulation_dtype, zero_masked
+from attention_jax.functional.table import Product, Row
+
+
+def unsupported_reason(score: Row, alignment: Row) -> str:
+  """Returns the reason why this pair is not supported, or ''."""
+  if not (isinstance(score.form, Product) and score.form.nonnegative):
+    return 'the score is not a product q . k of vectors without negative entries'
+  return '' if alignment.fn is proportional else 'the alignment is not proportional, or dropout or an edit changes it'
+
+
+def attend(
+  score: Row,
+  alignment: Row,
+  params,
+  query,
+  memory: Memory,
+  *,
+  bias=None,
+  rng=None,
+  deterministic=True,
+  return_weights=True,
+) -> Attended:
+  """Attends with all queries at once. Same arguments as `functional.attend.attend`."""
+  if return_weights or bias is not None or memory.mask.ndim == 2:
+    options = {'bias': bias, 'rng': rng, 'deterministic': deterministic, 'return_weights': return_weights}
+    return definition.attend(score, alignment, params, query, memory, **options)
+  memory = zero_masked_memory(memory)
+  q, k = score_terms(score.form.fn, params, query, memory)
+  dtype = accumulation_dtype(q, k, memory.value)
+  k = zero_masked(k, memory.mask).astype(dtype)
+  sums = q.astype(dtype) @ jnp.concatenate([k.T @ memory.value.astype(dtype), k.sum(0)[:, None]], axis=1)
+  total = sums[:, -1:]
+  return Attended((sums[:, :-1] / jnp.where(total > 0, total, 1.0)).astype(memory.value.dtype), None)
