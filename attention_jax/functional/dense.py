@@ -128,9 +128,8 @@ def stick_breaking(scores: Scores, mask: Mask) -> Weights:
   """
   scores = jnp.where(mask, clamp_to_finite(at_least_float32(scores)), 0.0)
   log_rest = jnp.where(mask, jax.nn.log_sigmoid(-scores), 0.0)
-  log_rest_after = jax.lax.cumsum(log_rest[1:], reverse=True)
-  logs = jax.nn.log_sigmoid(scores) + jnp.append(log_rest_after, jnp.zeros_like(scores[:1]))
-  return jnp.where(mask, jnp.exp(logs), 0.0)
+  log_rest_after = jax.lax.cumsum(jnp.append(log_rest[1:], jnp.zeros_like(scores[:1])), reverse=True)
+  return jnp.where(mask, jnp.exp(jax.nn.log_sigmoid(scores) + log_rest_after), 0.0)
 
 
 @check_single_query

@@ -185,7 +185,7 @@ class LayerCarry(NamedTuple):
 
   Attributes:
     key, value: cached keys and values of self-attention at L positions, [B, G, L, F / N] for G heads of keys and values
-      and N heads of queries.
+      and N heads of queries; values have 2 F / N features if the attention is `differential`.
     self_attention, cross: carries of both attentions; () for an attention that is not recurrent.
   """
 

@@ -15,7 +15,7 @@ from tests.functional.cases import SCORE_CASES
 
 B, T, S, D, V = 3, 11, 7, 5, 2
 PAIRS = [(case.name, 'softmax') for case in SCORE_CASES] + [('dot', case.name) for case in ALIGNMENT_CASES]
-SAMPLE = [('location_sensitive', 'monotonic'), ('dot', 'addressing')]
+SAMPLE = [('location_sensitive', 'monotonic'), ('dot', 'addressing'), ('dot', 'stick_breaking')]
 # Runs an exported function as other people would: with jax and numpy alone.
 RUN_ELSEWHERE = """
 import sys
