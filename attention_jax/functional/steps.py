@@ -73,12 +73,12 @@ def remember(
       is not bool.
   """
   mask = jnp.ones(key.shape[:1], bool) if mask is None else mask
+  check_mask('remember', mask)
   if key.ndim != 2 or value.ndim != 2 or not key.shape[:1] == value.shape[:1] == mask.shape:
     raise UserError(
       f'remember: key must be [S, Dk], value [S, V] and mask [S], got {key.shape}, {value.shape} and {mask.shape}; '
       'for a batch, vmap it'
     )
-  check_mask('remember', mask)
   memory = zero_masked_memory(Memory(key, value, mask))
   memory = with_remembered(lookup(alignment, ALIGNMENTS, 'alignment'), params or {}, memory)
   return ProjectedMemory(*memory._replace(key=project(memory.key, params or {}, 'key')))

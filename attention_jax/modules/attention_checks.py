@@ -61,4 +61,7 @@ def _check_positions(attention: nn.Module) -> None:
       f'got {attention.score!r}; expected one of: {expected}'
     )
   if attention.differential and attention.positions is not None and attention.positions.needs_weights:
-    raise UserError('attention: differential attention does not support positions that are added to contexts (shaw)')
+    raise UserError(
+      "attention: differential attention does not support positions that are added to contexts, as those of 'shaw' are; "
+      'expected other positions, or differential=False'
+    )
