@@ -62,6 +62,6 @@ def _check_positions(attention: nn.Module) -> None:
     )
   if attention.differential and attention.positions is not None and attention.positions.needs_weights:
     raise UserError(
-      "attention: differential attention does not support positions that are added to contexts, as those of 'shaw' are; "
-      'expected other positions, or differential=False'
+      'attention: differential attention does not support positions that are added to contexts, such as shaw; expected '
+      'other positions, or differential=False'
     )
