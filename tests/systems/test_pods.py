@@ -41,7 +41,7 @@ def test_meshes_are_tried_until_one_fits(monkeypatch):
   monkeypatch.setattr('attention_jax.systems.pods.update_costs', fake_costs)
   chip = CHIP._replace(memory=1)
   assert list(try_meshes(make_config(), jax.devices()[:8], chip, 'cpu', vocabulary_size=ENTRIES)) == [
-    Attempt(MeshConfig(), Cost(4), 'needs 0.0 GiB'),
+    Attempt(MeshConfig(), Cost(4), 'needs 0.00 KiB'),
     Attempt(MeshConfig(fsdp=8), None, 'does not fit into a device'),
     Attempt(MeshConfig(fsdp=2, tensor=4), Cost(1), ''),
   ]
