@@ -36,15 +36,15 @@ MODULES: Mapping[str, ModuleType] = {**CANDIDATES, 'chunked': chunked, 'xla': de
 # By platform and candidate: the smallest number of scores T S of a sequence from which the candidate is used. If
 # several candidates qualify, the one with the largest threshold is used.
 MIN_SCORES: Mapping[str, Mapping[str, int]] = {
-  'cpu': {'window': 2**16, 'factored': 2**7, 'flash': 2**16, 'linear': 2**16},
+  'cpu': {'window': 2**16, 'factored': 2**7, 'flash': 2**16, 'linear': 2**14},
   # Timings of an H200 that also ran other programs: at 2^18 scores of F = 256 'pallas_additive' took the time of the
   # definition and a fifteenth of its memory; at 2^12 it was no faster. 'cudnn' took longer than the definition at 2^22,
   # with a seventeenth of the memory. Both are therefore used where memory counts. 'flash', which processes the
   # sequences one after the other, took thirty times as long.
-  'gpu': {'window': 2**16, 'linear': 2**16, 'cudnn': 2**22, 'pallas_additive': 2**18},
+  'gpu': {'window': 2**16, 'linear': 2**14, 'cudnn': 2**22, 'pallas_additive': 2**18},
   # The gradient of the definition reads an array [T, S, F], which takes longer than the start of a kernel (10 us) from
   # about 2^8 scores on, if F = 256 and 64 sequences share 2 to 3 TB/s; 2^10 leaves a margin.
-  'tpu': {'window': 2**16, 'linear': 2**16, 'pallas_additive': 2**10},
+  'tpu': {'window': 2**16, 'linear': 2**14, 'pallas_additive': 2**10},
 }
 MEASURED = ('cpu',)  # platforms whose MIN_SCORES were measured; those of other platforms are estimates
 MIN_CHUNKED_SCORES = 2**20  # T S of a sequence; with 256 features, [T, S, F] is then 1 GiB
