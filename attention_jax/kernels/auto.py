@@ -54,7 +54,10 @@ INPUT_CHECKS: Mapping[str, Callable] = {
   'cudnn': cudnn.unsupported_inputs,
   'pallas_additive': pallas_additive.unsupported_inputs,
 }
-RESTRICTIONS = {'cudnn': ' (16-bit)'}  # follows the name of a candidate in `describe_choice`
+RESTRICTIONS = {
+  'cudnn': ' (16-bit)',
+  'linear': ' (one mask for all queries, no weights)',
+}  # follows the name of a candidate in `describe_choice`
 
 
 def choose_implementation(

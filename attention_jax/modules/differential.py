@@ -4,13 +4,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-INITIAL_LAMBDA = 0.8  # λ₀, in all layers; in the paper also 0.8 - 0.6 exp(-0.3 (l - 1)) in layer l
+INITIAL_LAMBDA = 0.8  # λ₀ in all layers; the models of the paper have 0.8 - 0.6 exp(-0.3 (l - 1)) in layer l
 EPSILON = 1e-5  # added to the mean square in the normalisation of each difference
 
 
 class HeadDifference(nn.Module):
-  """(1 - λ₀) rms(c₁ - λ c₂) of each pair of heads. Ye et al. 2025, Differential Transformer, equations 1 to 3.
+  """(1 - λ₀) norm(c₁ - λ c₂) of each pair of heads. Ye et al. 2025, Differential Transformer, equations 1 to 3.
 
+  The norm divides by the root mean square and multiplies by learned gains.
   λ = exp(λ_q1 · λ_k1) - exp(λ_q2 · λ_k2) + λ₀; all pairs share its four learned vectors and the gains of the norm.
 
   Attributes:

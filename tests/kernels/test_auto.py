@@ -25,6 +25,8 @@ def test_auto_chooses_by_pair_and_size(monkeypatch):
   assert choose_implementation('dot', 'softmax', 10**6) == 'xla'
   assert auto.describe_choice(*lookup_rows('additive', 'softmax')) == 'xla, factored from T S = 100'
   assert auto.describe_choice(*lookup_rows('location', 'hard')) == 'xla'
+  linear = auto.describe_choice(*lookup_rows('elu_dot', 'proportional'))
+  assert linear.startswith('xla, linear (one mask for all queries, no weights) from T S = ')
 
 
 def test_auto_chooses_chunked_where_memory_is_the_limit(monkeypatch):
