@@ -19,14 +19,14 @@ def choose_implementation(score, alignment, num_scores):
 
 
 def test_auto_chooses_by_pair_and_size(monkeypatch):
-  monkeypatch.setattr(auto, 'MIN_SCORES', {'cpu': {'window': 150, 'factored': 100}})
+  monkeypatch.setattr(auto, 'MIN_SCORES', {'cpu': {'window': 150, 'factored': 100, 'linear': 120}})
   assert [choose_implementation('additive', 'softmax', n) for n in (99, 100)] == ['xla', 'factored']
   assert [choose_implementation('additive', 'local_m', n) for n in (99, 149, 150)] == ['xla', 'factored', 'window']
   assert choose_implementation('dot', 'softmax', 10**6) == 'xla'
   assert auto.describe_choice(*lookup_rows('additive', 'softmax')) == 'xla, factored from T S = 100'
   assert auto.describe_choice(*lookup_rows('location', 'hard')) == 'xla'
   linear = auto.describe_choice(*lookup_rows('elu_dot', 'proportional'))
-  assert linear.startswith('xla, linear (one mask for all queries, no weights) from T S = ')
+  assert linear == 'xla, linear (one mask for all queries, no weights) from T S = 120'
 
 
 def test_auto_chooses_chunked_where_memory_is_the_limit(monkeypatch):
