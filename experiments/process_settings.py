@@ -1,5 +1,6 @@
 """Settings of a process. jax and the C library read some of them at start, so importing this file does not load jax."""
 
+import atexit
 import ctypes
 import gc
 import itertools
@@ -27,6 +28,8 @@ def prepare_process() -> None:
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   # Tracing creates many objects that live on. With the default thresholds, a tenth of its time goes to collections.
   gc.set_threshold(*GC_THRESHOLDS)
+  # Otherwise the interpreter searches all objects of the traced programs for cycles at its end, for half a second.
+  atexit.register(gc.freeze)
   settings = os.environ.get(TUNABLES, '')
   if sys.platform != 'linux' or LARGE_PAGES in settings or not _is_program(sys.orig_argv):
     return

@@ -6,6 +6,7 @@ numbers or strings, and is closed once.
 
 import json
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -123,8 +124,6 @@ def _parse(path: Path, content: bytes) -> list[dict[str, Any]]:
 class TensorBoard:
   """Writer of event files in `tensorboard/`, which opens them at the first record.
 
-  The import of tensorboardX takes a second where PyTorch is installed, and would delay the first update.
-
   Args:
     folder: the run folder.
     start: the step that the run starts from; later points, of an interrupted run, are hidden.
@@ -137,9 +136,8 @@ class TensorBoard:
 
   def __call__(self, step: int, record: Record) -> None:
     if self._writer is None:
-      import tensorboardX
-
-      self._writer = tensorboardX.SummaryWriter(str(self._folder / 'tensorboard'), purge_step=self._start + 1)
+      summary_writer = _import_summary_writer()
+      self._writer = summary_writer(str(self._folder / 'tensorboard'), purge_step=self._start + 1)
     for name, value in record.items():
       if isinstance(value, (int, float)):
         self._writer.add_scalar(name, value, step)
@@ -149,6 +147,21 @@ class TensorBoard:
     """Closes the event files."""
     if self._writer:
       self._writer.close()
+
+
+def _import_summary_writer() -> Callable[..., Any]:
+  """tensorboardX.SummaryWriter without the packages that tensorboardX loads where they are installed, for seconds.
+
+  None of them is needed here: torch is for its tensors, the others for logs on S3 and on Google Cloud.
+  """
+  hidden = [name for name in ('torch', 'boto3', 'google.cloud.storage') if name not in sys.modules]
+  sys.modules.update(dict.fromkeys(hidden))  # an entry of None makes the import of that name fail
+  try:
+    from tensorboardX import SummaryWriter
+  finally:
+    for name in hidden:
+      del sys.modules[name]
+  return SummaryWriter
 
 
 class Progress:

@@ -1,5 +1,7 @@
 """Writers: metrics.jsonl survives kills, and the progress line serves a terminal and a pipe."""
 
+import subprocess
+import sys
 import time as real_time
 import types
 
@@ -115,6 +117,19 @@ def test_tensorboard_files_are_written(tmp_path):
   (events,) = (tmp_path / 'tensorboard').iterdir()
   content = events.read_bytes()
   assert b'train/loss' in content and b'signature' not in content
+
+
+def test_tensorboard_loads_no_package_for_the_cloud(tmp_path):
+  code = f"""
+import importlib.util, pathlib, sys
+from attention_jax.training.writers import TensorBoard
+assert importlib.util.find_spec('boto3'), 'the test needs boto3, which tensorboardX loads where it is installed'
+TensorBoard(pathlib.Path({str(tmp_path)!r}), start=0)(5, {{'train/loss': 1.5}})
+assert 'boto3' not in sys.modules
+import boto3
+"""
+  subprocess.run([sys.executable, '-c', code], check=True)
+  assert (tmp_path / 'tensorboard').exists()
 
 
 @pytest.fixture
