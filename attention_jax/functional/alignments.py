@@ -7,14 +7,19 @@ Alignments that keep a state return (weights, state).
 from attention_jax.functional.addressing import addressing
 from attention_jax.functional.dense import (
   capped_softmax,
+  capped_terms,
   coverage_penalised,
   hardmax,
   proportional,
   scalable_softmax,
+  scalable_terms,
   sigmoid,
   sink_softmax,
+  sink_terms,
   smoothed,
+  smoothed_terms,
   softmax,
+  softmax_terms,
   stick_breaking,
 )
 from attention_jax.functional.latent import (
@@ -42,7 +47,7 @@ from attention_jax.functional.monotonic import (
 )
 from attention_jax.functional.sampling import gumbel, gumbel_annealed, hard, hard_once, init_log_prob, init_samples
 from attention_jax.functional.sparse import entmax, entmax15, sparsemax
-from attention_jax.functional.table import LocalWindow, Param, RequiredLoss, Row, check_table
+from attention_jax.functional.table import LocalWindow, Param, RequiredLoss, Row, SoftmaxForm, check_table
 
 # A layer of `features` tanh units over the query and a value or a context, followed by one linear unit.
 _UNIT_PARAMS = {
@@ -57,12 +62,12 @@ _ADDRESSING_PARAMS |= {'shift': Param(('shifts', 'query')), 'shift_bias': Param(
 
 ALIGNMENTS = check_table(
   {
-    'softmax': Row(softmax),
+    'softmax': Row(softmax, form=SoftmaxForm(softmax_terms)),
     'sigmoid': Row(sigmoid),
-    'smoothed': Row(smoothed),
-    'sink_softmax': Row(sink_softmax, params={'sink': Param((), 0.0)}),
-    'scalable_softmax': Row(scalable_softmax, params={'scale': Param((), 0.43)}),
-    'capped_softmax': Row(capped_softmax),
+    'smoothed': Row(smoothed, form=SoftmaxForm(smoothed_terms)),
+    'sink_softmax': Row(sink_softmax, params={'sink': Param((), 0.0)}, form=SoftmaxForm(sink_terms)),
+    'scalable_softmax': Row(scalable_softmax, params={'scale': Param((), 0.43)}, form=SoftmaxForm(scalable_terms)),
+    'capped_softmax': Row(capped_softmax, form=SoftmaxForm(capped_terms)),
     'stick_breaking': Row(stick_breaking),
     'proportional': Row(proportional),
     'sparsemax': Row(sparsemax),

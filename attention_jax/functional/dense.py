@@ -5,14 +5,17 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import Partial
 
 from attention_jax.annotations import Array, Bool, Float
 from attention_jax.errors import UserError
 from attention_jax.functional.masking import at_least_float32, min_finite
+from attention_jax.functional.table import SoftmaxTerms
 
 Scores = Float[Array, ' S']
 Mask = Bool[Array, ' S']
 Weights = Float[Array, ' S']
+Counts = int | Float[Array, '...']
 
 
 def check_single_query(alignment: Callable) -> Callable:
@@ -61,6 +64,12 @@ def softmax_temperature(fn: Callable) -> float | Float[Array, '']:
   return temperature
 
 
+def softmax_terms(count: Counts, *, temperature: float | Float[Array, ''] = 1.0) -> SoftmaxTerms:
+  """The terms of `softmax`. Raises UserError if the temperature is a number that is not positive."""
+  check_temperature('softmax', temperature)
+  return SoftmaxTerms(1 / jnp.asarray(temperature))
+
+
 @check_single_query
 def sigmoid(scores: Scores, mask: Mask) -> Weights:
   """wₛ = 1 / (1 + exp(-eₛ)): independent positions, whose weights need not sum to 1."""
@@ -75,6 +84,11 @@ def smoothed(scores: Scores, mask: Mask) -> Weights:
   return softmax(logs, mask)
 
 
+def smoothed_terms(count: Counts) -> SoftmaxTerms:
+  """The terms of `smoothed`."""
+  return SoftmaxTerms(1.0, Partial(jax.nn.log_sigmoid))
+
+
 @check_single_query
 def sink_softmax(scores: Scores, mask: Mask, *, sink: float | Float[Array, '']) -> Weights:
   """wₛ = exp(eₛ) / (exp(b) + Σ exp(e)): a learned sink b takes the weight that no position gets. OpenAI 2025, gpt-oss.
@@ -84,6 +98,11 @@ def sink_softmax(scores: Scores, mask: Mask, *, sink: float | Float[Array, '']) 
   scores = at_least_float32(scores)
   sink = jnp.asarray(sink, scores.dtype)
   return softmax(jnp.append(scores, sink), jnp.append(mask, jnp.any(mask)))[:-1]
+
+
+def sink_terms(count: Counts, *, sink: float | Float[Array, '']) -> SoftmaxTerms:
+  """The terms of `sink_softmax`."""
+  return SoftmaxTerms(1.0, sink=jnp.asarray(sink))
 
 
 @check_single_query
@@ -98,6 +117,11 @@ def scalable_softmax(scores: Scores, mask: Mask, *, scale: float | Float[Array, 
   return softmax(jnp.asarray(scale, scores.dtype) * jnp.log(count) * scores, mask)
 
 
+def scalable_terms(count: Counts, *, scale: float | Float[Array, '']) -> SoftmaxTerms:
+  """The terms of `scalable_softmax`."""
+  return SoftmaxTerms(jnp.asarray(scale) * jnp.log(jnp.maximum(count, 1)))
+
+
 @check_single_query
 def capped_softmax(scores: Scores, mask: Mask, *, cap: float = 50.0) -> Weights:
   """softmax(c tanh(eₛ/c)): scores stay between -c and c. Bello et al. 2017; Gemma Team 2024, Gemma 2.
@@ -105,10 +129,26 @@ def capped_softmax(scores: Scores, mask: Mask, *, cap: float = 50.0) -> Weights:
   Raises:
     UserError: unless the cap c is positive.
   """
+  check_cap(cap)
+  scores = jnp.where(mask, at_least_float32(scores), 0.0)
+  return softmax(limit(cap, scores), mask)
+
+
+def capped_terms(count: Counts, *, cap: float = 50.0) -> SoftmaxTerms:
+  """The terms of `capped_softmax`. Raises UserError unless the cap is positive."""
+  check_cap(cap)
+  return SoftmaxTerms(1.0, Partial(limit, cap))
+
+
+def limit(cap: float, scores: Float[Array, '...']) -> Float[Array, '...']:
+  """Returns c tanh(e/c), between -c and c and near e where |e| is small."""
+  return cap * jnp.tanh(scores / cap)
+
+
+def check_cap(cap: float) -> None:
+  """Raises UserError unless `cap` is positive."""
   if not cap > 0:
     raise UserError(f'capped_softmax: cap must be greater than 0, got {cap}')
-  scores = jnp.where(mask, at_least_float32(scores), 0.0)
-  return softmax(cap * jnp.tanh(scores / cap), mask)
 
 
 @check_single_query

@@ -136,4 +136,4 @@ def with_dropout(alignment: str | Row | Callable, rate: float) -> Row:
   parameters = [p for p in inspect.signature(alignment.fn).parameters.values() if p.name != 'rng']
   parameters.append(inspect.Parameter('rng', inspect.Parameter.KEYWORD_ONLY))
   dropped.__signature__ = inspect.Signature(parameters)
-  return alignment._replace(fn=dropped, at_test=alignment.at_test or alignment.fn, form=None, dropout=dropout)
+  return alignment._replace(fn=dropped, at_test=alignment.at_test or alignment.fn, dropout=dropout)

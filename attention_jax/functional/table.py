@@ -98,6 +98,31 @@ class LocalWindow(NamedTuple):
   fn: Callable
 
 
+class SoftmaxForm(NamedTuple):
+  """Form of an alignment that is a softmax of changed scores, which may also have a sink: see SoftmaxTerms.
+
+  Attributes:
+    fn: (number of unmasked positions [...], *, ...) -> SoftmaxTerms. Its options and parameters are those of the
+      alignment.
+  """
+
+  fn: Callable
+
+
+class SoftmaxTerms(NamedTuple):
+  """The terms of weights σ(log Σ exp f(e) - b) softmax(f(e)), f(e) = transform(scale e).
+
+  Attributes:
+    scale: factor of the scores of a query, of the shape of the number of unmasked positions, or [].
+    transform: elementwise function of the scaled scores, a jax.tree_util.Partial; None is the identity.
+    sink: b []; None for weights softmax(f(e)).
+  """
+
+  scale: float | jax.Array
+  transform: Callable | None = None
+  sink: jax.Array | None = None
+
+
 class RequiredLoss(NamedTuple):
   """Training requirement of an alignment whose sampled weights pass no gradient to the scores: an auxiliary loss.
 
@@ -120,8 +145,8 @@ class Row(NamedTuple):
     remember: of an alignment, value [S, V] -> [S, ...]: computes the argument `remembered` of `fn` once per memory. The
       keyword arguments of `remember` are learned parameters.
     init_state: (memory size, dtype) -> the initial private state; required if and only if `fn` takes `state`.
-    form: the form that faster implementations rely on: Product, TanhSum, Pointwise, ReverseMode,
-      LocalWindow, or None.
+    form: the form that faster implementations rely on: Product, TanhSum, Pointwise or ReverseMode of a score,
+      LocalWindow or SoftmaxForm of an alignment, or None. An alignment with dropout has that of the one without.
     training: requirement of training beyond the gradient of the weights: latent.LatentAlignment for an alignment that
       training marginalises over, RequiredLoss, or None.
     lookback: for an alignment that supports streaming: options -> number of positions before the selected one that it
@@ -137,7 +162,7 @@ class Row(NamedTuple):
   project: bool = False
   remember: Callable | None = None
   init_state: Callable[[int, Any], Any] | None = None
-  form: Product | TanhSum | Pointwise | ReverseMode | LocalWindow | None = None
+  form: Product | TanhSum | Pointwise | ReverseMode | LocalWindow | SoftmaxForm | None = None
   training: Any = None
   lookback: Callable[..., int] | None = None
   dropout: Any = None
@@ -262,7 +287,8 @@ def lookup(spec: str | Row | Callable, table: Mapping[str, Row], kind: str) -> R
     kind: the kind of entry, for error messages.
 
   Returns:
-    The row, with the options of the spec string bound to its functions.
+    The row, with the options of the spec string bound to its functions. A function of the table, with or without
+    options (functools.partial), has the form of its row.
 
   Raises:
     UserError: for an unknown name or option, a table entry that is not a Row, or a bare function that takes
@@ -271,7 +297,7 @@ def lookup(spec: str | Row | Callable, table: Mapping[str, Row], kind: str) -> R
   if isinstance(spec, Row):
     return spec
   if callable(spec):
-    row = Row(spec)
+    row = Row(spec, form=_form_of(spec, table))
     for supplied, field in _SUPPLIED_BY.items():
       if supplied in row.required_inputs:
         raise UserError(f'{kind}: a function that takes {supplied} needs {field}: pass Row(function, {field}=...)')
@@ -293,6 +319,14 @@ def lookup(spec: str | Row | Callable, table: Mapping[str, Row], kind: str) -> R
     sizes={name: options.get(name, size) for name, size in row.sizes.items()},
     params={name: param for name, param in row.params.items() if name not in options},
   )
+
+
+def _form_of(fn: Callable, table: Mapping[str, Row]) -> Any:
+  """The form of the table's row of a function, with the options that are bound to it; None for another function."""
+  base, options = (fn.func, fn.keywords) if isinstance(fn, functools.partial) and not fn.args else (fn, {})
+  forms = (row.form for row in table.values() if isinstance(row, Row) and row.fn is base and row.form)
+  form = next(forms, None)
+  return form and form._replace(fn=_bind_options(form.fn, options))
 
 
 def init_row_params(

@@ -65,7 +65,8 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
     factored.unsupported_reason,
   ),
   'flash': Implementation(
-    'products q . k with softmax, block by block, skipping masked blocks: no weights in memory unless requested',
+    'products q . k with a form of softmax, block by block, skipping masked blocks: no weights in memory unless '
+    'requested',
     flash.attend,
     None,
     flash.unsupported_reason,

@@ -23,6 +23,7 @@ from jax.custom_batching import custom_vmap
 
 from attention_jax.errors import UserError
 from attention_jax.functional.attend import Attended, Memory, score_terms
+from attention_jax.functional.dense import softmax, strip_options
 from attention_jax.functional.masking import zero_masked
 from attention_jax.functional.table import Row
 from attention_jax.kernels import flash
@@ -41,6 +42,8 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
   """Returns the reason why this pair is not supported on this machine, or ''."""
   if alignment.dropout:
     return 'the kernel samples dropout by itself, which cannot be compared with the definition'
+  if strip_options(alignment.fn) is not softmax:
+    return 'the alignment is not softmax or has an edit'
   if reason := flash.unsupported_reason(score, alignment):
     return reason
   return '' if kernel_platform() == 'gpu' else f'needs an NVIDIA GPU, got platform {kernel_platform()}'
@@ -86,7 +89,7 @@ def attend(
   if reason := unsupported_inputs(score, params, query, memory):
     raise UserError(f"implementation 'cudnn': {reason}; use 'flash'")
   dtype = memory.value.dtype
-  q, k, v, mask, bias = flash.operands(score, alignment, params, query, memory, bias)
+  q, k, v, mask, bias, *_ = flash.operands(score, alignment, params, query, memory, bias)
   full_mask = jnp.broadcast_to(mask, (q.shape[0], k.shape[0]))
   context = attended_context(*(x.astype(dtype) for x in (q, k, v)), full_mask, bias)
   return Attended(context, flash.softmax_weights(q, k, mask, bias) if return_weights else None)

@@ -1,4 +1,7 @@
-"""Implementation 'flash': products q · k with softmax, block by block (Dao et al. 2022, algorithms 1, 2 and 4).
+"""Implementation 'flash': products q · k with a form of softmax, block by block (Dao et al. 2022, algorithms 1, 2, 4).
+
+The alignments are those of the form SoftmaxForm: a scale changes q, a transform the scores of a block, and a sink b
+multiplies contexts by σ(log Σ exp f(e) - b).
 
 Neither the weights nor their gradients are stored: each block of them is computed from its queries and keys, used and
 discarded. The backward pass computes it again, from the largest score of each query and the sum of its exponentials.
@@ -19,11 +22,11 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 
-from attention_jax.functional.attend import Attended, Memory, score_terms, zero_masked_memory
-from attention_jax.functional.dense import clamp_to_finite, softmax, softmax_temperature, strip_options
-from attention_jax.functional.dropout import differs_at_test, dropout_factors, strip_dropout
+from attention_jax.functional.attend import Attended, Memory, call_variant, score_terms, zero_masked_memory
+from attention_jax.functional.dense import clamp_to_finite, softmax
+from attention_jax.functional.dropout import differs_at_test, dropout_factors
 from attention_jax.functional.masking import accumulation_dtype, min_finite, vary_alike, vary_like, zero_masked
-from attention_jax.functional.table import Product, Row
+from attention_jax.functional.table import Product, Row, SoftmaxForm
 from attention_jax.kernels.derivatives import first_order
 from attention_jax.kernels.flash_blocks import BlockedInputs, Blocks
 from attention_jax.kernels.sharding import shard_over_rows
@@ -35,8 +38,8 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
   """Returns the reason why this pair is not supported, or ''."""
   if not isinstance(score.form, Product):
     return 'the score is not a product q . k with q depending on the query alone and k on the key alone'
-  if strip_options(strip_dropout(alignment)) is not softmax or differs_at_test(alignment):
-    return 'the alignment is not softmax or has an edit'
+  if not isinstance(alignment.form, SoftmaxForm) or differs_at_test(alignment):
+    return 'the alignment is not a form of softmax or has an edit'
   return ''
 
 
@@ -59,31 +62,34 @@ def attend(
     UserError: for symbolic sizes, and as `operands`.
   """
   require_fixed_sizes('flash', query, memory)
-  q, k, v, mask, bias = operands(score, alignment, params, query, memory, bias)
+  q, k, v, mask, bias, transform, sink = operands(score, alignment, params, query, memory, bias)
   factors = None if deterministic else dropout_factors(alignment, rng, q.shape[0], k.shape[0])
   factors = None if factors is None else factors.astype(q.dtype)
-  context = attention_context(*vary_alike((q, k, v, mask, bias, factors))).astype(memory.value.dtype)
+  context, log_total = attention_context(*vary_alike((q, k, v, mask, bias, factors, transform)))
+  gate = 1.0 if sink is None else jax.nn.sigmoid(log_total - sink)[:, None]
+  context = (context * gate).astype(memory.value.dtype)
   if not return_weights:
     return Attended(context, None)
-  weights = softmax_weights(q, k, mask, bias)
+  weights = softmax_weights(q, k, mask, bias, transform) * gate
   return Attended(context, weights if factors is None else weights * factors)
 
 
-def operands(score: Row, alignment: Row, params, query, memory: Memory, bias) -> tuple[jax.Array, ...]:
+def operands(score: Row, alignment: Row, params, query, memory: Memory, bias) -> tuple:
   """Reduces a supported pair to the softmax of a product.
 
   Args:
     score: a table row of the form Product.
-    alignment: the table row of softmax, with or without dropout.
+    alignment: a table row of the form SoftmaxForm, with or without dropout.
     params: parameters as `functional.attend.init_params` returns them.
     query: [T, D], not yet projected if `params` contain 'query'.
     memory: its key is already projected; its mask is [S] or, per query, [T, S].
     bias: [T, S], added to the scores before masking; -inf masks a position. None adds nothing.
 
   Returns:
-    q [T, D], k [S, D], v [S, V], mask [T, S] or [1, S], and bias [T, S] or None; all but the bool mask have the dtype
-    in which sums are computed. The alignment's temperature is applied to q and the bias, biases of -inf are part of
-    the mask, +inf is replaced by the largest finite number, and masked entries of the bias are zero.
+    q [T, D], k [S, D], v [S, V], mask [T, S] or [1, S], and bias [T, S] or None; then `transform` and `sink` of the
+    alignment's SoftmaxTerms. All but the bool mask have the dtype in which sums are computed. The scale of the terms is
+    applied to q and the bias, biases of -inf are part of the mask, +inf is replaced by the largest finite number, and
+    masked entries of the bias are zero.
 
   Raises:
     UserError: for a temperature that is a number but not positive. `kernels.api` reports shapes that do not match.
@@ -91,23 +97,26 @@ def operands(score: Row, alignment: Row, params, query, memory: Memory, bias) ->
   memory = zero_masked_memory(memory)
   q, k = score_terms(score.form.fn, params, query, memory)
   dtype = accumulation_dtype(q, k, memory.value)
-  scale = 1 / jnp.asarray(softmax_temperature(strip_dropout(alignment)), dtype)
   mask = memory.mask if memory.mask.ndim == 2 else memory.mask[None]
+  mask = mask if bias is None else mask & ~jnp.isneginf(bias)
+  terms, _ = call_variant(alignment.form.fn, (mask.sum(1).astype(dtype),), params.get('alignment', {}), {}, ())
+  scale, transform, sink = jax.tree.map(lambda x: jnp.asarray(x, dtype), terms)
+  scale = jnp.atleast_1d(scale)[:, None]  # [T or 1, 1]
   if bias is not None:
-    mask = mask & ~jnp.isneginf(bias)
     bias = clamp_to_finite(zero_masked(bias, mask).astype(dtype) * scale)
-  return q.astype(dtype) * scale, k.astype(dtype), memory.value.astype(dtype), mask, bias
+  return q.astype(dtype) * scale, k.astype(dtype), memory.value.astype(dtype), mask, bias, transform, sink
 
 
-def softmax_weights(q, k, mask, bias) -> jax.Array:
-  """Returns the weights [T, S], by the formula. Arguments: arrays as `operands` returns them."""
+def softmax_weights(q, k, mask, bias, transform=None) -> jax.Array:
+  """Returns the weights [T, S], by the formula, without a sink. Arguments: as `operands` returns them."""
   scores = q @ k.T if bias is None else q @ k.T + bias
+  scores = scores if transform is None else transform(zero_masked(scores, mask))
   return jax.vmap(softmax)(scores, jnp.broadcast_to(mask, scores.shape))
 
 
 @jax.custom_vjp
-def attention_context(q, k, v, mask, bias, factors) -> jax.Array:
-  """(factors · softmax(q kᵀ + bias)) v over unmasked positions, 0 where all positions are masked.
+def attention_context(q, k, v, mask, bias, factors, transform) -> tuple[jax.Array, jax.Array]:
+  """(factors · softmax(f(q kᵀ + bias))) v over unmasked positions, 0 where all positions are masked.
 
   Args:
     q: [T, D].
@@ -116,27 +125,29 @@ def attention_context(q, k, v, mask, bias, factors) -> jax.Array:
     mask: [T, S] or, if all queries share it, [1, S].
     bias: [T, S] or None.
     factors: factors of dropout [T, S] or None; their gradient is zero.
+    transform: f, elementwise, a jax.tree_util.Partial, whose arguments get no gradient; None is the identity.
 
   Returns:
-    [T, V].
+    The contexts [T, V], and log Σ exp f(q kᵀ + bias) of each query [T], the lowest number where all are masked.
   """
-  return _forward(q, k, v, BlockedInputs.of(mask, bias, factors, Blocks.of(q.shape[0], k.shape[0])))[0]
+  return _attention_context_fwd(q, k, v, mask, bias, factors, transform)[0]
 
 
-def _attention_context_fwd(q, k, v, mask, bias, factors):
+def _attention_context_fwd(q, k, v, mask, bias, factors, transform):
   inputs = BlockedInputs.of(mask, bias, factors, Blocks.of(q.shape[0], k.shape[0]))
-  context, max_score, inverse_sum = _forward(q, k, v, inputs)
-  return context, (q, k, v, inputs, context, max_score, inverse_sum)
+  context, max_score, inverse_sum = _forward(q, k, v, inputs, transform)
+  log_total = max_score - jnp.log(jnp.where(inverse_sum == 0, 1.0, inverse_sum))
+  return (context, log_total), (q, k, v, inputs, transform, context, max_score, inverse_sum)
 
 
 def _attention_context_bwd(residuals, g):
-  q, k, _, inputs, *_ = residuals
+  q, k, _, inputs, transform, *_ = residuals
   num_queries = q.shape[0]
   size = k.shape[0]
-  dq, dk, dv, dbias = _backward(*residuals, g)
+  dq, dk, dv, dbias = _backward(*residuals, *g)
   dbias = None if dbias is None else dbias[:size, :num_queries].T
   dfactors = None if inputs.factors is None else jnp.zeros((num_queries, size), inputs.factors.dtype)
-  return dq, dk, dv, None, dbias, dfactors
+  return dq, dk, dv, None, dbias, dfactors, jax.tree.map(jnp.zeros_like, transform)
 
 
 attention_context.defvjp(*first_order('flash', _attention_context_fwd, _attention_context_bwd))
@@ -144,7 +155,7 @@ attention_context.defvjp(*first_order('flash', _attention_context_fwd, _attentio
 
 @shard_over_rows
 @sequential_vmap
-def _forward(q, k, v, inputs: BlockedInputs):
+def _forward(q, k, v, inputs: BlockedInputs, transform):
   """Returns the context [T, V], and for each query [T] the largest score and 1 / Σ exp(score - largest).
 
   The inverse sum is 0 for a query whose positions are all masked.
@@ -161,7 +172,9 @@ def _forward(q, k, v, inputs: BlockedInputs):
 
     def step(span, has_masked, j, carry):
       max_score, sums = carry
-      scores = _scores(blocks, inputs, keys, query, span, has_masked, i, j)
+      scores = _scores(blocks, inputs, keys, query, i, j, span)
+      scores = scores if transform is None else transform(scores)
+      scores = _mask(blocks, inputs, scores, i, j, span) if has_masked else scores
       new_max = jnp.maximum(max_score, scores.max(0, keepdims=True))
       exps = jnp.exp(scores - new_max)
       block_values = blocks.slice_keys(values, j, span, axis=1)
@@ -191,7 +204,7 @@ def _forward(q, k, v, inputs: BlockedInputs):
 
 @shard_over_rows
 @sequential_vmap
-def _backward(q, k, v, inputs: BlockedInputs, context, max_score, inverse_sum, g):
+def _backward(q, k, v, inputs: BlockedInputs, transform, context, max_score, inverse_sum, g, g_log_total):
   """Returns the gradients of q, k, v and of the bias, which is transposed and padded as in `inputs`."""
   num_queries, features = q.shape
   size = k.shape[0]
@@ -209,11 +222,16 @@ def _backward(q, k, v, inputs: BlockedInputs, context, max_score, inverse_sum, g
 
     def step(span, has_masked, j, carry):
       dq, dk, dv, dbias = carry
-      scores = _scores(blocks, inputs, keys, query, span, has_masked, i, j)
+      scores = _scores(blocks, inputs, keys, query, i, j, span)
+      if transform is not None:
+        scores, differentiate_transform = jax.vjp(transform, scores)
+      scores = _mask(blocks, inputs, scores, i, j, span) if has_masked else scores
       # Rounding can lift a recomputed score above the stored maximum, by much if scores are large.
       exps = jnp.exp(jnp.minimum(scores - max_score[None], 0.0))
       dweights = apply_dropout(blocks.slice_keys(values, j, span) @ g_block.T, i, j, span)
       dscores = exps * (dweights - mean_dweight[None])
+      if transform is not None:
+        (dscores,) = differentiate_transform(dscores)
       if dbias is not None:
         dbias = jax.lax.dynamic_update_slice(dbias, dscores, (j * blocks.key_block, i * blocks.query_block))
       dq = dq + blocks.slice_keys(keys_t, j, span, axis=1) @ dscores
@@ -230,16 +248,20 @@ def _backward(q, k, v, inputs: BlockedInputs, context, max_score, inverse_sum, g
 
   dbias = None if inputs.bias is None else jnp.zeros(inputs.bias.shape, q.dtype)
   start = vary((jnp.zeros(keys.shape, q.dtype), jnp.zeros(values.shape, q.dtype), dbias))
-  mean_dweights = (g * context).sum(1)  # Σ_s weight dweight of each query
+  # Σ_s weight dweight of each query, and the gradient of the log, whose derivatives are the weights
+  mean_dweights = (g * context).sum(1) - g_log_total * inverse_sum
   per_query = (q, g, max_score, mean_dweights)
   xs = (jnp.arange(blocks.num_query_blocks), *(blocks.by_query(x) for x in per_query), inputs.schedule)
   (dk, dv, dbias), dq = jax.lax.scan(differentiate_query_block, start, xs)
   return dq.reshape(-1, features)[:num_queries], dk[:size], dv[:size], dbias
 
 
-def _scores(blocks: Blocks, inputs: BlockedInputs, keys, query, span: int, has_masked: bool, i, j) -> jax.Array:
-  """Scores [keys, query_block] of blocks (i, j ... j + span - 1), -inf where masked, if any may be masked."""
+def _scores(blocks: Blocks, inputs: BlockedInputs, keys, query, i, j, span: int) -> jax.Array:
+  """Scores [keys, query_block] of blocks (i, j ... j + span - 1)."""
   scores = blocks.slice_keys(keys, j, span) @ query.T
-  if inputs.bias is not None:
-    scores = scores + blocks.slice_block(inputs.bias, i, j, span)
-  return jnp.where(blocks.slice_block(inputs.mask, i, j, span), scores, -jnp.inf) if has_masked else scores
+  return scores if inputs.bias is None else scores + blocks.slice_block(inputs.bias, i, j, span)
+
+
+def _mask(blocks: Blocks, inputs: BlockedInputs, scores, i, j, span: int) -> jax.Array:
+  """The scores of blocks (i, j ... j + span - 1), -inf where masked."""
+  return jnp.where(blocks.slice_block(inputs.mask, i, j, span), scores, -jnp.inf)

@@ -27,7 +27,7 @@ from attention_jax.kernels.symbolic import require_fixed_sizes
 
 def unsupported_reason(score: Row, alignment: Row) -> str:
   """Returns the reason why this pair is not supported, or ''."""
-  if not isinstance(alignment.form, LocalWindow) or alignment.at_test:
+  if not isinstance(alignment.form, LocalWindow) or alignment.at_test or alignment.dropout:
     return 'the alignment is not local_m or local_p, or dropout or an edit changes its weights'
   if not score.is_pointwise:
     return 'the score of a position may depend on more than the query and the key of that position'

@@ -70,6 +70,9 @@ FITTED_POINTS = 4  # number of largest sizes to which the exponent of the growth
 CROSSING = (
   ('additive', 'softmax', 256, ('factored', 'pallas_additive'), ((128, 8), (128, 14), (64, 32), (8, 128), (1, 512))),
   ('scaled_dot', 'softmax', 64, ('flash', 'cudnn'), ((64, 32), (32, 64), (16, 128), (8, 256), (8, 512), (8, 1024))),
+  ('scaled_dot', 'sink_softmax', 64, ('flash',), ((16, 128), (8, 256), (8, 512), (8, 1024))),
+  ('scaled_dot', 'scalable_softmax', 64, ('flash',), ((16, 128), (8, 256), (8, 512), (8, 1024))),
+  ('scaled_dot', 'capped_softmax', 64, ('flash',), ((16, 128), (8, 256), (8, 512), (8, 1024))),
   ('elu_dot', 'proportional', 64, ('linear',), ((64, 32), (32, 64), (16, 128), (8, 256), (8, 512), (8, 1024))),
   ('general', 'local_m(width=10)', 256, ('window',), ((16, 128), (8, 256), (8, 512), (4, 1024))),
   ('coverage', 'softmax', 256, ('chunked',), ((128, 8), (128, 14), (64, 32), (8, 128))),
@@ -78,7 +81,16 @@ ACCELERATOR_BATCHES = 16  # on an accelerator batches of CROSSING are this many 
 SOFTMAX = aj.ALIGNMENTS['softmax']
 
 
-def make_inputs(dtype: str, score: str, batch: int, heads: int, queries: int, size: int, features: int):
+def make_inputs(
+  dtype: str,
+  score: str,
+  batch: int,
+  heads: int,
+  queries: int,
+  size: int,
+  features: int,
+  alignment: str = 'softmax',
+):
   """Returns parameters without projections, and query, key and value [B, N, T or S, F] of this dtype.
 
   Args:
@@ -89,10 +101,14 @@ def make_inputs(dtype: str, score: str, batch: int, heads: int, queries: int, si
     queries: T.
     size: S.
     features: F.
+    alignment: a spec of ALIGNMENTS; its parameters have their initial values, those of the score are random.
   """
   rng = np.random.default_rng(0)
-  params = aj.init_params(jax.random.key(0), score=score, query=features, key=features, features=features)
-  params = {'score': {name: jnp.asarray(rng.normal(size=p.shape), p.dtype) / 16 for name, p in params['score'].items()}}
+  widths = {'query': features, 'key': features, 'value': features, 'features': features}
+  params = aj.init_params(jax.random.key(0), score=score, alignment=alignment, **widths)
+  params.pop('query', None)
+  params.pop('key', None)
+  params['score'] = {name: jnp.asarray(rng.normal(size=p.shape), p.dtype) / 16 for name, p in params['score'].items()}
   query, key, value = (
     jnp.asarray(rng.normal(size=(batch, heads, steps, features)), dtype) for steps in (queries, size, size)
   )
@@ -153,7 +169,7 @@ def unsupported_reason(bench: BenchmarkContext, score: str, implementation: str,
     alignment: a spec of ALIGNMENTS.
   """
   try:
-    inputs = make_inputs(bench.dtype, score, 1, 1, 16, 16, FEATURES)
+    inputs = make_inputs(bench.dtype, score, 1, 1, 16, 16, FEATURES, alignment)
     jax.eval_shape(forward_and_backward(score, implementation, alignment=alignment), *inputs)
   except aj.UserError as error:
     return str(error)
@@ -254,7 +270,7 @@ def crossing_makers(bench: BenchmarkContext) -> dict[tuple[str, str], Callable[[
   for score, alignment, features, candidates, sizes in CROSSING:
     supported = [name for name in candidates if not unsupported_reason(bench, score, name, alignment)]
     for batch, size in sizes:
-      inputs = make_inputs(bench.dtype, score, batch * factor, 1, size, size, features)
+      inputs = make_inputs(bench.dtype, score, batch * factor, 1, size, size, features, alignment)
       case = f'{score}, {alignment}, B={batch * factor} T=S={size} F={features}'
       for name in ('xla', *supported):
         fn = forward_and_backward(score, name, alignment=alignment)

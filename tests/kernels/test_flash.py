@@ -11,12 +11,13 @@ from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 
 import attention_jax as aj
-from attention_jax.functional.table import Product, lookup
+from attention_jax.functional.table import Product, SoftmaxForm, lookup
 from attention_jax.kernels import flash, flash_blocks
 from tests.sampled_cases import sample_cases
 
 B, T, S, D, V = 2, 13, 11, 6, 5
 PRODUCTS = [name for name, row in aj.SCORES.items() if isinstance(row.form, Product)]
+SOFTMAXES = [name for name, row in aj.ALIGNMENTS.items() if isinstance(row.form, SoftmaxForm)]
 RANDOM = np.random.default_rng(0)
 MASK = jnp.asarray(RANDOM.random((B, T, S)) < 0.5).at[0, 3].set(False).at[:, :, 4].set(False)
 MASKS = {
@@ -38,9 +39,9 @@ def small_blocks(monkeypatch):
   monkeypatch.setattr(flash_blocks, 'BLOCK', 4)
 
 
-def make_problem(score='scaled_dot', dtype=jnp.float32, shapes=((B, T, D), (B, S, D), (B, S, V))):
+def make_problem(score='scaled_dot', dtype=jnp.float32, shapes=((B, T, D), (B, S, D), (B, S, V)), alignment='softmax'):
   """Returns params, query, key and value."""
-  params = aj.init_params(jax.random.key(1), score=score, query=D, key=D, features=7)
+  params = aj.init_params(jax.random.key(1), score=score, alignment=alignment, query=D, key=D, features=7)
   params = jax.tree.map(lambda x: x.astype(dtype), params)
   return params, *(jnp.asarray(np.random.default_rng(shape).normal(size=shape), dtype) for shape in shapes)
 
@@ -105,6 +106,41 @@ def test_drops_the_same_weights_as_the_definition(bias):
 def test_equals_definition_for_every_product_and_temperature(score, alignment):
   options = {'problem': make_problem(score), 'mask': MASK, 'score': score, 'alignment': alignment}
   assert_close(compute_gradients('flash', **options), compute_gradients('xla', **options))
+
+
+@pytest.mark.parametrize('alignment', [*SOFTMAXES, 'capped_softmax(cap=0.7)', 'sink_softmax(sink=1.5)'])
+def test_equals_definition_for_every_form_of_softmax(alignment):
+  """The gradients include those of a learned sink or scale, of the bias, and of requested weights after dropout."""
+  row = aj.with_dropout(lookup(alignment, aj.ALIGNMENTS, 'alignment'), 0.3)
+  problem = make_problem(alignment=alignment)
+
+  def loss(problem, bias, implementation):
+    params, *arrays = problem
+    options = {'params': params, 'bias': bias, 'alignment': row, 'implementation': implementation}
+    attended = aj.attend(*arrays, MASK, rng=jax.random.key(3), deterministic=False, **options)
+    tested = aj.attend(*arrays, MASK, return_weights=False, **options)
+    return jnp.sum(jnp.sin(attended.context)) + jnp.sum(jnp.cos(3 * attended.weights)) + jnp.sum(tested.context**2)
+
+  def gradients(implementation):
+    return jax.jit(jax.value_and_grad(functools.partial(loss, implementation=implementation), (0, 1)))(problem, BIAS)
+
+  actual = gradients('flash')
+  assert_close(actual, gradients('xla'))
+  learned = actual[1][0][0].get('alignment', {})
+  assert all(np.any(x != 0) for x in jax.tree.leaves(learned))
+
+
+@pytest.mark.parametrize('size', [300.0, -300.0])
+@pytest.mark.parametrize('alignment', ['sink_softmax', 'scalable_softmax', 'capped_softmax'])
+def test_every_form_of_softmax_equals_the_definition_for_large_scores(alignment, size):
+  params, query, key, value = make_problem(alignment=alignment)
+  problem = params, query, key, value
+  bias = jnp.zeros((B, T, S)).at[:, 2].set(size).at[0, 5:, :4].set(size)
+  options = {'problem': problem, 'mask': MASK, 'bias': bias, 'alignment': alignment}
+  expected = compute_gradients('xla', **options)
+  assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(expected))
+  # The scale rounds scores of this size by up to 2e-5 in either implementation.
+  assert_close(compute_gradients('flash', **options), expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(('steps', 'size'), [(1, 1), (1, 9), (4, 4), (5, 1), (17, 3)])
@@ -302,5 +338,5 @@ def test_attention_module_runs_the_kernel(monkeypatch):
 def test_unsupported_pairs_raise():
   with pytest.raises(aj.UserError, match="'flash' cannot compute this: the score is not a product"):
     compute_context('flash', *make_problem(), score='location')
-  with pytest.raises(aj.UserError, match="'flash' cannot compute this: the alignment is not softmax"):
+  with pytest.raises(aj.UserError, match="'flash' cannot compute this: the alignment is not a form of softmax"):
     compute_context('flash', *make_problem(), alignment='sparsemax')
