@@ -202,8 +202,15 @@ class Attention(nn.Module):
     key = self._split_heads(unprojected.key, self.key_kernel if self.projects else None)
     value = self._split_heads(unprojected.value, self.value_kernel if self.projects_values else None)
     value = jnp.repeat(value, 2, axis=1) if self.differential else value
-    key = key if self.positions is None else self.positions.rotate(key, positions)
+    key = key if self.positions is None else self._apply_positions(key, unprojected.key, positions)
     return Memory(key, value, mask[:, None], self._remember_for_alignment(value))
+
+  def _apply_positions(self, key: jax.Array, encoded: jax.Array, positions: jax.Array) -> jax.Array:
+    """Rotates projected keys [B, G, S, F / N], and appends annotations made of `encoded` [B, S, D]."""
+    key = self.positions.rotate(key, positions)
+    if not self.positions.annotations:
+      return key
+    return jnp.concatenate([key, self.positions.annotate(encoded, self.groups).astype(key.dtype)], axis=-1)
 
   def _split_heads(self, x: jax.Array, head_kernel: HeadKernel | None) -> jax.Array:
     """Projects x [B, S, D] to [B, G, S, F / N]; without a kernel, returns it as one head, [B, 1, S, D]."""
@@ -334,7 +341,8 @@ class Attention(nn.Module):
         if positions is None:
           raise UserError('attention: positions of the queries are required with a module of positions, got None')
         query = self.positions.rotate(query, positions)
-        bias = self.positions.bias(query, positions, memory.key.shape[-2])
+        bias = self.positions.bias(query, memory.key, positions)
+        memory = memory._replace(key=memory.key[..., : query.shape[-1]])  # without annotations
       query = group_heads(query, self.groups, 1)
       query_head_axis = 0
     if bias is not None:

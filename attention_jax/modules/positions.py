@@ -1,11 +1,13 @@
-"""Positions of tokens: vectors added to embeddings, or functions of distances in self-attention.
+"""Positions of tokens: vectors added to embeddings, or functions of distances or contents in self-attention.
 
 Every module of POSITIONS has the same methods; the default of each has no effect:
 
 - check(size): raises UserError if sequences of this size are too long;
 - embed(x [B, T, D], positions [T]) -> x: adds positions to embeddings, before the first layer;
 - rotate(x [B, N, T, F], positions [T]) -> x: rotates projected queries and keys;
-- bias(query [B, N, T, F], positions [T], size) -> [N, T, S] or [B, N, T, S], added to the scores; S is `size`;
+- annotate(encoded [B, S, D], heads) -> [B, G, S, `annotations`]: numbers that `bias` needs of every key of G heads;
+- bias(query [B, N, T, F], key [B, G, S, F + `annotations`], positions [T]) -> [N, T, S] or [B, N, T, S], added to the
+  scores;
 - shift(weights [B, N, T, S], positions [T]) -> [B, N, T, F], added to the contexts of the heads.
 
 `positions` are the positions of the tokens or queries, counted from 0. N is the number of heads, in `rotate` those of
@@ -22,6 +24,7 @@ import numpy as np
 
 from attention_jax.errors import UserError
 from attention_jax.functional.masking import accumulation_dtype, relative_positions
+from attention_jax.modules.linear import Dense
 from attention_jax.specs import Range, Size, bind, schema_of
 
 
@@ -34,6 +37,7 @@ class Positions(nn.Module):
     requires_rotation_invariance: whether the score must be unchanged by a common rotation of the projected query
       and key.
     in_attention: whether attention applies the positions; otherwise they are added to embeddings.
+    annotations: number of features that `annotate` appends to every key, which scores do not read.
     needs_weights: whether `shift` needs the weights.
     shared_across_layers: whether all layers share the parameters of positions in attention.
   """
@@ -43,6 +47,7 @@ class Positions(nn.Module):
   bidirectional: bool = True
   requires_rotation_invariance = False
   in_attention = False
+  annotations = 0
   needs_weights = False
   shared_across_layers = False
 
@@ -57,13 +62,23 @@ class Positions(nn.Module):
     """Rotates projected queries or keys x [B, N, T, F]."""
     return x
 
-  def bias(self, query: jax.Array, positions: jax.Array, size: int) -> jax.Array | None:
+  def annotate(self, encoded: jax.Array, heads: int) -> jax.Array:
+    """Returns the annotations of keys, [B, G, S, `annotations`].
+
+    Args:
+      encoded: the vectors that keys are projected from, [B, S, D].
+      heads: number G of heads of keys.
+    """
+    raise NotImplementedError
+
+  def bias(self, query: jax.Array, key: jax.Array, positions: jax.Array) -> jax.Array | None:
     """Returns the bias of the scores, [N, T, S] or [B, N, T, S], or None.
 
     Args:
       query: projected queries, [B, N, T, F].
+      key: projected keys at the positions 0 ... S - 1, with their annotations, [B, G, S, F + `annotations`]; N is a
+        multiple of G.
       positions: positions of the queries, int32 [T].
-      size: number S of positions that are attended to, 0 ... S - 1.
     """
     return None
 
@@ -125,11 +140,12 @@ class Shaw(Positions):
     """Row of the tables for each query and position, [T, S]."""
     return jnp.clip(relative_positions(positions, size), -self.max_distance, self.max_distance) + self.max_distance
 
-  def bias(self, query, positions, size):
+  def bias(self, query, key, positions):
     # In float32, as the gradient of each product is a sum over all positions at its distance.
     dtype = accumulation_dtype(query)
     products = jnp.einsum('bntf,rf->bntr', query, self.of_keys.astype(query.dtype), preferred_element_type=dtype)
     products = products * query.shape[-1] ** -0.5
+    size = key.shape[-2]
     index = jnp.broadcast_to(
       self._distance_index(positions, size)[None, None], (*query.shape[:2], positions.shape[0], size)
     )
@@ -154,7 +170,7 @@ class Buckets(Positions):
   shared_across_layers = True
 
   @nn.compact
-  def bias(self, query, positions, size):
+  def bias(self, query, key, positions):
     min_buckets = 4 if self.bidirectional else 2
     if self.buckets < min_buckets or self.max_distance <= self.buckets // min_buckets:
       raise UserError(
@@ -162,7 +178,8 @@ class Buckets(Positions):
         f'got buckets={self.buckets} and max_distance={self.max_distance}'
       )
     table = self.param('table', nn.initializers.normal(self.features**-0.5), (self.heads, self.buckets))
-    return table[:, bucket_of(relative_positions(positions, size), self.buckets, self.max_distance, self.bidirectional)]
+    offsets = relative_positions(positions, key.shape[-2])
+    return table[:, bucket_of(offsets, self.buckets, self.max_distance, self.bidirectional)]
 
 
 class Rotary(Positions):
@@ -197,9 +214,68 @@ class Alibi(Positions):
 
   in_attention = True
 
-  def bias(self, query, positions, size):
+  def bias(self, query, key, positions):
     slopes = jnp.asarray(alibi_slopes(self.heads), jnp.float32)
-    return -slopes[:, None, None] * jnp.abs(relative_positions(positions, size))[None]
+    return -slopes[:, None, None] * jnp.abs(relative_positions(positions, key.shape[-2]))[None]
+
+
+class Forgetting(Positions):
+  """e_ts + Σ_{s<l≤t} log f_l, f_l = σ(w · x_l + b): a forget gate per head. Lin et al. 2025, Forgetting Transformer.
+
+  The input x_l of the layer determines how much every later query forgets of what precedes l. The paper has causal
+  attention only; in bidirectional attention, the gates between query and position count in both directions. Heads that
+  share their keys share a gate.
+  """
+
+  in_attention = True
+  annotations = 1
+
+  @nn.compact
+  def annotate(self, encoded, heads):
+    gates = Dense(heads, True, accumulation_dtype(encoded), name='gate')(encoded)
+    return jax.nn.log_sigmoid(gates).swapaxes(1, 2)[..., None]
+
+  def bias(self, query, key, positions):
+    totals = jnp.cumsum(key[..., -1].astype(accumulation_dtype(key)), axis=-1)  # [B, G, S]
+    of_queries = totals[..., positions]
+    forgotten = -jnp.abs(of_queries[..., :, None] - totals[..., None, :])
+    return jnp.repeat(forgotten, query.shape[1] // key.shape[1], axis=1)
+
+
+class Contextual(Positions):
+  """e_ts + q_t · c_p / √F, p = Σ_{s≤l≤t} σ(q_t · k_l / √F): counts positions that match. Golovneva et al. 2024, CoPE.
+
+  The vector c_p is interpolated between the learned vectors of the two nearest integers, of which there are
+  max_positions. The heads of a layer share these vectors, which are zeros initially, as in the published code. The
+  paper has causal attention only; in bidirectional attention, p of a later position s counts the positions from t + 1
+  to s.
+
+  Attributes:
+    max_positions: number of learned vectors.
+  """
+
+  max_positions: Size = 64
+  in_attention = True
+
+  @nn.compact
+  def bias(self, query, key, positions):
+    dtype = accumulation_dtype(query)
+    table = self.param('table', nn.initializers.zeros_init(), (self.max_positions, self.features))
+    key = jnp.repeat(key, query.shape[1] // key.shape[1], axis=1)
+    query = query * query.shape[-1] ** -0.5
+    gates = jax.nn.sigmoid(jnp.einsum('bntf,bnsf->bnts', query, key, preferred_element_type=dtype))
+    is_later = relative_positions(positions, key.shape[-2]) > 0
+    count = jax.lax.cumsum(jnp.where(is_later, 0.0, gates), axis=3, reverse=True)
+    if self.bidirectional:
+      count = jnp.where(is_later, jax.lax.cumsum(jnp.where(is_later, gates, 0.0), axis=3), count)
+    count = jnp.minimum(count, self.max_positions - 1)
+    products = jnp.einsum('bntf,pf->bntp', query, table.astype(query.dtype), preferred_element_type=dtype)
+    lower = jnp.floor(jax.lax.stop_gradient(count)).astype(jnp.int32)
+    share = count - lower
+    at_lower, at_upper = (
+      jnp.take_along_axis(products, jnp.minimum(index, self.max_positions - 1), axis=-1) for index in (lower, lower + 1)
+    )
+    return (1 - share) * at_lower + share * at_upper
 
 
 POSITIONS: Mapping[str, type[Positions]] = {
@@ -210,6 +286,8 @@ POSITIONS: Mapping[str, type[Positions]] = {
   't5': Buckets,
   'rope': Rotary,
   'alibi': Alibi,
+  'forgetting': Forgetting,
+  'contextual': Contextual,
 }
 
 

@@ -40,12 +40,13 @@ def test_shaw_equals_the_formulas_with_clipped_distances():
   shaw = POSITIONS['shaw'](N, F, max_distance=2)
   query = draw(B, N, T, F)
   weights = jax.nn.softmax(draw(B, N, T, T))
-  params = variables(shaw, query, INDICES, T, method='bias')
+  key = draw(B, N, T, F)
+  params = variables(shaw, query, key, INDICES, method='bias')
   keys = params['params']['of_keys']
   values = params['params']['of_values']
 
   def bias_of(params, query, indices):
-    return shaw.apply(params, query, indices, T, method='bias')
+    return shaw.apply(params, query, key, indices, method='bias')
 
   run = jax.jit(lambda params: (bias_of(params, query, INDICES), shaw.apply(params, weights, INDICES, method='shift')))
   query, weights, keys, values, bias, shift = jax.tree.map(np.asarray, (query, weights, keys, values, *run(params)))
@@ -54,7 +55,7 @@ def test_shaw_equals_the_formulas_with_clipped_distances():
     for s in range(T):
       np.testing.assert_allclose(bias[..., t, s], query[..., t, :] @ keys[index[s]] / np.sqrt(F), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(shift[:, :, t], weights[:, :, t] @ values[np.asarray(index)], rtol=1e-4, atol=1e-6)
-  bias_at_3 = shaw.apply(params, query[:, :, 3:4], INDICES[3:4], T, method='bias')
+  bias_at_3 = shaw.apply(params, query[:, :, 3:4], key, INDICES[3:4], method='bias')
   assert_close(bias_at_3, bias[:, :, 3:4])
 
 
@@ -74,8 +75,9 @@ def test_buckets_grow_with_the_logarithm_of_the_distance():
   assert bucket_of(offsets, 32, 128, bidirectional=True).tolist() == expected_bidirectional
 
   module = POSITIONS['t5'](N, F, False, buckets=4, max_distance=8)
-  params = variables(module, None, INDICES, T, method='bias')
-  bias = module.apply(params, None, INDICES, T, method='bias')
+  key = draw(B, N, T, F)
+  params = variables(module, None, key, INDICES, method='bias')
+  bias = module.apply(params, None, key, INDICES, method='bias')
   assert bias.shape == (N, T, T)
   np.testing.assert_array_equal(bias[:, 9, 9 - 1], params['params']['table'][:, 1])
 
@@ -100,21 +102,61 @@ def test_rotary_rotates_pairs_and_products_depend_on_distances_alone():
 def test_alibi_slopes_are_geometric():
   assert alibi_slopes(8) == [2.0**-i for i in range(1, 9)]
   assert alibi_slopes(6) == [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3]
-  bias = POSITIONS['alibi'](8).bias(None, INDICES, T)
+  bias = POSITIONS['alibi'](8).bias(None, draw(B, 8, T, F), INDICES)
   assert bias.shape == (8, T, T)
   np.testing.assert_allclose(bias[2, 7], [-abs(7 - s) / 8 for s in range(T)])
+
+
+def test_forgetting_adds_the_logs_of_the_gates_between_position_and_query():
+  module = POSITIONS['forgetting'](4, F)
+  encoded = draw(B, T, 5)
+  params = variables(module, encoded, 2, method='annotate')
+  params = jax.tree.map(lambda x: x + draw(*x.shape), params)
+  annotations = module.apply(params, encoded, 2, method='annotate')
+  kernel, offset = (np.asarray(params['params']['gate'][name]) for name in ('kernel', 'bias'))
+  gates = 1 / (1 + np.exp(-(np.asarray(encoded) @ kernel + offset)))  # [B, T, G]
+  np.testing.assert_allclose(annotations[..., 0], np.log(gates).transpose(0, 2, 1), rtol=1e-4, atol=1e-6)
+  key = jnp.concatenate([draw(B, 2, T, F), annotations], axis=-1)
+  bias = np.asarray(module.bias(draw(B, 4, T, F), key, INDICES))
+  for head in range(4):
+    for t in range(T):
+      for s in range(T):
+        between = gates[:, min(s, t) + 1 : max(s, t) + 1, head // 2]
+        np.testing.assert_allclose(bias[:, head, t, s], np.log(between).sum(1), rtol=1e-4, atol=1e-4)
+  assert_close(module.bias(draw(B, 4, 1, F), key, INDICES[6:7]), bias[:, :, 6:7], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize('bidirectional', [True, False])
+def test_contextual_positions_count_matching_positions(bidirectional):
+  module = POSITIONS['contextual'](4, F, bidirectional, max_positions=4)
+  query = draw(B, 4, T, F)
+  key = 2 * draw(B, 2, T, F)
+  params = {'params': {'table': draw(4, F)}}
+  bias = module.apply(params, query, key, INDICES, method='bias')
+  table, queries, keys = (np.asarray(x, np.float64) for x in (params['params']['table'], query, key))
+  for row, head, t in np.ndindex(B, 4, T):
+    q = queries[row, head, t] / np.sqrt(F)
+    gates = 1 / (1 + np.exp(-keys[row, head // 2] @ q))
+    for s in range(T if bidirectional else t + 1):
+      position = min(sum(gates[s : t + 1]) if s <= t else sum(gates[t + 1 : s + 1]), 3)
+      share = position - int(position)
+      upper = min(int(position) + 1, 3)
+      vector = (1 - share) * table[int(position)] + share * table[upper]
+      np.testing.assert_allclose(bias[row, head, t, s], q @ vector, rtol=1e-4, atol=1e-4)
+  at_5 = module.apply(params, query[:, :, 5:6], key, INDICES[5:6], method='bias')
+  assert_close(at_5[..., :6], bias[:, :, 5:6, :6], rtol=1e-5, atol=1e-5)
 
 
 def test_gradients_of_shaw_in_16_bits_keep_small_terms_of_equal_distances():
   layer = POSITIONS['shaw'](heads=1, features=4, max_distance=2)
   positions = jnp.arange(1024)
   query = draw(1, 1, 1024, 4)
-  params = variables(layer, query, positions, 1024, method='bias')
+  params = variables(layer, query, query, positions, method='bias')
   weights = jnp.abs(draw(1024, 1024)) + 0.5
 
   def gradient(dtype):
     def loss(params):
-      bias = layer.apply(params, query.astype(dtype), positions, 1024, method='bias')
+      bias = layer.apply(params, query.astype(dtype), query, positions, method='bias')
       return (bias.astype(jnp.float32)[0, 0] * weights).sum()
 
     return jax.grad(loss)(params)['params']['of_keys']
