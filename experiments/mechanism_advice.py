@@ -57,6 +57,8 @@ ADVICE = {
   'alignment': {
     'softmax': 'The default. Every position gets some weight, and gradients reach all of them.',
     'sigmoid': 'Several positions count at once, or none: weights of positions are independent.',
+    'sigmoid_by_length': 'As `sigmoid`, in self-attention: at first the weights have a sum near 1 for any length.',
+    'softpick': 'A query may need nothing, and most weights should be exactly 0: negative scores get none.',
     'smoothed': 'A query needs several positions at once, such as the frames of one phoneme.',
     'sink_softmax': (
       'A query may need nothing: the sink takes its weight, which softmax gives to some position, often the first.'

@@ -77,6 +77,31 @@ def sigmoid(scores: Scores, mask: Mask) -> Weights:
 
 
 @check_single_query
+def sigmoid_by_length(scores: Scores, mask: Mask) -> Weights:
+  """wₛ = 1 / (1 + n exp(-eₛ)), n the number of unmasked positions: a sigmoid of eₛ - log n. Ramapuram et al. 2025.
+
+  Scores of 0 get weights whose sum is near 1, as softmax gives them, for any number of positions.
+  """
+  scores = at_least_float32(scores)
+  return sigmoid(scores - jnp.log(jnp.maximum(jnp.sum(mask), 1).astype(scores.dtype)), mask)
+
+
+@check_single_query
+def softpick(scores: Scores, mask: Mask) -> Weights:
+  """wₛ = max(exp(eₛ) - 1, 0) / Σ |exp(e) - 1|: 0 for scores below 0, so that no position has to take weight.
+
+  Zuhri, Fuadi & Aji 2025. The sum of the weights is below 1 if a score is negative.
+  """
+  scores = jnp.where(mask, clamp_to_finite(at_least_float32(scores)), 0.0)
+  top = jax.lax.stop_gradient(jnp.maximum(jnp.max(scores), 0.0))
+  # (exp(e) - 1) exp(-top) without overflow, and without cancellation near 0.
+  distance = -jnp.expm1(-jnp.abs(scores))
+  terms = jnp.where(scores > 0, jnp.exp(scores - top), -jnp.exp(-top)) * distance
+  total = jnp.sum(jnp.abs(terms))
+  return jax.nn.relu(terms) / jnp.where(total > 0, total, 1.0)
+
+
+@check_single_query
 def smoothed(scores: Scores, mask: Mask) -> Weights:
   """wₛ = σ(eₛ) / Σ σ(e): σ is bounded, so several positions share the weight. Chorowski et al. 2015 (smoothing)."""
   # In logs, because sigmoids of low scores would underflow before they are normalised.

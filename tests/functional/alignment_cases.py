@@ -68,6 +68,15 @@ def _sigmoid(x):
   return 1 / (1 + np.exp(-x))
 
 
+def _sigmoid_by_length(scores):
+  return np.array([1 / (1 + len(scores) * np.exp(-e)) for e in scores])
+
+
+def _softpick(scores):
+  terms = [np.exp(e) - 1 for e in scores]
+  return np.array([max(term, 0) / sum(abs(term) for term in terms) for term in terms])
+
+
 def _smoothed(scores):
   return np.array([_sigmoid(e) for e in scores]) / sum(_sigmoid(e) for e in scores)
 
@@ -306,6 +315,8 @@ _UNIT = {
 ALIGNMENT_CASES = [
   Case('softmax', {**_SCORED, 'temperature': 0.4}, over_unmasked(_softmax)),
   Case('sigmoid', _SCORED, over_unmasked(lambda scores: np.array([_sigmoid(e) for e in scores]))),
+  Case('sigmoid_by_length', _SCORED, over_unmasked(_sigmoid_by_length)),
+  Case('softpick', _SCORED, over_unmasked(_softpick)),
   Case('smoothed', _SCORED, over_unmasked(_smoothed)),
   Case('sink_softmax', {**_SCORED, 'sink': np.array(0.7)}, over_unmasked(_sink_softmax)),
   Case('scalable_softmax', {**_SCORED, 'scale': np.array(0.8)}, over_unmasked(_scalable_softmax)),
