@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import math
 import sys
 from collections.abc import Sequence, Set
 from pathlib import Path
@@ -298,10 +299,11 @@ def _drop_settings(
   higher_is_better = selectable_metrics(uncompared[0].config)[select]
   values = {}
   for setting in uncompared:
-    folders = []
-    for entry in requested_units(ledger.state, [setting], seeds):
-      folders += run_folders(entry.unit, ledger.folder).values()
-    values[setting.id] = halving.best_validation(folders, select, rung, higher_is_better)
+    entries = requested_units(ledger.state, [setting], seeds)
+    folders = [path for entry in entries for path in run_folders(entry.unit, ledger.folder).values()]
+    # The validation of a run before it failed does not count: its setting would displace settings that can be trained.
+    has_failed = any(entry.state == FAILED for entry in entries)
+    values[setting.id] = math.nan if has_failed else halving.best_validation(folders, select, rung, higher_is_better)
   earlier = ledger.state.compared.get(rung, {})
   surviving = halving.survivors({**earlier, **values}, factor, higher_is_better)
   dropped = [setting.id for setting in uncompared if setting.id not in surviving]

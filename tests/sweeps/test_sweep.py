@@ -287,6 +287,12 @@ def test_settings_are_compared_when_all_runs_of_a_rung_have_ended(folder, monkey
   assert outcome == (8, 0, 0) and 'score=dot' in starts(folder)[-1]
 
 
+def test_a_setting_that_failed_after_a_good_validation_is_dropped(folder, monkeypatch):
+  monkeypatch.setenv('FAKE_FAIL_LATE', 'score=dot')  # the best by validation
+  outcome, _ = run(make_request(folder, SETTINGS, seeds=1, halving='halving(first=50, factor=2)'))
+  assert outcome == (2, 2, 0) and starts(folder)[-1].endswith('steps=100') and 'score=general' in starts(folder)[-1]
+
+
 def test_runs_of_dropped_settings_are_neither_retried_nor_planned(folder, monkeypatch):
   request = make_request(folder, SETTINGS, seeds=1, halving='halving(first=50, factor=2)')
   monkeypatch.setenv('FAKE_FAIL', 'score=general')
