@@ -79,7 +79,7 @@ def main() -> None:
   # In this process jax traces models and counts parameters; an accelerator is left to the processes that train.
   jax.config.update('jax_platforms', 'cpu')
   from attention_jax.sweeps import sweep
-  from attention_jax.sweeps.ledger import LEDGER
+  from attention_jax.sweeps.ledger import LEDGER, read_state
   from attention_jax.sweeps.resolve import check_baseline, check_metrics
   from experiments.sweep_flags import report_options, sweep_request
 
@@ -103,7 +103,7 @@ def main() -> None:
     sweep.describe_plan(request, resolved, log)
     return
   outcome = sweep.run_sweep(request, resolved, log)
-  if outcome.finished:
+  if outcome.finished and read_state(folder).reported:
     write_report(folder, log)
   if outcome.unfinished:
     sys.exit(INTERRUPTED)

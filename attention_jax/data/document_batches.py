@@ -122,8 +122,14 @@ def encode_documents(
     joined: see `cut_document`.
 
   Raises:
-    UserError: for a text that has no token, such as '▁' with a vocabulary of subwords.
+    UserError: for a text that has no token, such as '▁' with a vocabulary of subwords, and for a label that is not
+      among `labels`, which may be those of an earlier run on other data.
   """
+  label_ids = {label: i for i, label in enumerate(labels)}
+  for row, label in enumerate(documents.labels):
+    if label not in label_ids:
+      expected = f'expected one of the labels of the model: {", ".join(labels)}'
+      raise UserError(f'{documents.location(row)}: unknown label {label!r}; {expected}')
   min_pieces = min(2, limits[0]) if documents.pairs and not joined else 1
   flat = []
   sentence_lengths = []
@@ -137,7 +143,6 @@ def encode_documents(
     flat += itertools.chain.from_iterable(pieces)
     sentence_lengths += map(len, pieces)
     document_lengths.append(len(pieces))
-  label_ids = {label: i for i, label in enumerate(labels)}
   return EncodedDocuments(
     np.array(flat, np.int32),
     _offsets(sentence_lengths),

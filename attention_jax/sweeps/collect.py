@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from flax.traverse_util import flatten_dict
 
 from attention_jax.errors import UserError
-from attention_jax.sweeps.ledger import FINISHED, SweepState
+from attention_jax.sweeps.ledger import SweepState
 from attention_jax.sweeps.plan import run_folders
 from attention_jax.sweeps.resolve import IRRELEVANT_FIELDS, config_id
 from attention_jax.sweeps.space import label, short_names
@@ -164,11 +164,11 @@ def collect_sweep(folder: Path, state: SweepState) -> list[SettingRuns]:
   runs: dict[str, list[FinishedRun]] = {}
   settings: dict[str, Mapping[str, Any]] = {}
   for entry in state.units.values():
+    settings.setdefault(entry.unit.setting_id, entry.unit.setting)
+  for entry in state.reported:
     unit = entry.unit
-    settings.setdefault(unit.setting_id, unit.setting)
-    if entry.state == FINISHED and unit.setting_id not in state.dropped:
-      folders = run_folders(unit, folder).values()
-      runs.setdefault(unit.setting_id, []).extend(read_run(path, len(unit.seeds)) for path in folders)
+    folders = run_folders(unit, folder).values()
+    runs.setdefault(unit.setting_id, []).extend(read_run(path, len(unit.seeds)) for path in folders)
   runs = {
     setting_id: sorted(runs[setting_id], key=lambda run: run.seed) for setting_id in settings if setting_id in runs
   }

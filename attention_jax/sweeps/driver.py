@@ -17,6 +17,8 @@ from attention_jax.training.interrupts import StopRequest
 
 POLL_SECONDS = 0.5
 EXIT_INTERRUPTED = 75  # of train.py: a signal stopped it, the same command resumes
+# Of a process that was stopped before it could save its state, or took too long, see workers.KILL_AFTER.
+STOPPED = (-signal.SIGTERM, -signal.SIGKILL)
 LOG_TAIL_BYTES = 20_000
 ERROR_LINE = re.compile(r'^error: (.+)$', re.MULTILINE)
 EXCEPTION_LINE = re.compile(r'^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?:: .*)?$', re.MULTILINE)
@@ -143,7 +145,7 @@ class Driver:
       if code == 0 and is_complete:
         self._ledger.append(FINISHED, unit=unit_id, steps=steps(unit), seconds=seconds)
         line = f'finished {unit_id} ({seconds:.0f} s)'
-      elif code == EXIT_INTERRUPTED or (self._stop.reason and code == -signal.SIGTERM):
+      elif code == EXIT_INTERRUPTED or (self._stop.reason and code in STOPPED):
         self._ledger.append(INTERRUPTED, unit=unit_id, seconds=seconds)
         line = f'interrupted {unit_id} ({seconds:.0f} s)'
       else:

@@ -105,6 +105,13 @@ class SweepState:
   costs: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
   opened: tuple[Mapping[str, Any], ...] = ()
 
+  @property
+  def reported(self) -> list[UnitState]:
+    """The units that reports read: those that have finished, without those of dropped settings."""
+    return [
+      entry for entry in self.units.values() if entry.state == FINISHED and entry.unit.setting_id not in self.dropped
+    ]
+
   def covered_seeds(self, setting_id: str) -> set[int]:
     """Returns the seeds of a setting for which there is a unit, in any state."""
     return {seed for entry in self.units.values() if entry.unit.setting_id == setting_id for seed in entry.unit.seeds}

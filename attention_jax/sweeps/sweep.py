@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import math
 import sys
 from collections.abc import Sequence, Set
 from pathlib import Path
@@ -163,7 +164,7 @@ def run_sweep(request: SweepRequest, resolved: Sequence[Resolved], log: Log) -> 
     else:
       steps = {setting.id: setting.config['training']['steps'] for setting in resolved}
       driver.run(_pending(ledger.state, resolved, seeds, request.retry, steps), lambda unit: steps[unit.setting_id])
-    outcome = _summarize(request, ledger.state, requested_units(ledger.state, resolved, seeds), log)
+    outcome = _summarize(request, ledger.state, resolved, seeds, log)
     if outcome.finished and not stop.reason:
       _store_costs(ledger, resolved, log)
     return outcome
@@ -298,10 +299,11 @@ def _drop_settings(
   higher_is_better = selectable_metrics(uncompared[0].config)[select]
   values = {}
   for setting in uncompared:
-    folders = []
-    for entry in requested_units(ledger.state, [setting], seeds):
-      folders += run_folders(entry.unit, ledger.folder).values()
-    values[setting.id] = halving.best_validation(folders, select, rung, higher_is_better)
+    entries = requested_units(ledger.state, [setting], seeds)
+    folders = [path for entry in entries for path in run_folders(entry.unit, ledger.folder).values()]
+    # The validation of a run before it failed does not count: its setting would displace settings that can be trained.
+    has_failed = any(entry.state == FAILED for entry in entries)
+    values[setting.id] = math.nan if has_failed else halving.best_validation(folders, select, rung, higher_is_better)
   earlier = ledger.state.compared.get(rung, {})
   surviving = halving.survivors({**earlier, **values}, factor, higher_is_better)
   dropped = [setting.id for setting in uncompared if setting.id not in surviving]
@@ -314,14 +316,23 @@ def _drop_settings(
       )
 
 
-def _summarize(request: SweepRequest, state: SweepState, entries: Sequence[UnitState], log: Log) -> Outcome:
-  """Logs every failed unit with its error, then the numbers of units by state; returns these numbers."""
+def _summarize(
+  request: SweepRequest, state: SweepState, resolved: Sequence[Resolved], seeds: Sequence[int], log: Log
+) -> Outcome:
+  """Logs every failed unit with its error, then the numbers of units by state; returns these numbers.
+
+  A unit that has finished a rung of halving, but neither the last rung nor in a dropped setting, is unfinished.
+  """
+  entries = requested_units(state, resolved, seeds)
   failed = [entry for entry in entries if entry.state == FAILED]
   for entry in failed:
     log(f'failed: {entry.unit.id}: {entry.error}; output in {entry.log}')
-  finished = sum(entry.state == FINISHED for entry in entries)
-  outcome = Outcome(finished, len(failed), len(entries) - finished - len(failed))
   dropped = _dropped_settings(request, state)
+  live = [setting for setting in resolved if setting.id not in dropped]
+  steps = {setting.id: setting.config['training']['steps'] for setting in live}
+  unfinished = {*_pending(state, live, seeds, False, steps)}
+  unfinished |= {entry.unit.id for entry in entries if entry.state not in (FAILED, FINISHED)}
+  outcome = Outcome(len(entries) - len(failed) - len(unfinished), len(failed), len(unfinished))
   hint = ''
   if retried := sum(entry.unit.setting_id not in dropped for entry in failed):
     hint = f'; --retry runs {"the" if retried == len(failed) else f"{retried} of the"} failed ones again'

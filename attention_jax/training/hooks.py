@@ -42,7 +42,8 @@ class FiniteGuard:
   It fetches the values of all updates since its last check whenever one of the other hooks is due. For an update that
   is not finite, it stores the batch and raises UserError. If the training step has skipped the update, it logs a line
   instead of raising: for at most MAX_SKIPPED updates in a row, of which it stores the first MAX_STORED batches.
-  Spikes of the loss are logged with their rows.
+  Spikes of the loss are logged with their rows. `check_rest` is a second hook, after those that may stop training: it
+  checks the updates that are left.
 
   Args:
     intervals: the intervals of the other hooks, see `is_due`.
@@ -76,8 +77,14 @@ class FiniteGuard:
 
   def __call__(self, step, state, metrics, last):
     self._unchecked.append((step, metrics['loss'], metrics['grad_norm']))
-    if not any(is_due(step, every, last) for every in self._intervals):
-      return
+    if any(is_due(step, every, last) for every in self._intervals):
+      self._check()
+
+  def check_rest(self, step, state, metrics, last):
+    if last:
+      self._check()
+
+  def _check(self) -> None:
     for update, loss, gradient_norm in jax.device_get(self._unchecked):
       loss = np.asarray(loss)  # runs side by side may have a list of losses
       problem = self._problem('loss', loss) or self._problem('gradient norm', np.asarray(gradient_norm))

@@ -222,10 +222,8 @@ def fit(
       best = BestEvaluation(**host['best'])
       start = int(state.step)
       reason = best.stop_reason(training.patience)
-      if not reason and start >= training.steps:
-        reason = finished_reason(start)
-      if reason:
-        return FitResult(state, reason, best, 0)
+      if reason or start >= training.steps:
+        return FitResult(state, reason or finished_reason(start), best, 0)
 
     state_shapes = initializer.shapes
     ahead = CompileAhead(
@@ -253,12 +251,14 @@ def fit(
 
     # The order makes resuming exact. Records are written before the checkpoint that covers them, and an evaluation
     # precedes the checkpoint that stores its result. An interruption follows both, so that it neither logs nor
-    # evaluates where an uninterrupted run would not.
+    # evaluates where an uninterrupted run would not; the updates before it are checked, as they are not repeated.
+    guard = make_guard(training, evaluate, checkpoints, BatchRecorder(folder, stream, process_share(mesh)[0]))
     hooks = [
-      make_guard(training, evaluate, checkpoints, BatchRecorder(folder, stream, process_share(mesh)[0])),
+      guard,
       MetricsLogger(training.log_every, writers, clock, train_step.compilations),
       *([evaluator] if evaluator else []),
       interrupts,
+      guard.check_rest,
       CheckpointSaver(training.checkpoint_every, checkpoints, clock, host_values, after_save=after_save),
     ]
 

@@ -246,11 +246,13 @@ def fit_seeds(
     )
     recorder = BatchRecorder(folder, stream, process_share(mesh)[0], rows_axis=1)
     interrupts = stack.enter_context(InterruptHandler())
+    guard = make_guard(training, evaluate, checkpoints, recorder, seeds)
     hooks = [  # in the order of loop.fit
-      make_guard(training, evaluate, checkpoints, recorder, seeds),
+      guard,
       MetricsLogger(training.log_every, [runs.write], clock, side_by_side.compilations),
       runs,
       interrupts,
+      guard.check_rest,
       CheckpointSaver(
         training.checkpoint_every, checkpoints, clock, runs.host_values, side_by_side.stack, after_save=after_save
       ),

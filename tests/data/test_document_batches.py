@@ -65,6 +65,13 @@ def test_a_text_without_tokens_raises(sentences, pairs):
     encode_documents(documents, subwords, ['x'], (2, 4), joined=False)
 
 
+def test_a_label_that_the_model_does_not_have_raises():
+  words = vocab.train('word', ['a b'])
+  documents = Documents([['a'], ['b']], ['x', 'z'], 'here', [1, 4])
+  with pytest.raises(UserError, match=r"^here:4: unknown label 'z'; expected one of the labels of the model: x, y$"):
+    encode_documents(documents, words, ['x', 'y'], (2, 4), joined=False)
+
+
 def test_batches_are_a_function_of_seed_and_step():
   _, encoded = encode((5, 5))
   buckets = check_document_buckets([[5, 5], (2, 5)])

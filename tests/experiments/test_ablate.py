@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+from attention_jax.sweeps.ledger import FINISHED, PLANNED, RUNG, Unit, open_ledger, planned_event
+from attention_jax.sweeps.sweep import Outcome
 from experiments.config_files import load_sweep
 from tests import compiled
 from tests.experiments.helpers import DEVICES, run, tiny_arguments
@@ -78,6 +80,17 @@ def test_a_sweep_may_depend_on_the_preset(tmp_path):
   assert load_sweep(f'{path}:b').seeds == 2
   path.write_text(SWEEP_FILE.replace('get_sweep()', "get_sweep(preset='a')").replace('seeds=2', 'seeds=ord(preset)'))
   assert [load_sweep(f'{path}{preset}').seeds for preset in ('', ':b')] == [ord('a'), ord('b')]
+
+
+def test_a_sweep_whose_only_finished_runs_are_dropped_ends_without_a_report(tmp_path, monkeypatch):
+  folder = tmp_path / 'sweep'
+  with open_ledger(folder) as ledger:
+    ledger.append(PLANNED, **planned_event(Unit('u', 'id', {}, 'f.py', {}, (0,), 'u')))
+    ledger.append(FINISHED, unit='u', steps=25)
+    ledger.append(RUNG, steps=25, dropped=['id'])
+  monkeypatch.setattr('attention_jax.sweeps.sweep.run_sweep', lambda *args: Outcome(1, 0, 1))
+  result = run('ablate', f'--workdir={folder}', CONFIG, '--grid=model.attention.score=dot')
+  assert result.code == 75 and not result.err
 
 
 def test_a_report_is_written_from_the_ledger(tmp_path):

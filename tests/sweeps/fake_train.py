@@ -1,7 +1,8 @@
 """A training program without jax, for tests of sweeps: it writes the files of a run, fails, or sleeps.
 
 Environment variables control it. A run sleeps for FAKE_SLEEP seconds. A run whose command line contains the text of
-FAKE_FAIL exits with an error, and one with that of FAKE_KILL is killed. Each start adds a line to the file FAKE_STARTS.
+FAKE_FAIL exits with an error, one with that of FAKE_FAIL_LATE does after its first validation, and one with that of
+FAKE_KILL is killed. Each start adds a line to the file FAKE_STARTS.
 """
 
 import json
@@ -29,6 +30,8 @@ def main() -> None:
   seeds = int(flags.get('config.seeds', 1))
   for seed in range(first, first + seeds):
     write_run(folder if seeds == 1 else folder / f'seed_{seed}', seed, int(flags['config.training.steps']), line)
+  if os.environ.get('FAKE_FAIL_LATE', '\0') in line:
+    sys.exit('error: loss is nan at step 7')
 
 
 def write_run(folder: Path, seed: int, steps: int, line: str) -> None:

@@ -73,22 +73,23 @@ class RecordedProgress:
 
 
 class FakeJob:
-  """A job that ends with a code after some polls, or when it is stopped."""
+  """A job that ends with a code after some polls, or with the code `stopped` when it is stopped."""
 
   ends_with_sweep = True
   failure = ''
 
-  def __init__(self, code, polls=1):
+  def __init__(self, code, polls=1, stopped=75):
     self.record = {'pid': 1}
     self._code = code
     self._polls = polls
+    self._stopped = stopped
 
   def poll(self):
     self._polls -= 1
     return self._code if self._polls <= 0 else None
 
   def stop(self):
-    self._code, self._polls = 75, 1
+    self._code, self._polls = self._stopped, 1
 
 
 class FakeExecutor:
@@ -157,10 +158,11 @@ def test_the_duration_of_a_job_that_is_taken_over_is_counted_from_its_start(ledg
   assert ledger.state.units['u0'].seconds == pytest.approx(seconds, abs=20)
 
 
-def test_a_signal_stops_processes_and_starts_no_more(ledger, tmp_path):
+@pytest.mark.parametrize('code', [-signal.SIGTERM, -signal.SIGKILL])
+def test_a_signal_stops_processes_and_starts_no_more(ledger, tmp_path, code):
   stop = StopRequest()
   with stop:
-    executor = FakeExecutor([FakeJob(0, 10**6), FakeJob(0, 10**6)], tmp_path)
+    executor = FakeExecutor([FakeJob(0, 10**6), FakeJob(0, 10**6, code)], tmp_path)
     updates = iter(range(10))
 
     class Interrupting(RecordedProgress):

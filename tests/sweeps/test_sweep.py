@@ -280,11 +280,28 @@ def test_settings_are_compared_when_all_runs_of_a_rung_have_ended(folder, monkey
   (folder / LEDGER).write_text(''.join(lines[: first_failure + 1]))  # killed before the other units were started
   monkeypatch.delenv('FAKE_FAIL')
   outcome, lines = run(request._replace(retry=True))
-  assert outcome == (1, 0, 7)
-  assert lines[-1] == '1 finished, 0 failed, 7 unfinished; the same command without --retry continues'
+  assert outcome == (0, 0, 8)
+  assert lines[-1] == '0 finished, 0 failed, 8 unfinished; the same command without --retry continues'
   assert read_state(folder).dropped == {} and read_state(folder).compared == {}
   outcome, _ = run(request)
   assert outcome == (8, 0, 0) and 'score=dot' in starts(folder)[-1]
+
+
+def test_a_run_that_waits_for_its_next_rung_is_unfinished(folder):
+  request = make_request(folder, seeds=1, halving='halving(first=50, factor=2)')
+  assert run(request)[0] == (4, 0, 0) and len(starts(folder)) == 6
+  lines = (folder / LEDGER).read_text().splitlines(keepends=True)
+  rung = next(i for i, line in enumerate(lines) if '"event": "rung"' in line)
+  (folder / LEDGER).write_text(''.join(lines[: rung + 1]))  # killed after the first rung
+  outcome, lines = run(request._replace(retry=True))
+  assert outcome == (2, 0, 2) and lines[-1].endswith('2 unfinished; the same command without --retry continues')
+  assert run(request)[0] == (4, 0, 0) and len(starts(folder)) == 8
+
+
+def test_a_setting_that_failed_after_a_good_validation_is_dropped(folder, monkeypatch):
+  monkeypatch.setenv('FAKE_FAIL_LATE', 'score=dot')  # the best by validation
+  outcome, _ = run(make_request(folder, SETTINGS, seeds=1, halving='halving(first=50, factor=2)'))
+  assert outcome == (2, 2, 0) and starts(folder)[-1].endswith('steps=100') and 'score=general' in starts(folder)[-1]
 
 
 def test_runs_of_dropped_settings_are_neither_retried_nor_planned(folder, monkeypatch):

@@ -212,6 +212,15 @@ def test_nan_is_reported_with_its_step_and_never_saved(tmp_path, monkeypatch, ca
   lines = [line.partition(';')[0] for line in capsys.readouterr().out.splitlines() if 'skipped' in line]
   assert lines == [f'loss is nan at step {n}: update skipped' for n in (18, 19, 20)]
 
+  def interrupted_stream(start, stop):
+    for step, batch in enumerate(poisoned_stream(start, stop), start):
+      if step == 21:
+        os.kill(os.getpid(), signal.SIGTERM)
+      yield batch
+
+  result = fit_toy(tmp_path, **LIGHT | {'stream': interrupted_stream, 'on_nonfinite': 'skip', 'steps': 30})
+  assert result.state.step == 22 and 'loss is nan at step 22: update skipped' in capsys.readouterr().out
+
 
 def test_a_run_that_stopped_early_continues_only_with_more_patience(tmp_path):
   errors = {2: 3.0, 4: 1.0, 6: 2.0, 8: float('nan'), 10: 1.0, 12: 0.5}
