@@ -162,6 +162,8 @@ def _cell(cell: ReportCell) -> str:
 
 
 def _signed(interval: Interval) -> str:
+  if math.isnan(interval.value):
+    return MISSING
   text = f'{interval.value:+.3g}'
   return text if math.isnan(interval.low) else f'{text} [{interval.low:+.3g}, {interval.high:+.3g}]'
 
@@ -193,6 +195,7 @@ FILTERS = {
   'number': _number,
   'p': _p,
   'row_comparisons': _row_comparisons,
+  'share': lambda value: MISSING if math.isnan(value) else f'{value:.2f}',
   'signed': _signed,
   'time': format_seconds,
 }

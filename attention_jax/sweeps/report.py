@@ -11,6 +11,7 @@ from flax.traverse_util import flatten_dict
 
 from attention_jax.data.text import format_count
 from attention_jax.errors import UserError, choose
+from attention_jax.inference.metrics import mean_and_deviation
 from attention_jax.specs import parse
 from attention_jax.sweeps.collect import SettingRuns, collect_folders, collect_sweep
 from attention_jax.sweeps.contrasts import Contrast, MetricColumn, contrast_all
@@ -55,7 +56,7 @@ class ReportCell(NamedTuple):
 
   Attributes:
     mean, interquartile_mean: with their intervals.
-    deviation: standard deviation (n - 1); NaN for one seed.
+    deviation: standard deviation (n - 1); NaN for one seed, and if a value is not finite.
     values: one for each run that has the metric, in the order of their seeds.
   """
 
@@ -245,7 +246,7 @@ def _row(setting: SettingRuns, columns: Sequence[MetricColumn], update_flop: flo
   cells = {}
   for column in columns:
     if values := list(setting.values(column.split, column.metric).values()):
-      deviation = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+      _, deviation = mean_and_deviation(values)
       cells[column] = ReportCell(bootstrap_mean(values), bootstrap_interquartile_mean(values), deviation, values)
   seconds = float(np.mean([run.training_seconds for run in setting.runs]))
   return ReportRow(setting, cells, setting.runs[0].parameters, update_flop, seconds)
