@@ -107,6 +107,7 @@ def test_outputs_are_compared_by_one_metric_on_the_same_rows(tmp_path, changed, 
   report = sweep_report(tmp_path / 'sweep', ReportOptions(metrics=('bleu',)), logged.append)
   assert [contrast.row_comparisons for contrast in report.contrasts] == [[]]
   assert len(logged) == 1 and message in logged[0]
+  assert [note for note in report.notes if message in note] == [f'O{logged[0][1:]}.']
 
 
 def test_options_select_the_baseline_and_the_metrics(folder):
