@@ -75,7 +75,8 @@ python -m experiments.inspect_attention --workdir=runs/transformer --rows=0 --la
   the probability is nearly 1, its gradient is nearly 0, and so is `gradient_times_input`.
 - Whether attention weights explain an output depends on the model and on what explaining means (Jain & Wallace 2019;
   Wiegreffe & Pinter 2019). `kendall` compares weights with another measure; `permutation` and `adversarial` change the
-  weights of one step and compare its output.
+  weights of one step and compare its output. With several layers or heads, the compared outputs are those of the same
+  weights in all of them: the weights that the page shows (of one layer, averaged over heads), and the changed ones.
 - `--edit` shows the run with edited weights beside the run itself; for `--text`, each has its own translation. The
   page of `--serve` has a field for an edit.
 - An edit changes the weights of every layer and head of a decoder over the source, or of those that `layer` and `head`

@@ -1,5 +1,6 @@
 """Results as a table for a terminal, and attention weights for JSON."""
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -76,5 +77,6 @@ def _format_value(result: MetricValue | MetricSummary | None) -> str:
   if result is None:
     return ''
   digits = 2 if result.unit in ('%', 'points') else 4
-  spread = f' ± {result.deviation:.{digits}f}' if isinstance(result, MetricSummary) else ''
+  has_deviation = isinstance(result, MetricSummary) and not math.isnan(result.deviation)
+  spread = f' ± {result.deviation:.{digits}f}' if has_deviation else ''
   return f'{result.value:.{digits}f}{spread}'

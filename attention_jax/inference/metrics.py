@@ -6,6 +6,7 @@ Rates of edits may exceed 100 if a hypothesis is much longer than its reference.
 """
 
 import functools
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -44,7 +45,7 @@ class MetricSummary(NamedTuple):
     value: the mean.
     unit: as in MetricValue.
     signature: as in MetricValue.
-    deviation: the sample standard deviation, of divisor n - 1 for n runs.
+    deviation: the sample standard deviation, of divisor n - 1 for n runs; NaN if a value is not finite.
     values: the value of each run.
   """
 
@@ -59,7 +60,16 @@ def aggregate_runs(results: Sequence[MetricValue]) -> MetricSummary:
   """Summarises the results of one metric of two or more runs."""
   values = tuple(result.value for result in results)
   first = results[0]
-  return MetricSummary(statistics.fmean(values), first.unit, first.signature, statistics.stdev(values), values)
+  mean, deviation = mean_and_deviation(values)
+  return MetricSummary(mean, first.unit, first.signature, deviation, values)
+
+
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
+  """Returns the mean and the sample standard deviation, which is NaN for one value and if a value is not finite."""
+  if all(map(math.isfinite, values)):
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else math.nan
+  with np.errstate(invalid='ignore'):  # ∞ - ∞ is NaN
+    return float(np.mean(values)), math.nan
 
 
 class Metric(NamedTuple):

@@ -12,6 +12,7 @@ from attention_jax.data.batching import Batch, eval_batches
 from attention_jax.data.encoding import EncodedCorpus, encode
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
+from attention_jax.decoding.ensemble import Ensemble
 from attention_jax.decoding.generate import Hypotheses
 from attention_jax.decoding.loop import MIN_SOURCES
 from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking
@@ -202,8 +203,7 @@ class Predictor:
     model rejects even one token, only the second condition applies, and the search reports the error.
     """
     length = min(length, max(self._longest_bucket, MAX_SOURCE_LENGTH))
-    is_accepted = length <= self._longest_bucket or self._accepts_length(length)
-    if is_accepted or not self._accepts_length(1):
+    if self._is_accepted(length) or not self._accepts_length(1):
       return length  # a model that rejects even one token does so for a reason other than the length
     accepted = 1
     rejected = length
@@ -227,6 +227,11 @@ class Predictor:
     if key not in self._compiled_searches:
       self._compiled_searches[key] = compile_search(self.model, strategy, self.max_length, ranking, self._mesh, options)
     return self._compiled_searches[key]
+
+  def _is_accepted(self, length: int) -> bool:
+    """`_accepts_length`, without tracing a model for a length of its buckets; those of an ensemble are of its first."""
+    is_trained = length <= self._longest_bucket and not isinstance(self.model, Ensemble)
+    return is_trained or self._accepts_length(length)
 
   def _accepts_length(self, length: int) -> bool:
     """Whether the model accepts a source of this length; positions or parameters of some models limit it."""
@@ -256,8 +261,7 @@ class Predictor:
     source_lengths = []
     for length in search_lengths(self._buckets, longest):
       # Beyond the buckets, lengths are rounded up, perhaps to more than the model accepts.
-      is_accepted = length <= self._longest_bucket or self._accepts_length(length)
-      source_lengths.append(length if is_accepted else longest)
+      source_lengths.append(length if self._is_accepted(length) else longest)
     return [(length, target_length) for length in source_lengths]
 
   def _prefix_ids(self, batch: Batch) -> np.ndarray:

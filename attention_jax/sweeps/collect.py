@@ -143,9 +143,18 @@ def read_runs(folder: Path) -> list[FinishedRun]:
   folder = folder.expanduser()
   config = fill_defaults(read_config(folder), f'{folder}/config.json')
   if config['seeds'] == 1:
-    return [read_run(folder)]
+    return [read_run(folder, _runs_beside(folder, *run_seeds(config)))]
   seeds = run_seeds(config)
   return [read_run(seed_folder(folder, seed), len(seeds)) for seed in seeds]
+
+
+def _runs_beside(folder: Path, seed: int) -> int:
+  """The number of runs in the process of a run: of several side by side, if its folder is that of one of them."""
+  parent = folder.absolute().parent
+  if folder.absolute() != seed_folder(parent, seed) or not (parent / CONFIG).is_file():
+    return 1
+  seeds = run_seeds(fill_defaults(read_config(parent), f'{parent}/{CONFIG}'))
+  return len(seeds) if seed in seeds else 1
 
 
 def collect_sweep(folder: Path, state: SweepState) -> list[SettingRuns]:

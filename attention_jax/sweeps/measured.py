@@ -1,5 +1,6 @@
 """Rows of result tables from finished runs: a run folder, of one seed or several, or the settings of a sweep."""
 
+import math
 import re
 import shlex
 import statistics
@@ -10,6 +11,7 @@ from typing import Any
 from flax.traverse_util import flatten_dict
 
 from attention_jax.errors import UserError
+from attention_jax.inference.metrics import mean_and_deviation
 from attention_jax.sweeps.collect import UNREPORTED_FIELDS, SettingRuns, collect_sweep, read_runs
 from attention_jax.sweeps.estimate import format_seconds
 from attention_jax.sweeps.ledger import LEDGER, read_state
@@ -84,10 +86,15 @@ def _check_complete(setting: SettingRuns, metric: str, values: Mapping[int, floa
 
 
 def summarize(values: Sequence[float]) -> dict[str, Any]:
-  """Returns the entry of a metric: the mean; of several seeds also their standard deviation (n - 1) and the values."""
-  entry: dict[str, Any] = {'value': round(statistics.fmean(values), MAX_DIGITS)}
+  """Returns the entry of a metric: the mean; of several seeds also their values and standard deviation (n - 1).
+
+  There is no deviation if a value is not finite.
+  """
+  mean, deviation = mean_and_deviation(values)
+  entry: dict[str, Any] = {'value': round(mean, MAX_DIGITS)}
+  if not math.isnan(deviation):
+    entry['deviation'] = round(deviation, MAX_DIGITS)
   if len(values) > 1:
-    entry['deviation'] = round(statistics.stdev(values), MAX_DIGITS)
     entry['values'] = [round(value, MAX_DIGITS) for value in values]
   return entry
 

@@ -76,7 +76,6 @@ def render(report: Report, pictures: list[Picture], folder: Path, kind: str) -> 
 
 def summary_table(report: Report) -> pd.DataFrame:
   """Returns a row per setting, split and metric: mean, interval, interquartile mean, deviation, and the comparison."""
-  contrasts = {(contrast.setting.id, contrast.column): contrast for contrast in report.contrasts}
   records = []
   for row in report.rows:
     for column, cell in row.cells.items():
@@ -98,13 +97,13 @@ def summary_table(report: Report) -> pd.DataFrame:
         'update_flop': row.update_flop,
         'training_seconds': row.seconds,
       }
-      records.append(record | _contrast_fields(contrasts.get((row.setting.id, column))))
+      # Not by their ids: run folders that differ only in the seed are settings with the same id.
+      contrasts = [x for x in report.contrasts if x.setting is row.setting and x.column == column]
+      records.append(record | (_contrast_fields(*contrasts) if contrasts else {}))
   return pd.DataFrame(records)
 
 
-def _contrast_fields(contrast: Contrast | None) -> dict[str, Any]:
-  if contrast is None:
-    return {}
+def _contrast_fields(contrast: Contrast) -> dict[str, Any]:
   difference = contrast.comparison.difference
   return {
     'difference': difference.value,
@@ -162,6 +161,8 @@ def _cell(cell: ReportCell) -> str:
 
 
 def _signed(interval: Interval) -> str:
+  if math.isnan(interval.value):
+    return MISSING
   text = f'{interval.value:+.3g}'
   return text if math.isnan(interval.low) else f'{text} [{interval.low:+.3g}, {interval.high:+.3g}]'
 
@@ -193,6 +194,7 @@ FILTERS = {
   'number': _number,
   'p': _p,
   'row_comparisons': _row_comparisons,
+  'share': lambda value: MISSING if math.isnan(value) else f'{value:.2f}',
   'signed': _signed,
   'time': format_seconds,
 }

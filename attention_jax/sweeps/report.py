@@ -11,6 +11,7 @@ from flax.traverse_util import flatten_dict
 
 from attention_jax.data.text import format_count
 from attention_jax.errors import UserError, choose
+from attention_jax.inference.metrics import mean_and_deviation
 from attention_jax.specs import parse
 from attention_jax.sweeps.collect import SettingRuns, collect_folders, collect_sweep
 from attention_jax.sweeps.contrasts import Contrast, MetricColumn, contrast_all
@@ -55,7 +56,7 @@ class ReportCell(NamedTuple):
 
   Attributes:
     mean, interquartile_mean: with their intervals.
-    deviation: standard deviation (n - 1); NaN for one seed.
+    deviation: standard deviation (n - 1); NaN for one seed, and if a value is not finite.
     values: one for each run that has the metric, in the order of their seeds.
   """
 
@@ -174,7 +175,13 @@ def _build(
   choose(options.test, TESTS, 'test')
   columns = _columns(settings, options.metrics)
   baseline = _find_baseline(settings, options.baseline)
-  contrasts = contrast_all(settings, baseline, columns, options.test, options.compares_rows, log)
+  not_compared: list[str] = []
+
+  def log_and_note(line):
+    log(line)
+    not_compared.append(f'{line[0].upper()}{line[1:]}.')
+
+  contrasts = contrast_all(settings, baseline, columns, options.test, options.compares_rows, log_and_note)
   entries = list(state.units.values())
   failed = [entry for entry in entries if entry.state == FAILED]
   return Report(
@@ -186,7 +193,7 @@ def _build(
     baseline=baseline,
     contrasts=contrasts,
     findings=_findings(contrasts, baseline, columns),
-    notes=[*_notes(settings, contrasts, state, options), *_signature_notes(settings, columns)],
+    notes=[*_notes(settings, contrasts, state, options), *not_compared, *_signature_notes(settings, columns)],
     fields=[] if state.units else list(settings[0].factors),
     failed=failed,
     unfinished=sum(entry.state not in (FAILED, FINISHED) for entry in entries),
@@ -222,14 +229,14 @@ def _find_baseline(settings: Sequence[SettingRuns], fields: Setting | None) -> S
   """The setting that has the values of `fields`; the first setting if `fields` is empty."""
   if not fields:
     return settings[0]
-  values = {setting.id: flatten_dict(dict(setting.config), sep='.') | dict(setting.factors) for setting in settings}
+  values = [flatten_dict(dict(setting.config), sep='.') | dict(setting.factors) for setting in settings]
   for field in fields:
-    if not all(field in values[setting.id] for setting in settings):
+    if not all(field in member for member in values):
       choose(field, settings[0].factors, 'field of --baseline')
   matches = [
     setting
-    for setting in settings
-    if all(_same_value(field, value, values[setting.id][field]) for field, value in fields.items())
+    for setting, member in zip(settings, values, strict=True)
+    if all(_same_value(field, value, member[field]) for field, value in fields.items())
   ]
   if len(matches) != 1:
     names = '; '.join(setting.label for setting in settings)
@@ -245,7 +252,7 @@ def _row(setting: SettingRuns, columns: Sequence[MetricColumn], update_flop: flo
   cells = {}
   for column in columns:
     if values := list(setting.values(column.split, column.metric).values()):
-      deviation = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+      _, deviation = mean_and_deviation(values)
       cells[column] = ReportCell(bootstrap_mean(values), bootstrap_interquartile_mean(values), deviation, values)
   seconds = float(np.mean([run.training_seconds for run in setting.runs]))
   return ReportRow(setting, cells, setting.runs[0].parameters, update_flop, seconds)

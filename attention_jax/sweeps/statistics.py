@@ -48,7 +48,8 @@ def bootstrap_interquartile_mean(values: Sequence[float]) -> Interval:
 
 def _bootstrap(values: Sequence[float], statistic: Callable) -> Interval:
   values = np.asarray(values, float)
-  value = float(statistic(values, axis=0))
+  with np.errstate(invalid='ignore'):  # ∞ - ∞ is NaN
+    value = float(statistic(values, axis=0))
   if len(values) < 2 or not np.isfinite(values).all():
     return Interval(value, math.nan, math.nan)
   if np.ptp(values) == 0:
@@ -72,7 +73,7 @@ class Comparison(NamedTuple):
     difference: mean difference, setting minus baseline, with the 95 % interval of the t distribution.
     improvement: probability that a run of the setting is better than one of the baseline: the share of the n²
       combinations of one run of each in which it is better; ties count half.
-    p: the p value of the paired test; NaN if it cannot be computed.
+    p: the p value of the paired test; NaN if it cannot be computed, as with a value that is NaN or infinite.
   """
 
   seeds: int
@@ -111,8 +112,13 @@ def compare(values: Sequence[float], baseline: Sequence[float], higher_is_better
   y = np.asarray(baseline, float)
   u = scipy.stats.mannwhitneyu(x, y).statistic / (len(x) * len(y))
   improvement = float(u if higher_is_better else 1 - u)
-  difference = float(np.mean(x - y))
-  if len(x) < 2 or np.ptp(x - y) < 1e-12 * max(1.0, np.abs(x - y).max()):
+  with np.errstate(invalid='ignore'):  # ∞ - ∞ is NaN
+    differences = x - y
+    difference = float(np.mean(differences))
+  if not np.isfinite(differences).all():
+    # scipy would return a p of 0 for a permutation test of NaN.
+    return Comparison(len(x), Interval(difference, math.nan, math.nan), improvement, math.nan)
+  if len(x) < 2 or np.ptp(differences) < 1e-12 * max(1.0, np.abs(differences).max()):
     # A t-test is undefined without variance, as for one pair or equal differences; the other tests are treated alike.
     p = 1.0 if len(x) > 1 and difference == 0 else math.nan
     return Comparison(len(x), Interval(difference, math.nan, math.nan), improvement, p)

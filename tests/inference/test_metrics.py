@@ -138,3 +138,12 @@ def test_wrong_arguments_raise_an_error_of_one_line(spec, hypotheses, references
   with pytest.raises(UserError, match=message) as error:
     compute_metric(spec, hypotheses, references)
   assert '\n' not in str(error.value)
+
+
+@pytest.mark.filterwarnings('error')
+@pytest.mark.parametrize('last', [math.inf, -math.inf, math.nan])
+def test_runs_are_summarized_even_if_a_value_is_not_finite(last):
+  summary = metrics.aggregate_runs([metrics.MetricValue(value, 'nat', 'x') for value in (1.0, math.inf, last)])
+  assert summary.value == pytest.approx(1 + math.inf + last, nan_ok=True) and math.isnan(summary.deviation)
+  finite = metrics.aggregate_runs([metrics.MetricValue(value, 'nat', 'x') for value in (1.0, 4.0)])
+  assert (finite.value, finite.deviation) == pytest.approx((2.5, math.sqrt(4.5)))

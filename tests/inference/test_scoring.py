@@ -155,3 +155,15 @@ def test_pairs_longer_than_the_buckets_are_padded_to_no_more_than_the_model_acce
   longer = Corpus(['b ' * 10], ['a'])
   with pytest.raises(UserError, match='at most max_positions=10 positions, got 11'):
     score_pairs(model, params, longer, WORDS, WORDS, [(4, 4)])
+
+
+def test_sources_of_an_ensemble_are_padded_to_no_more_than_each_model_accepts():
+  models = [build_transformer(sizes=SIZES), build_transformer('position="learned(max_positions=10)"', sizes=SIZES)]
+  params = [init_model_params(model) for model in models]
+  texts = []
+  for order in (1, -1):  # the buckets are those of the first model
+    predictor = Predictor(Ensemble(models[::order]), tuple(params[::order]), WORDS, WORDS, buckets=[(40, 4)])
+    (short, long) = predictor(['b a', 'b ' * 20], beams=1)
+    texts.append(short.hypotheses[0].text)
+    assert not long.hypotheses and predictor.max_source_length(21) == 10
+  assert texts[0] == texts[1]

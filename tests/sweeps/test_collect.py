@@ -59,6 +59,8 @@ def test_runs_side_by_side_share_the_time_of_their_updates(tmp_path):
   single, pair = (setting.runs for setting in collect_folders([alone, together]))
   assert len(pair) == 2 and single[0].training_seconds > 0
   assert [run.training_seconds for run in pair] == [single[0].training_seconds / 2] * 2
+  first, second = collect_folders([together / 'seed_0', together / 'seed_1'])  # the same as by the folder of both
+  assert [*first.runs, *second.runs] == pair
 
 
 def test_settings_of_a_sweep_that_was_extended_with_other_flags_are_distinguished(tmp_path):

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import re
 from html.parser import HTMLParser
 from urllib.parse import unquote
@@ -11,8 +12,8 @@ import pytest
 from attention_jax.sweeps.ledger import FAILED, PLANNED, Unit, open_ledger, planned_event
 from attention_jax.sweeps.plots import draw_pictures
 from attention_jax.sweeps.render import render, runs_table, summary_table, write_files
-from attention_jax.sweeps.report import ReportOptions, sweep_report
-from tests.sweeps.helpers import SETTINGS, make_sweep
+from attention_jax.sweeps.report import ReportOptions, folders_report, sweep_report
+from tests.sweeps.helpers import NO_ROWS, SETTINGS, base_config, make_sweep, write_run
 
 EVIL = '<script>alert(1)</script> & "quotes" | pipe'
 
@@ -25,6 +26,17 @@ def test_tables_have_a_row_for_each_metric_of_a_setting_or_run(report):
   assert row['verdict'] == 'better' and row['corrected_p'] == report.contrasts[2].corrected_p
   runs = runs_table(report)
   assert len(runs) == 4 * 3 * 4 and set(runs.metric) == {'loss', 'exact_match', 'alignment_error_rate', 'entropy'}
+
+
+def test_runs_that_differ_only_in_the_seed_have_their_own_differences(tmp_path):
+  folders = [
+    write_run(tmp_path / str(seed), base_config(training__seed=seed), {'test': {'exact_match': 10.0 * seed}})
+    for seed in range(3)
+  ]
+  report = folders_report(folders, NO_ROWS, print)
+  assert summary_table(report)['difference'].tolist() == pytest.approx([math.nan, 10, 20], nan_ok=True)
+  other = folders_report(folders, NO_ROWS._replace(baseline={'training.seed': '2'}), print)
+  assert other.baseline.label == '2'
 
 
 def test_files_are_written_and_links_lead_to_runs(folder, report):

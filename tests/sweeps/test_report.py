@@ -9,6 +9,7 @@ from attention_jax.data import vocab
 from attention_jax.errors import UserError
 from attention_jax.sweeps.ledger import open_ledger
 from attention_jax.sweeps.plots import draw_pictures
+from attention_jax.sweeps.render import render
 from attention_jax.sweeps.report import ReportOptions, sweep_report
 from attention_jax.sweeps.resolve import resolve
 from tests.sweeps.helpers import NO_ROWS, SETTINGS, add_run, make_base, make_sweep
@@ -106,6 +107,7 @@ def test_outputs_are_compared_by_one_metric_on_the_same_rows(tmp_path, changed, 
   report = sweep_report(tmp_path / 'sweep', ReportOptions(metrics=('bleu',)), logged.append)
   assert [contrast.row_comparisons for contrast in report.contrasts] == [[]]
   assert len(logged) == 1 and message in logged[0]
+  assert [note for note in report.notes if message in note] == [f'O{logged[0][1:]}.']
 
 
 def test_options_select_the_baseline_and_the_metrics(folder):
@@ -150,3 +152,17 @@ def test_an_empty_sweep_has_no_report(tmp_path):
     pass
   with pytest.raises(UserError, match='no run of this sweep has finished'):
     sweep_report(tmp_path, NO_ROWS, print)
+
+
+@pytest.mark.filterwarnings('error')
+@pytest.mark.parametrize('value', [np.nan, np.inf])
+def test_a_seed_whose_metric_is_not_finite_is_shown(tmp_path, value):
+  with open_ledger(tmp_path) as ledger:
+    for setting in SETTINGS[:2]:
+      for seed in range(3):
+        add_run(ledger, resolve(make_base(), setting), seed, 80 + seed, 20, loss=[value, 1.0, 2.0][seed])
+  report = sweep_report(tmp_path, ReportOptions(metrics=('loss',), test='permutation', compares_rows=False), print)
+  (cell,) = report.rows[0].cells.values()
+  assert np.isnan(cell.deviation) and cell.mean.value == pytest.approx(value, nan_ok=True)
+  text = render(report, draw_pictures(report), tmp_path, 'md')
+  assert '| loss, test | – | 3 | – | – |' in text and 'not tested' in text and 'nan' not in text

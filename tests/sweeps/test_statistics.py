@@ -11,6 +11,7 @@ from sacrebleu.metrics import BLEU
 
 from attention_jax.inference.metrics import METRICS, RowCounts, compute_metric, count_rows
 from attention_jax.sweeps.statistics import (
+  TESTS,
   bootstrap_interquartile_mean,
   bootstrap_mean,
   bootstrap_rows,
@@ -179,3 +180,20 @@ def test_counts_of_rows_sum_to_the_metric(name):
   value = compute_metric(name, hypotheses, references).value
   assert value == pytest.approx(100 * counts.counted.sum() / counts.total.sum())
   assert len(counts.counted) == len(counts.total) == 3 and counts.rate == value
+
+
+@pytest.mark.filterwarnings('error')
+@pytest.mark.parametrize('test', TESTS)
+@pytest.mark.parametrize(
+  ('values', 'difference', 'improvement'),
+  [
+    ([math.nan, 1.0, 2.0], math.nan, math.nan),
+    ([math.inf, 1.0, 2.0], math.inf, (3 + 0.5 + 1.5) / 9),
+    ([math.inf, math.inf, -math.inf], math.nan, 6 / 9),
+  ],
+)
+def test_values_that_are_not_finite_have_no_p(test, values, difference, improvement):
+  comparison = compare(values, [1.0, 2.0, 3.0], True, test)
+  assert comparison.difference == pytest.approx((difference, math.nan, math.nan), nan_ok=True)
+  assert math.isnan(comparison.p) and comparison.improvement == pytest.approx(improvement, nan_ok=True)
+  assert bootstrap_mean(values) == pytest.approx((sum(values), math.nan, math.nan), nan_ok=True)
