@@ -162,12 +162,12 @@ def test_an_interrupted_sweep_continues(folder, number):
   environment = os.environ | {'FAKE_SLEEP': '0.4'}
   command = [sys.executable, '-c', SCRIPT, str(folder)]
   process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-  stop = time.monotonic() + 60
+  stop = time.monotonic() + 300
   while sum(event['event'] == FINISHED for event in read_events(folder)[0]) < 2:
     assert time.monotonic() < stop and process.poll() is None
     time.sleep(0.05)
   process.send_signal(number)
-  output, _ = process.communicate(timeout=60)
+  output, _ = process.communicate(timeout=300)
   assert number == signal.SIGKILL or 'SIGTERM: ' in output
   finished = {name for name, entry in read_state(folder).units.items() if entry.state == FINISHED}
   before = len(starts(folder))
