@@ -328,6 +328,10 @@ def _notes(
     notes.append(f'The runs are of different versions of the code: {", ".join(commits)}.')
   if dropped := len(state.dropped):
     notes.append(f'{format_count(dropped, "setting")} dropped early by successive halving: not shown.')
+  updates = sorted({entry.steps for entry in state.reported})
+  if (state.dropped or state.compared) and len(updates) > 1:
+    numbers = ', '.join(map(str, updates))
+    notes.append(f'Successive halving has not ended: runs are shown after different numbers of updates, {numbers}.')
   return notes
 
 
