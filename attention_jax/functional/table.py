@@ -114,7 +114,8 @@ class SoftmaxTerms(NamedTuple):
 
   Attributes:
     scale: factor of the scores of a query, of the shape of the number of unmasked positions, or [].
-    transform: elementwise function of the scaled scores, a jax.tree_util.Partial; None is the identity.
+    transform: elementwise function of the scaled scores, a jax.tree_util.Partial; None is the identity. Arrays that it
+      depends on must be arguments of the Partial.
     sink: b []; None for weights softmax(f(e)).
   """
 
