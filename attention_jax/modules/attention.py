@@ -331,6 +331,9 @@ class Attention(nn.Module):
     query = query.astype(self.dtype)
     if self.projects and self.bias:
       query = append_one(query)
+    annotated_key = memory.key
+    if self.positions is not None:
+      memory = memory._replace(key=memory.key[..., : self.features // self.heads])  # without annotations
     params = self._cast_params(query.shape[-1], memory)
     bias = None
     bias_batch_axis = 0
@@ -341,8 +344,7 @@ class Attention(nn.Module):
         if positions is None:
           raise UserError('attention: positions of the queries are required with a module of positions, got None')
         query = self.positions.rotate(query, positions)
-        bias = self.positions.bias(query, memory.key, positions)
-        memory = memory._replace(key=memory.key[..., : query.shape[-1]])  # without annotations
+        bias = self.positions.bias(query, annotated_key, positions)
       query = group_heads(query, self.groups, 1)
       query_head_axis = 0
     if bias is not None:
