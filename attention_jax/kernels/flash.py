@@ -255,7 +255,7 @@ def _backward(q, k, v, inputs: BlockedInputs, transform, context, max_score, inv
     return vary_like(start, q, k, v, *inputs, g)
 
   dbias = None if inputs.bias is None else jnp.zeros(inputs.bias.shape, q.dtype)
-  dtransform = jax.tree.map(jnp.zeros_like, transform)
+  dtransform = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), transform)
   start = vary((jnp.zeros(keys.shape, q.dtype), jnp.zeros(values.shape, q.dtype), dbias, dtransform))
   # Σ_s weight dweight of each query, and the gradient of the log, whose derivatives are the weights
   mean_dweights = (g * context).sum(1) - g_log_total * inverse_sum

@@ -231,13 +231,14 @@ def test_bfloat16_equals_definition_and_gradients_in_float64_equal_numeric_gradi
     check_grads(jax.jit(context), problem, order=1, modes=('rev',), eps=1e-6, rtol=1e-5, atol=1e-7)
 
 
-def test_vmap_scan_and_shard_map_do_not_change_the_result():
+@pytest.mark.parametrize('alignment', ['softmax', 'capped_softmax'])
+def test_vmap_scan_and_shard_map_do_not_change_the_result(alignment):
   params, *arrays = make_problem()
   arrays.append(MASK)
-  expected = compute_context('flash', params, *arrays)
+  expected = compute_context('flash', params, *arrays, alignment=alignment)
 
   def attend_example(query, key, value, mask):
-    return compute_context('flash', params, query, key, value, mask)
+    return compute_context('flash', params, query, key, value, mask, alignment=alignment)
 
   def scanned(*arrays):
     return jax.lax.scan(lambda _, x: ((), attend_example(*x)), (), arrays)[1]
