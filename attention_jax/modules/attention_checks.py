@@ -1,9 +1,14 @@
 """Checks of the fields of `Attention` against each other; every mistake is a UserError with one line."""
 
+from typing import Any
+
 import flax.linen as nn
+import jax
+import jax.numpy as jnp
 
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
+from attention_jax.functional.masking import Dimension
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import lookup
 from attention_jax.kernels.api import get_implementation, supported_implementations
@@ -17,6 +22,21 @@ def check_attention(attention: nn.Module) -> None:
   _check_projections(attention)
   _check_implementation(attention)
   _check_positions(attention)
+
+
+def check_indices(owner: str, positions: Any, size: Dimension) -> jax.Array:
+  """Returns `positions`, those of the memory or of the queries (`owner`), as an array.
+
+  Raises:
+    UserError: unless they are whole numbers [size].
+  """
+  if positions is None:
+    raise UserError(f'attention: positions of {owner} are required with a module of positions, got None')
+  positions = jnp.asarray(positions)
+  if positions.shape != (size,) or not jnp.issubdtype(positions.dtype, jnp.integer):
+    got = f'{positions.dtype} {list(positions.shape)}'
+    raise UserError(f'attention: positions of {owner} must be whole numbers [{size}], got {got}')
+  return positions
 
 
 def _check_heads(attention: nn.Module) -> None:

@@ -350,6 +350,24 @@ def test_positions_of_the_memory_and_of_queries_are_required(kind):
 
 
 @pytest.mark.parametrize(
+  ('of_memory', 'of_queries', 'message'),
+  [
+    (range(S - 1), range(T), f'the memory must be whole numbers \\[{S}\\], got int32 \\[{S - 1}\\]'),
+    (range(S), range(S), f'the queries must be whole numbers \\[{T}\\], got int32 \\[{S}\\]'),
+    (range(S), [0.0, 1.0, 2.0], f'the queries must be whole numbers \\[{T}\\], got float32 \\[{T}\\]'),
+  ],
+)
+def test_positions_of_another_shape_or_type_raise(of_memory, of_queries, message):
+  module = aj.Attention('scaled_dot', 'softmax', FEATURES, positions=POSITIONS['alibi']())
+
+  def attend(module, query, encoded):
+    return module.parallel(query, module.remember(encoded, MASK, list(of_memory)), positions=list(of_queries))
+
+  with pytest.raises(aj.UserError, match=f'^attention: positions of {message}'):
+    variables(module, *make_inputs('scaled_dot'), method=attend)
+
+
+@pytest.mark.parametrize(
   ('positions', 'message'),
   [
     ('rope', r"positions must be a module such as .*POSITIONS\['alibi'\]\(heads=2, features=3\), got 'rope'"),
