@@ -1,10 +1,12 @@
 """Alignments over the whole memory: softmax and its relatives. Their table is ALIGNMENTS in alignments.py."""
 
 import functools
+import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.tree_util import Partial
 
 from attention_jax.annotations import Array, Bool, Float
@@ -16,6 +18,7 @@ Scores = Float[Array, ' S']
 Mask = Bool[Array, ' S']
 Weights = Float[Array, ' S']
 Counts = int | Float[Array, '...']
+NUMBERS = int | float | np.number  # options whose values are checked
 
 
 def check_single_query(alignment: Callable) -> Callable:
@@ -120,6 +123,7 @@ def sink_softmax(scores: Scores, mask: Mask, *, sink: float | Float[Array, '']) 
 
   With `sink_softmax(sink=0.0)` it is softmax-off-by-one (Miller 2023), and softmax in the limit of b = -∞.
   """
+  check_number('sink_softmax', 'sink', sink)
   scores = at_least_float32(scores)
   sink = jnp.asarray(sink, scores.dtype)
   return softmax(jnp.append(scores, sink), jnp.append(mask, jnp.any(mask)))[:-1]
@@ -127,6 +131,7 @@ def sink_softmax(scores: Scores, mask: Mask, *, sink: float | Float[Array, '']) 
 
 def sink_terms(count: Counts, *, sink: float | Float[Array, '']) -> SoftmaxTerms:
   """The terms of `sink_softmax`."""
+  check_number('sink_softmax', 'sink', sink)
   return SoftmaxTerms(1.0, sink=jnp.asarray(sink))
 
 
@@ -137,6 +142,7 @@ def scalable_softmax(scores: Scores, mask: Mask, *, scale: float | Float[Array, 
   Nakanishi 2025, Scalable-Softmax, without the bias parameter. The initial scale is 0.43, for which it is softmax over
   ten positions.
   """
+  check_number('scalable_softmax', 'scale', scale)
   scores = jnp.where(mask, clamp_to_finite(at_least_float32(scores)), 0.0)
   count = jnp.maximum(jnp.sum(mask), 1).astype(scores.dtype)
   return softmax(jnp.asarray(scale, scores.dtype) * jnp.log(count) * scores, mask)
@@ -144,36 +150,38 @@ def scalable_softmax(scores: Scores, mask: Mask, *, scale: float | Float[Array, 
 
 def scalable_terms(count: Counts, *, scale: float | Float[Array, '']) -> SoftmaxTerms:
   """The terms of `scalable_softmax`."""
+  check_number('scalable_softmax', 'scale', scale)
   return SoftmaxTerms(jnp.asarray(scale) * jnp.log(jnp.maximum(count, 1)))
 
 
 @check_single_query
-def capped_softmax(scores: Scores, mask: Mask, *, cap: float = 50.0) -> Weights:
+def capped_softmax(scores: Scores, mask: Mask, *, cap: float | Float[Array, ''] = 50.0) -> Weights:
   """softmax(c tanh(eₛ/c)): scores stay between -c and c. Bello et al. 2017; Gemma Team 2024, Gemma 2.
 
   Raises:
-    UserError: unless the cap c is positive.
+    UserError: if the cap c is a number that is not positive and finite.
   """
   check_cap(cap)
   scores = jnp.where(mask, at_least_float32(scores), 0.0)
-  return softmax(limit(cap, scores), mask)
+  return softmax(limit(jnp.asarray(cap, scores.dtype), scores), mask)
 
 
-def capped_terms(count: Counts, *, cap: float = 50.0) -> SoftmaxTerms:
-  """The terms of `capped_softmax`. Raises UserError unless the cap is positive."""
+def capped_terms(count: Counts, *, cap: float | Float[Array, ''] = 50.0) -> SoftmaxTerms:
+  """The terms of `capped_softmax`. Raises UserError if the cap is a number that is not positive and finite."""
   check_cap(cap)
   return SoftmaxTerms(1.0, Partial(limit, cap))
 
 
-def limit(cap: float, scores: Float[Array, '...']) -> Float[Array, '...']:
+def limit(cap: float | Float[Array, ''], scores: Float[Array, '...']) -> Float[Array, '...']:
   """Returns c tanh(e/c), between -c and c and near e where |e| is small."""
   return cap * jnp.tanh(scores / cap)
 
 
-def check_cap(cap: float) -> None:
-  """Raises UserError unless `cap` is positive."""
-  if not cap > 0:
-    raise UserError(f'capped_softmax: cap must be greater than 0, got {cap}')
+def check_cap(cap: float | Array) -> None:
+  """Raises UserError unless `cap` is one number, positive and finite; the value of an array is not checked."""
+  check_number('capped_softmax', 'cap', cap)
+  if isinstance(cap, NUMBERS) and not 0 < cap < math.inf:
+    raise UserError(f'capped_softmax: cap must be greater than 0 and finite, got {cap}')
 
 
 @check_single_query
@@ -257,9 +265,16 @@ def log_softmax(scores: Scores, mask: Mask) -> Scores:
   return jnp.where(mask, shifted - jnp.log(jnp.where(total > 0, total, 1.0)), 0.0)
 
 
+def check_number(name: str, option: str, value: float | Array) -> None:
+  """Raises UserError for a vector: it would be one number per position, or in some implementations per query."""
+  if shape := jnp.shape(value):
+    raise UserError(f'{name}: {option} must be one number, got an array of shape {list(shape)}')
+
+
 def check_temperature(name: str, temperature: float | Array) -> None:
-  """Raises UserError unless `temperature` is positive; a learned one is an array, whose value is not checked."""
-  if isinstance(temperature, int | float) and not temperature > 0:
+  """Raises UserError unless `temperature` is one number and positive; the value of an array is not checked."""
+  check_number(name, 'temperature', temperature)
+  if isinstance(temperature, NUMBERS) and not temperature > 0:
     hint = " ('hardmax' is the limit at 0)" if name == 'softmax' else ''
     raise UserError(f'{name}: temperature must be greater than 0, got {temperature}{hint}')
 
@@ -276,5 +291,5 @@ def check_at_least(name: str, option: str, value: float | Array, minimum: float)
   Raises:
     UserError: for a number below `minimum`.
   """
-  if isinstance(value, int | float) and not value >= minimum:
+  if isinstance(value, NUMBERS) and not value >= minimum:
     raise UserError(f'{name}: {option} must be at least {minimum}, got {value}')

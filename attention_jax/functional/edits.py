@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from attention_jax.annotations import Array, Bool, Float, Int
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
-from attention_jax.functional.dense import hardmax, softmax
+from attention_jax.functional.dense import NUMBERS, hardmax, softmax
 from attention_jax.functional.masking import at_least_float32, zero_masked
 from attention_jax.functional.table import Row, check_table, lookup, parameter_names
 from attention_jax.specs import Option, Range, check_value, format_spec, parse
@@ -59,7 +59,7 @@ def tempered(weights: Weights, mask: Mask, *, temperature: float = 1.0) -> Weigh
   Raises:
     UserError: if the temperature is a number that is not positive.
   """
-  if isinstance(temperature, int | float) and not temperature > 0:
+  if isinstance(temperature, NUMBERS) and not temperature > 0:
     raise UserError(f"tempered: temperature must be greater than 0, got {temperature} ('largest' is the limit at 0)")
   is_positive = mask & (weights > 0)
   return softmax(jnp.log(jnp.where(is_positive, weights, 1.0)) / temperature, is_positive)

@@ -65,6 +65,17 @@ def check_mask(caller: str, mask: Any) -> None:
     raise UserError(f'{caller}: mask must be bool, True = may be attended to, got {dtype or mask}')
 
 
+def float_array(caller: str, name: str, x: Any) -> Array:
+  """Returns `x` as an array; raises UserError unless it is one of floats."""
+  try:
+    array = jnp.asarray(x)
+  except (TypeError, ValueError):
+    raise UserError(f'{caller}: {name} must be a float array, got {x!r}') from None
+  if not jnp.issubdtype(array.dtype, jnp.floating):
+    raise UserError(f'{caller}: {name} must be float, got {array.dtype}')
+  return array
+
+
 def combine_masks(*masks: Bool[Array, '...'] | None) -> Bool[Array, '...'] | None:
   """Returns the logical and of all masks that are not None, broadcast against each other; None if there are none.
 

@@ -10,7 +10,7 @@ returns the same as `attend`:
 For a batch, vmap a function that calls all three.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -30,7 +30,7 @@ from attention_jax.functional.attend import (
   without_key,
   zero_masked_memory,
 )
-from attention_jax.functional.masking import Dimension, check_mask
+from attention_jax.functional.masking import Dimension, check_mask, float_array
 from attention_jax.functional.rngs import check_rng
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, lookup
@@ -69,9 +69,11 @@ def remember(
     The memory for `attend_step`.
 
   Raises:
-    UserError: for an unknown alignment or option, for missing params, if the shapes do not match, and for a mask that
-      is not bool.
+    UserError: for an unknown alignment or option, for missing params, if the shapes do not match, for a key or value
+      that is not float, and for a mask that is not bool.
   """
+  key = float_array('remember', 'key', key)
+  value = float_array('remember', 'value', value)
   mask = jnp.ones(key.shape[:1], bool) if mask is None else mask
   check_mask('remember', mask)
   if key.ndim != 2 or value.ndim != 2 or not key.shape[:1] == value.shape[:1] == mask.shape:
@@ -128,15 +130,31 @@ def attend_step(
     The carry for the next step, and the context [V] and weights [S].
 
   Raises:
-    UserError: for an unknown variant or option, for missing params, if shapes do not match, for a Memory with params
-      that project keys, for a carry of another variant, and for a missing or invalid rng.
+    UserError: for an unknown variant or option, for missing params, if types or shapes do not match, for a Memory with
+      params that project keys, for a carry of another variant, and for a missing or invalid rng.
   """
-  params = params or {}
+  params = {} if params is None else params
+  if not isinstance(params, Mapping):
+    raise UserError(f'attend_step: params must be a dictionary as returned by init_params, got {params!r}')
+  query = float_array('attend_step', 'query', query)
+  if not isinstance(carry, Carry):
+    raise UserError(f'attend_step: carry must be a Carry, from init_carry or the previous step, got {carry!r}')
+  if not isinstance(memory, ProjectedMemory | Memory):
+    raise UserError(f'attend_step: memory must be a memory from remember, or a Memory, got {memory!r}')
   if isinstance(memory, ProjectedMemory):
     params = without_key(params)
-    memory = Memory(*memory)
-  size = memory.key.shape[0]
-  shapes = {'carry': jnp.shape(carry.previous)} | ({} if bias is None else {'bias': jnp.shape(bias)})
+  key = float_array('attend_step', "the memory's key", memory.key)
+  value = float_array('attend_step', "the memory's value", memory.value)
+  check_mask('attend_step', memory.mask)
+  if key.ndim != 2 or value.ndim != 2 or not key.shape[:1] == value.shape[:1] == memory.mask.shape:
+    raise UserError(
+      f'attend_step: the memory must have key [S, D], value [S, V] and mask [S], got {key.shape}, {value.shape} and '
+      f'{memory.mask.shape}; for a batch, vmap it'
+    )
+  memory = Memory(key, value, memory.mask, memory.remembered)
+  bias = None if bias is None else float_array('attend_step', 'bias', bias)
+  size = key.shape[0]
+  shapes = {'carry': jnp.shape(carry.previous)} | ({} if bias is None else {'bias': bias.shape})
   for name, shape in shapes.items():
     if shape != (size,):
       raise UserError(f'attend_step: {name} must be for the {size} positions of the memory, got shape {shape}')

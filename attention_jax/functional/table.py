@@ -114,7 +114,8 @@ class SoftmaxTerms(NamedTuple):
 
   Attributes:
     scale: factor of the scores of a query, of the shape of the number of unmasked positions, or [].
-    transform: elementwise function of the scaled scores, a jax.tree_util.Partial; None is the identity.
+    transform: elementwise function of the scaled scores, a jax.tree_util.Partial; None is the identity. Arrays that it
+      depends on must be arguments of the Partial.
     sink: b []; None for weights softmax(f(e)).
   """
 
@@ -243,7 +244,7 @@ def option_schema(row: Row) -> dict[str, Option]:
   }
   sizes = {name: Option(int, size, Range(1)) for name, size in row.sizes.items()}
   scalars = {
-    name: Option(float, param.init if isinstance(param.init, float) else 1.0)
+    name: Option(float, param.init if isinstance(param.init, int | float) else 1.0)
     for name, param in row.params.items()
     if not param.shape
   }
@@ -251,7 +252,10 @@ def option_schema(row: Row) -> dict[str, Option]:
 
 
 def check_table(table: Mapping[str, Row]) -> Mapping[str, Row]:
-  """Returns `table`; raises TypeError for a row that contradicts its function. Every table is checked at import."""
+  """Returns `table`; raises TypeError for a row that contradicts its function.
+
+  Every table of this package is checked at import, and every row when its parameters are initialised.
+  """
   for name, row in table.items():
     if set(parameter_names(row)) != set(row.params):
       raise TypeError(
@@ -262,10 +266,10 @@ def check_table(table: Mapping[str, Row]) -> Mapping[str, Row]:
       if unknown:
         expected = ', '.join(sorted(SIZES | set(row.sizes)))
         raise TypeError(f'{name}: parameter {param}: unknown sizes {sorted(unknown)}; expected some of: {expected}')
-      if not (isinstance(init, float) or init in INITIALIZERS):
+      if not (isinstance(init, int | float) or init in INITIALIZERS):
         expected = ', '.join(INITIALIZERS)
         raise TypeError(
-          f'{name}: parameter {param}: unknown initialiser {init!r}; expected a float or one of: {expected}'
+          f'{name}: parameter {param}: unknown initialiser {init!r}; expected a number or one of: {expected}'
         )
     for supplied, field in _SUPPLIED_BY.items():
       if (supplied in row.required_inputs) != (getattr(row, field) is not None):
@@ -291,13 +295,19 @@ def lookup(spec: str | Row | Callable, table: Mapping[str, Row], kind: str) -> R
     options (functools.partial), has the form of its row.
 
   Raises:
-    UserError: for an unknown name or option, a table entry that is not a Row, or a bare function that takes
-      `state` or `remembered`.
+    UserError: for an unknown name or option, a table entry that is not a Row, a Row without a function, or a bare
+      function that takes `state` or `remembered`, or whose options it does not take.
   """
   if isinstance(spec, Row):
+    if not callable(spec.fn):
+      raise UserError(f'{kind}: the first field of a Row must be a function, got {spec.fn!r}')
     return spec
   if callable(spec):
-    row = Row(spec, form=_form_of(spec, table))
+    try:
+      row = Row(spec, form=_form_of(spec, table))
+      parameter_names(row)
+    except ValueError as error:  # of inspect.signature
+      raise UserError(f'{kind}: cannot read the arguments of the function: {error}') from error
     for supplied, field in _SUPPLIED_BY.items():
       if supplied in row.required_inputs:
         raise UserError(f'{kind}: a function that takes {supplied} needs {field}: pass Row(function, {field}=...)')
@@ -342,9 +352,11 @@ def init_row_params(
 
   Raises:
     UserError: for a function whose parameters have no shapes.
+    TypeError: as `check_table`.
   """
   if missing := set(parameter_names(row)) - set(row.params):
     raise UserError(f'no shapes for the parameters {sorted(missing)} of {row.fn}; use Row(fn, params=...) instead')
+  check_table({getattr(row.fn, '__name__', 'row'): row})
   sizes = {**sizes, **row.sizes}
   params = {}
   for i, (name, (shape, init)) in enumerate(sorted(row.params.items())):

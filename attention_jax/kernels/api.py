@@ -12,6 +12,7 @@ from attention_jax.errors import UserError, choose
 from attention_jax.functional import attend as definition
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended, Memory, project, without_key
+from attention_jax.functional.masking import float_array
 from attention_jax.functional.rngs import check_rng
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, lookup, parameter_names
@@ -169,9 +170,9 @@ def attend(
   alignment = lookup(alignment, ALIGNMENTS, 'alignment')
   params = _normalize_params(params)
   attend_sequence = get_implementation(implementation, score, alignment).attend
-  query = jnp.asarray(query)
-  key = jnp.asarray(key)
-  value = jnp.asarray(value)
+  query = float_array('attend', 'query', query)
+  key = float_array('attend', 'key', key)
+  value = float_array('attend', 'value', value)
   batch = _batch_shape(query, key, value)
   query = jnp.broadcast_to(query, (*batch, *query.shape[-2:]))
   key = _add_batch_axes(key, len(batch))
@@ -242,10 +243,8 @@ def _squeeze_shared_axes(x: Array | None, batch_axes: int) -> Array | None:
 
 
 def _batch_shape(query: Array, key: Array, value: Array) -> tuple[int, ...]:
-  """The shape of the batch axes. Raises UserError for types and shapes that do not match."""
+  """The shape of the batch axes. Raises UserError for shapes that do not match."""
   shapes = f'query {query.shape}, key {key.shape}, value {value.shape}'
-  if not all(jnp.issubdtype(x.dtype, jnp.floating) for x in (query, key, value)):
-    raise UserError(f'attend: query, key and value must be float, got {query.dtype}, {key.dtype}, {value.dtype}')
   if min(query.ndim, key.ndim, value.ndim) < 2:
     raise UserError(f'attend: query must be [..., T, Dq], key [..., S, Dk] and value [..., S, V], got {shapes}')
   if key.shape[-2] != value.shape[-2]:

@@ -21,7 +21,9 @@ it does with a bias or a mask per query. Second derivatives are not supported.
 import jax
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
+from jax.tree_util import Partial
 
+from attention_jax.errors import UserError
 from attention_jax.functional.attend import Attended, Memory, call_variant, score_terms, zero_masked_memory
 from attention_jax.functional.dense import clamp_to_finite, softmax
 from attention_jax.functional.dropout import differs_at_test, dropout_factors
@@ -92,7 +94,8 @@ def operands(score: Row, alignment: Row, params, query, memory: Memory, bias) ->
     masked entries of the bias are zero.
 
   Raises:
-    UserError: for a temperature that is a number but not positive. `kernels.api` reports shapes that do not match.
+    UserError: for a temperature that is a number but not positive, and a transform that is not a Partial.
+      `kernels.api` reports shapes that do not match.
   """
   memory = zero_masked_memory(memory)
   q, k = score_terms(score.form.fn, params, query, memory)
@@ -100,6 +103,10 @@ def operands(score: Row, alignment: Row, params, query, memory: Memory, bias) ->
   mask = memory.mask if memory.mask.ndim == 2 else memory.mask[None]
   mask = mask if bias is None else mask & ~jnp.isneginf(bias)
   terms, _ = call_variant(alignment.form.fn, (mask.sum(1).astype(dtype),), params.get('alignment', {}), {}, ())
+  if not isinstance(terms.transform, Partial | None):
+    raise UserError(
+      f'flash: the transform of an alignment must be a jax.tree_util.Partial or None, got {terms.transform}'
+    )
   scale, transform, sink = jax.tree.map(lambda x: jnp.asarray(x, dtype), terms)
   scale = jnp.atleast_1d(scale)[:, None]  # [T or 1, 1]
   if bias is not None:
@@ -125,7 +132,7 @@ def attention_context(q, k, v, mask, bias, factors, transform) -> tuple[jax.Arra
     mask: [T, S] or, if all queries share it, [1, S].
     bias: [T, S] or None.
     factors: factors of dropout [T, S] or None; their gradient is zero.
-    transform: f, elementwise, a jax.tree_util.Partial, whose arguments get no gradient; None is the identity.
+    transform: f, elementwise, a jax.tree_util.Partial; None is the identity.
 
   Returns:
     The contexts [T, V], and log Σ exp f(q kᵀ + bias) of each query [T], the lowest number where all are masked.
@@ -141,13 +148,13 @@ def _attention_context_fwd(q, k, v, mask, bias, factors, transform):
 
 
 def _attention_context_bwd(residuals, g):
-  q, k, _, inputs, transform, *_ = residuals
+  q, k, _, inputs, *_ = residuals
   num_queries = q.shape[0]
   size = k.shape[0]
-  dq, dk, dv, dbias = _backward(*residuals, *g)
+  dq, dk, dv, dbias, dtransform = _backward(*residuals, *g)
   dbias = None if dbias is None else dbias[:size, :num_queries].T
   dfactors = None if inputs.factors is None else jnp.zeros((num_queries, size), inputs.factors.dtype)
-  return dq, dk, dv, None, dbias, dfactors, jax.tree.map(jnp.zeros_like, transform)
+  return dq, dk, dv, None, dbias, dfactors, dtransform
 
 
 attention_context.defvjp(*first_order('flash', _attention_context_fwd, _attention_context_bwd))
@@ -205,7 +212,7 @@ def _forward(q, k, v, inputs: BlockedInputs, transform):
 @shard_over_rows
 @sequential_vmap
 def _backward(q, k, v, inputs: BlockedInputs, transform, context, max_score, inverse_sum, g, g_log_total):
-  """Returns the gradients of q, k, v and of the bias, which is transposed and padded as in `inputs`."""
+  """Returns the gradients of q, k, v, of the bias, transposed and padded as in `inputs`, and of the transform."""
   num_queries, features = q.shape
   size = k.shape[0]
   blocks = Blocks.of(num_queries, size)
@@ -221,23 +228,24 @@ def _backward(q, k, v, inputs: BlockedInputs, transform, context, max_score, inv
     i, query, g_block, max_score, mean_dweight, schedule = xs
 
     def step(span, has_masked, j, carry):
-      dq, dk, dv, dbias = carry
+      dq, dk, dv, dbias, dtransform = carry
       scores = _scores(blocks, inputs, keys, query, i, j, span)
       if transform is not None:
-        scores, differentiate_transform = jax.vjp(transform, scores)
+        scores, differentiate_transform = jax.vjp(lambda transform, scores: transform(scores), transform, scores)
       scores = _mask(blocks, inputs, scores, i, j, span) if has_masked else scores
       # Rounding can lift a recomputed score above the stored maximum, by much if scores are large.
       exps = jnp.exp(jnp.minimum(scores - max_score[None], 0.0))
       dweights = apply_dropout(blocks.slice_keys(values, j, span) @ g_block.T, i, j, span)
       dscores = exps * (dweights - mean_dweight[None])
       if transform is not None:
-        (dscores,) = differentiate_transform(dscores)
+        dtransform_of_block, dscores = differentiate_transform(dscores)
+        dtransform = jax.tree.map(jnp.add, dtransform, dtransform_of_block)
       if dbias is not None:
         dbias = jax.lax.dynamic_update_slice(dbias, dscores, (j * blocks.key_block, i * blocks.query_block))
       dq = dq + blocks.slice_keys(keys_t, j, span, axis=1) @ dscores
       dk = blocks.add_to_keys(dk, j, dscores @ query)
       dv = blocks.add_to_keys(dv, j, apply_dropout(exps, i, j, span) @ g_block)
-      return dq, dk, dv, dbias
+      return dq, dk, dv, dbias, dtransform
 
     dq = vary(jnp.zeros((features, blocks.query_block), q.dtype))
     dq, *carry = blocks.fold(step, schedule, (dq, *carry))
@@ -247,13 +255,14 @@ def _backward(q, k, v, inputs: BlockedInputs, transform, context, max_score, inv
     return vary_like(start, q, k, v, *inputs, g)
 
   dbias = None if inputs.bias is None else jnp.zeros(inputs.bias.shape, q.dtype)
-  start = vary((jnp.zeros(keys.shape, q.dtype), jnp.zeros(values.shape, q.dtype), dbias))
+  dtransform = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), transform)
+  start = vary((jnp.zeros(keys.shape, q.dtype), jnp.zeros(values.shape, q.dtype), dbias, dtransform))
   # Σ_s weight dweight of each query, and the gradient of the log, whose derivatives are the weights
   mean_dweights = (g * context).sum(1) - g_log_total * inverse_sum
   per_query = (q, g, max_score, mean_dweights)
   xs = (jnp.arange(blocks.num_query_blocks), *(blocks.by_query(x) for x in per_query), inputs.schedule)
-  (dk, dv, dbias), dq = jax.lax.scan(differentiate_query_block, start, xs)
-  return dq.reshape(-1, features)[:num_queries], dk[:size], dv[:size], dbias
+  (dk, dv, dbias, dtransform), dq = jax.lax.scan(differentiate_query_block, start, xs)
+  return dq.reshape(-1, features)[:num_queries], dk[:size], dv[:size], dbias, dtransform
 
 
 def _scores(blocks: Blocks, inputs: BlockedInputs, keys, query, i, j, span: int) -> jax.Array:

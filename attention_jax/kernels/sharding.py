@@ -6,6 +6,8 @@ from collections.abc import Callable
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
+from attention_jax.errors import UserError
+
 ROW_AXES = ('data', 'fsdp')  # the axes of a mesh that split the rows of a batch
 
 
@@ -21,16 +23,29 @@ def shard_over_rows(fn: Callable) -> Callable:
     fn: a function of arrays or trees of arrays, all of them positional arguments.
 
   Returns:
-    A function of the same arguments.
+    A function of the same arguments. It raises UserError for rows that are split over axes of type Explicit.
   """
 
   def run(*args):
     if not _auto_axes():
-      return fn(*args)
+      return _run_unpartitioned(fn, args)
     # check_vma=False: no gradient passes through, and Pallas' interpreter does not track varying axes.
     return jax.shard_map(fn, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)(*args)
 
   return run
+
+
+def _run_unpartitioned(fn: Callable, args: tuple):
+  """Returns fn(*args); raises UserError if jax cannot loop over rows because a mesh of type Explicit splits them."""
+  try:
+    return fn(*args)
+  except ValueError as error:
+    if AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types:
+      raise
+    raise UserError(
+      'attend: this implementation cannot split rows over mesh axes of AxisType.Explicit; expected a mesh with '
+      "AxisType.Auto, or implementation='xla'"
+    ) from error
 
 
 def batch_mesh_axis(rows: int) -> tuple[str, ...] | None:

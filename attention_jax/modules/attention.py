@@ -15,7 +15,7 @@ from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, lookup, memory_parameter_names
 from attention_jax.kernels.api import IMPLEMENTATIONS, supported_implementations
 from attention_jax.kernels.sharding import batch_mesh_axis
-from attention_jax.modules.attention_checks import check_attention
+from attention_jax.modules.attention_checks import check_attention, check_indices
 from attention_jax.modules.differential import HeadDifference
 from attention_jax.modules.head_params import HeadKernel, RowParams, append_one, group_heads, project_to_heads
 from attention_jax.modules.linear import Dense
@@ -187,7 +187,8 @@ class Attention(nn.Module):
     Args:
       encoded: encoded source, [B, S, D].
       mask: positions that may be attended to, [B, S], or [B, T, S] for `parallel`.
-      positions: positions of the vectors of `encoded`, [S]; required if there is a module of positions.
+      positions: positions of the vectors of `encoded`, [S]; required if there is a module of positions. Those
+        that add a bias take them to be 0 ... S - 1.
       value: values that contexts are made of, [B, S, V]; by default `encoded`.
 
     Returns:
@@ -195,8 +196,8 @@ class Attention(nn.Module):
       `differential`), or [B, 1, S, V] if not projected; mask [B, 1, S] or [B, 1, T, S]; and, for some alignments,
       `remembered` [B, G, N / G, S, F / N].
     """
-    if self.positions is not None and positions is None:
-      raise UserError('attention: positions of the memory are required with a module of positions, got None')
+    if self.positions is not None:
+      positions = check_indices('the memory', positions, encoded.shape[1])
     check_mask('attention', mask)
     unprojected = functional.zero_masked_memory(Memory(encoded, encoded if value is None else value, mask))
     key = self._split_heads(unprojected.key, self.key_kernel if self.projects else None)
@@ -283,7 +284,7 @@ class Attention(nn.Module):
       )
       return carry, jax.tree.map(lambda x: x[None], attended)
 
-    positions = None if position is None else position[None]
+    positions = None if position is None else jnp.asarray(position)[None]
     carry, attended = self._over_heads(step, carry, query[:, None], memory, deterministic, positions)
     return carry, jax.tree.map(lambda x: jnp.squeeze(x, -2), self._join_heads(attended, query[:, None], positions))
 
@@ -333,7 +334,7 @@ class Attention(nn.Module):
       query = append_one(query)
     annotated_key = memory.key
     if self.positions is not None:
-      memory = memory._replace(key=annotated_key[..., : self.features // self.heads])
+      memory = memory._replace(key=memory.key[..., : self.features // self.heads])  # without annotations
     params = self._cast_params(query.shape[-1], memory)
     bias = None
     bias_batch_axis = 0
@@ -341,8 +342,7 @@ class Attention(nn.Module):
     if self.projects_queries_first:
       query = project_to_heads(query, params.pop('query'))
       if self.positions is not None:
-        if positions is None:
-          raise UserError('attention: positions of the queries are required with a module of positions, got None')
+        positions = check_indices('the queries', positions, query.shape[2])
         query = self.positions.rotate(query, positions)
         bias = self.positions.bias(query, annotated_key, positions)
       query = group_heads(query, self.groups, 1)

@@ -1,13 +1,19 @@
 """Checks of the fields of `Attention` against each other; every mistake is a UserError with one line."""
 
+from typing import Any
+
 import flax.linen as nn
+import jax
+import jax.numpy as jnp
 
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
+from attention_jax.functional.masking import Dimension
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import lookup
 from attention_jax.kernels.api import get_implementation, supported_implementations
 from attention_jax.modules.heads import check_heads
+from attention_jax.modules.positions import Positions
 
 
 def check_attention(attention: nn.Module) -> None:
@@ -16,6 +22,21 @@ def check_attention(attention: nn.Module) -> None:
   _check_projections(attention)
   _check_implementation(attention)
   _check_positions(attention)
+
+
+def check_indices(owner: str, positions: Any, size: Dimension) -> jax.Array:
+  """Returns `positions`, those of the memory or of the queries (`owner`), as an array.
+
+  Raises:
+    UserError: unless they are whole numbers [size].
+  """
+  if positions is None:
+    raise UserError(f'attention: positions of {owner} are required with a module of positions, got None')
+  positions = jnp.asarray(positions)
+  if positions.shape != (size,) or not jnp.issubdtype(positions.dtype, jnp.integer):
+    got = f'{positions.dtype} {list(positions.shape)}'
+    raise UserError(f'attention: positions of {owner} must be whole numbers [{size}], got {got}')
+  return positions
 
 
 def _check_heads(attention: nn.Module) -> None:
@@ -54,13 +75,29 @@ def _check_implementation(attention: nn.Module) -> None:
 
 
 def _check_positions(attention: nn.Module) -> None:
+  positions = attention.positions
+  if positions is None:
+    return
+  sizes = {'heads': attention.heads, 'features': attention.features // attention.heads}
+  if not isinstance(positions, Positions):
+    expected = ', '.join(f'{name}={size}' for name, size in sizes.items())
+    raise UserError(
+      f"attention: positions must be a module such as modules.positions.POSITIONS['alibi']({expected}), "
+      f'got {positions!r}'
+    )
+  for name in positions.depends_on:
+    if getattr(positions, name) != sizes[name]:
+      raise UserError(
+        f'attention: positions must have {name}={sizes[name]}, got {name}={getattr(positions, name)}; the attention '
+        f'has {sizes["heads"]} heads of {sizes["features"]} features'
+      )
   if attention.has_rotary_positions and not attention.resolved_score.rotation_invariant:
     expected = ', '.join(name for name, row in SCORES.items() if row.rotation_invariant)
     raise UserError(
       f'attention: rotary positions need a score that a rotation of query and key leaves unchanged, '
       f'got {attention.score!r}; expected one of: {expected}'
     )
-  if attention.differential and attention.positions is not None and attention.positions.needs_weights:
+  if attention.differential and positions.needs_weights:
     raise UserError(
       'attention: differential attention does not support positions that are added to contexts, such as shaw; expected '
       'other positions, or differential=False'

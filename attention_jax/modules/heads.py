@@ -113,7 +113,7 @@ def attend_heads(
 
   Raises:
     UserError: as `attend`; if `encoded` does not have the width that the parameters project; if the parameters contain
-      biases, a gate or differences of heads; or if the numbers of heads of queries, keys and values differ.
+      biases, positions, a gate or differences of heads; or if the numbers of heads of queries, keys and values differ.
   """
   _check_supported(params)
   kernels = {name: params[f'{name}_kernel']['kernel'] for name in ('query', 'key') if f'{name}_kernel' in params}
@@ -141,7 +141,9 @@ def attend_heads(
 
 
 def _check_supported(params: Mapping[str, Mapping[str, jax.Array]]) -> None:
-  """Raises UserError for parameters of `Attention` with biases, a gate, differences of heads, or `kv_heads`."""
+  """Raises UserError for parameters of `Attention` with biases, positions, a gate, differences, or `kv_heads`."""
+  if 'positions' in params:
+    raise UserError("attention: expected parameters of Attention with positions=None, got params['positions']")
   for name, field in (('gate_kernel', 'gate'), ('difference', 'differential')):
     if name in params:
       raise UserError(f"attention: expected parameters of Attention with {field}=False, got params['{name}']")

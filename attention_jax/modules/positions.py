@@ -36,6 +36,7 @@ class Positions(nn.Module):
     bidirectional: whether queries may attend to later positions.
     requires_rotation_invariance: whether the score must be unchanged by a common rotation of the projected query
       and key.
+    depends_on: which of `heads` and `features` must equal those of the attention.
     in_attention: whether attention applies the positions; otherwise they are added to embeddings.
     annotations: number of features that `annotate` appends to every key, which scores do not read.
     needs_weights: whether `shift` needs the weights.
@@ -46,6 +47,7 @@ class Positions(nn.Module):
   features: Size = 64
   bidirectional: bool = True
   requires_rotation_invariance = False
+  depends_on = ()
   in_attention = False
   annotations = 0
   needs_weights = False
@@ -127,6 +129,7 @@ class Shaw(Positions):
   """
 
   max_distance: Size = 16
+  depends_on = ('features',)
   in_attention = True
   needs_weights = True
 
@@ -166,6 +169,7 @@ class Buckets(Positions):
 
   buckets: Size = 32
   max_distance: Size = 128
+  depends_on = ('heads',)
   in_attention = True
   shared_across_layers = True
 
@@ -212,6 +216,7 @@ class Alibi(Positions):
   positions are penalised by their distance, like earlier ones.
   """
 
+  depends_on = ('heads',)
   in_attention = True
 
   def bias(self, query, key, positions):
@@ -255,6 +260,7 @@ class Contextual(Positions):
   """
 
   max_positions: Size = 64
+  depends_on = ('features',)
   in_attention = True
 
   @nn.compact

@@ -254,6 +254,22 @@ def test_invalid_options_of_functions_raise():
   for alpha in (float('inf'), 1e39):
     with pytest.raises(aj.UserError, match=r'alpha must be finite in float32, got (inf|1e\+39)'):
       aj.alignments.entmax(scores, mask, alpha=alpha)
+  with pytest.raises(aj.UserError, match='cap must be greater than 0 and finite, got inf'):
+    aj.alignments.capped_softmax(scores, mask, cap=float('inf'))
+  with pytest.raises(aj.UserError, match='temperature must be greater than 0, got -1'):
+    aj.alignments.softmax(scores, mask, temperature=np.float32(-1))
+
+
+@pytest.mark.parametrize('implementation', ['xla', 'flash'])
+@pytest.mark.parametrize(
+  ('alignment', 'option'),
+  [('softmax', 'temperature'), ('sink_softmax', 'sink'), ('scalable_softmax', 'scale'), ('capped_softmax', 'cap')],
+)
+def test_an_option_that_is_a_vector_raises(alignment, option, implementation):
+  """It would be one number per position, or in 'flash' per query."""
+  fn = functools.partial(getattr(aj.alignments, alignment), **{option: jnp.ones(4)})
+  with pytest.raises(aj.UserError, match=rf'^{alignment}: {option} must be one number, got an array of shape \[4\]'):
+    aj.attend(*3 * [jnp.ones((4, 3))], alignment=fn, implementation=implementation)
 
 
 @pytest.mark.parametrize(

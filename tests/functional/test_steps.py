@@ -82,6 +82,39 @@ def test_a_carry_or_bias_of_another_size_raises(name, carry_size, bias_size):
     aj.attend_step('dot', 'softmax', {}, carry, jnp.ones(2), memory, bias=bias)
 
 
+MASK = jnp.ones(5, bool)
+KEY = jnp.ones((5, 4))
+MEMORY = aj.Memory(KEY, KEY, MASK)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'memory': MEMORY._replace(mask=jnp.zeros(5))}, 'mask must be bool, True = may be attended to, got float32'),
+    ({'memory': MEMORY._replace(mask=None)}, 'mask must be bool, True = may be attended to, got None'),
+    ({'memory': MEMORY._replace(mask=MASK[:4])}, r'and mask \[S\], got \(5, 4\), \(5, 4\) and \(4,\)'),
+    ({'memory': MEMORY._replace(value=KEY[:1])}, r'and mask \[S\], got \(5, 4\), \(1, 4\) and \(5,\)'),
+    ({'memory': aj.Memory(KEY[None], KEY[None], MASK[None])}, 'for a batch, vmap it'),
+    ({'memory': (1, 2)}, r'memory must be a memory from remember, or a Memory, got \(1, 2\)'),
+    ({'carry': None}, 'carry must be a Carry, from init_carry or the previous step, got None'),
+    ({'bias': MASK}, 'bias must be float, got bool'),
+    ({'query': None}, 'query must be a float array, got None'),
+    ({'params': [1]}, r'params must be a dictionary as returned by init_params, got \[1\]'),
+  ],
+)
+def test_arguments_of_another_type_raise(changes, message):
+  arguments = {'params': None, 'carry': aj.init_carry('dot', 'softmax', 5), 'query': jnp.ones(4), 'memory': MEMORY}
+  with pytest.raises(aj.UserError, match=f'^attend_step: .*{message}'):
+    aj.attend_step('dot', 'softmax', **arguments | changes)
+
+
+def test_lists_are_arrays():
+  keys = [[1.0, 0.0], [0.0, 1.0]]
+  memory = aj.remember(keys, keys)
+  _, attended = aj.attend_step('dot', 'hardmax', None, aj.init_carry('dot', 'hardmax', 2), [0.0, 1.0], memory)
+  np.testing.assert_array_equal(attended.context, [0, 1])
+
+
 def test_unknown_variants_raise():
   with pytest.raises(aj.UserError, match="unknown score 'dott'"):
     aj.init_carry('dott', 'softmax', 3)

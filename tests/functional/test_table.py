@@ -1,6 +1,9 @@
 """Tables of variants: rows that contradict their function raise, and so do invalid specs."""
 
+import functools
+
 import jax
+import numpy as np
 import pytest
 
 import attention_jax as aj
@@ -65,6 +68,18 @@ def with_supplied_option(scores, mask, *, query=1.0):
 def test_a_row_that_contradicts_its_function_raises(row, message):
   with pytest.raises(TypeError, match=f'^name: .*{message}'):
     check_table({'name': row})
+
+
+def test_a_row_outside_of_a_table_is_checked_too():
+  sizes = {'query': 2, 'key': 3, 'value': 3, 'features': 4}
+  with pytest.raises(TypeError, match=r"^with_parameter: parameter w: unknown sizes \['keys'\]; expected some of: "):
+    init_row_params(jax.random.key(0), Row(with_parameter, params={'w': Param(('keys',))}), sizes)
+  params = init_row_params(jax.random.key(0), Row(with_parameter, params={'w': Param(('key',), 1)}), sizes)
+  np.testing.assert_array_equal(params['w'], [1, 1, 1])
+  with pytest.raises(aj.UserError, match=r"^score: the first field of a Row must be a function, got 'dot'$"):
+    lookup(Row('dot'), aj.SCORES, 'score')
+  with pytest.raises(aj.UserError, match=r'^score: cannot read the arguments of the function: .*scale=2'):
+    lookup(functools.partial(plain, scale=2), aj.SCORES, 'score')
 
 
 def test_a_consistent_table_is_returned():

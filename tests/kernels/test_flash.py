@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 
 import attention_jax as aj
-from attention_jax.functional.table import Product, SoftmaxForm, lookup
+from attention_jax.functional.table import Product, SoftmaxForm, SoftmaxTerms, lookup
 from attention_jax.kernels import flash, flash_blocks
 from tests.sampled_cases import sample_cases
 
@@ -231,13 +231,14 @@ def test_bfloat16_equals_definition_and_gradients_in_float64_equal_numeric_gradi
     check_grads(jax.jit(context), problem, order=1, modes=('rev',), eps=1e-6, rtol=1e-5, atol=1e-7)
 
 
-def test_vmap_scan_and_shard_map_do_not_change_the_result():
+@pytest.mark.parametrize('alignment', ['softmax', 'capped_softmax'])
+def test_vmap_scan_and_shard_map_do_not_change_the_result(alignment):
   params, *arrays = make_problem()
   arrays.append(MASK)
-  expected = compute_context('flash', params, *arrays)
+  expected = compute_context('flash', params, *arrays, alignment=alignment)
 
   def attend_example(query, key, value, mask):
-    return compute_context('flash', params, query, key, value, mask)
+    return compute_context('flash', params, query, key, value, mask, alignment=alignment)
 
   def scanned(*arrays):
     return jax.lax.scan(lambda _, x: ((), attend_example(*x)), (), arrays)[1]
@@ -340,3 +341,26 @@ def test_unsupported_pairs_raise():
     compute_context('flash', *make_problem(), score='location')
   with pytest.raises(aj.UserError, match="'flash' cannot compute this: the alignment is not a form of softmax"):
     compute_context('flash', *make_problem(), alignment='sparsemax')
+
+
+@pytest.mark.parametrize('implementation', ['flash', 'xla'])
+def test_a_traced_cap_has_the_gradient_of_the_formula(implementation):
+  _, *arrays = make_problem()
+  query, key, value = (np.asarray(x, np.float64) for x in arrays)
+
+  def literal(cap):
+    exps = np.exp(cap * np.tanh(np.einsum('btd,bsd->bts', query, key) / np.sqrt(D) / cap)) * np.asarray(MASK)
+    return np.sum(np.einsum('bts,bsv->btv', exps / np.maximum(exps.sum(-1, keepdims=True), 1e-30), value) ** 2)
+
+  def loss(cap):
+    alignment = functools.partial(aj.alignments.capped_softmax, cap=cap)
+    return jnp.sum(compute_context(implementation, {}, *arrays, MASK, alignment=alignment) ** 2)
+
+  expected = (literal(0.7 + 1e-5) - literal(0.7 - 1e-5)) / 2e-5
+  np.testing.assert_allclose(jax.jit(jax.grad(loss))(0.7), expected, rtol=1e-3)
+
+
+def test_a_transform_that_is_no_partial_raises():
+  row = aj.Row(aj.alignments.smoothed, form=SoftmaxForm(lambda count: SoftmaxTerms(1.0, jax.nn.log_sigmoid)))
+  with pytest.raises(aj.UserError, match=r'flash: the transform of an alignment must be a jax.tree_util.Partial'):
+    compute_context('flash', *make_problem(), alignment=row)

@@ -57,6 +57,15 @@ def test_gradients_of_arrays_stay_sharded(score, implementation, batch, mesh):
   assert all(gradient.sharding.spec == row_spec for gradient in (gradients.query, gradients.key, gradients.value))
 
 
+def test_rows_that_an_explicit_mesh_splits_raise():
+  mesh = jax.make_mesh((B,), ('data',), axis_types=(jax.sharding.AxisType.Explicit,))
+  with jax.set_mesh(mesh):
+    rows = jax.device_put(jnp.ones((B, T, 3)), NamedSharding(mesh, P('data')))
+    mask = jax.device_put(jnp.ones((B, T, T), bool), NamedSharding(mesh, P('data')))
+    with pytest.raises(aj.UserError, match=r"axes of AxisType.Explicit; expected .*, or implementation='xla'"):
+      aj.attend(rows, rows, rows, mask, implementation='flash')
+
+
 def test_nested_vmaps_stay_sharded(mesh):
   """The outer vmap maps an axis that both arguments have, the inner one an axis that only `rows` has."""
   fn = shard_over_rows(sequential_vmap(lambda row, table: {'product': row @ table, 'sum': row.sum()}))

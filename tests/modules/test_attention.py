@@ -349,6 +349,59 @@ def test_positions_of_the_memory_and_of_queries_are_required(kind):
     variables(module, query, encoded, method=attend)
 
 
+@pytest.mark.parametrize(
+  ('of_memory', 'of_queries', 'message'),
+  [
+    (range(S - 1), range(T), f'the memory must be whole numbers \\[{S}\\], got int32 \\[{S - 1}\\]'),
+    (range(S), range(S), f'the queries must be whole numbers \\[{T}\\], got int32 \\[{S}\\]'),
+    (range(S), [0.0, 1.0, 2.0], f'the queries must be whole numbers \\[{T}\\], got float32 \\[{T}\\]'),
+  ],
+)
+def test_positions_of_another_shape_or_type_raise(of_memory, of_queries, message):
+  module = aj.Attention('scaled_dot', 'softmax', FEATURES, positions=POSITIONS['alibi']())
+
+  def attend(module, query, encoded):
+    return module.parallel(query, module.remember(encoded, MASK, list(of_memory)), positions=list(of_queries))
+
+  with pytest.raises(aj.UserError, match=f'^attention: positions of {message}'):
+    variables(module, *make_inputs('scaled_dot'), method=attend)
+
+
+@pytest.mark.parametrize(
+  ('positions', 'message'),
+  [
+    ('rope', r"positions must be a module such as .*POSITIONS\['alibi'\]\(heads=2, features=3\), got 'rope'"),
+    (POSITIONS['alibi'](), 'positions must have heads=2, got heads=1; the attention has 2 heads of 3 features'),
+    (POSITIONS['t5'](3, 3), 'positions must have heads=2, got heads=3'),
+    (POSITIONS['contextual'](), 'positions must have features=3, got features=64'),
+    (POSITIONS['shaw'](2, 6), 'positions must have features=3, got features=6'),
+  ],
+)
+def test_positions_of_another_number_of_heads_or_features_raise(positions, message):
+  module = aj.Attention('scaled_dot', 'softmax', FEATURES, heads=2, positions=positions)
+  with pytest.raises(aj.UserError, match=f'^attention: {message}'):
+    parameters(module, *make_inputs('scaled_dot'))
+
+
+@pytest.mark.parametrize('score', ['general', 'low_rank', 'concat', 'normed_dot'])
+def test_annotations_of_keys_are_no_features_of_a_learned_score(score):
+  """Gates that forget nothing have no effect."""
+  x = draw(B, S, FEATURES)
+  indices = jnp.arange(S)
+
+  def attend_self(module, x):
+    return module.parallel(x, module.remember(x, MASK, indices), positions=indices)
+
+  def module(kind):
+    return aj.Attention(score, 'softmax', FEATURES, heads=2, positions=POSITIONS[kind](heads=2, features=FEATURES // 2))
+
+  params = variables(module('none'), x, method=attend_self)
+  gate = {'kernel': jnp.zeros((FEATURES, 2)), 'bias': jnp.full(2, 100.0)}
+  expected = module('none').apply(params, x, method=attend_self)
+  params = {'params': params['params'] | {'positions': {'gate': gate}}}
+  assert_close(module('forgetting').apply(params, x, method=attend_self), expected)
+
+
 def test_the_examples_of_the_docstring_run():
   results = doctest.testmod(attention_module)
   assert results.attempted > 20 and results.failed == 0

@@ -159,3 +159,11 @@ def test_parameters_that_are_not_supported_are_errors(options, message):
   params, _ = linen('scaled_dot', 'softmax', 2, **options)
   with pytest.raises(aj.UserError, match=message):
     attend_heads(params, query, encoded, mask[:, None], score='scaled_dot')
+
+
+def test_parameters_of_positions_are_an_error():
+  query, encoded, mask = inputs()
+  params, _ = linen('scaled_dot', 'softmax', 2)
+  params = {**params, 'positions': {'gate': {}}}
+  with pytest.raises(aj.UserError, match=r"expected parameters of Attention with positions=None, got params\['pos"):
+    attend_heads(params, query, encoded, mask[:, None], score='scaled_dot')
