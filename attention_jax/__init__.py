@@ -15,7 +15,17 @@ from attention_jax.functional.edits import with_edit
 from attention_jax.functional.masking import causal_mask, combine_masks, padding_mask, window_mask
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.steps import attend_step, init_carry, remember
-from attention_jax.functional.table import LocalWindow, Param, Pointwise, Product, RequiredLoss, Row, TanhSum
+from attention_jax.functional.table import (
+  LocalWindow,
+  Param,
+  Pointwise,
+  Product,
+  RequiredLoss,
+  Row,
+  SoftmaxForm,
+  SoftmaxTerms,
+  TanhSum,
+)
 from attention_jax.kernels.api import IMPLEMENTATIONS, attend
 from attention_jax.missing import TRAIN_SUBPACKAGES, MissingTrainFinder
 
@@ -58,6 +68,8 @@ __all__ = [
   'Product',
   'RequiredLoss',
   'Row',
+  'SoftmaxForm',
+  'SoftmaxTerms',
   'TanhSum',
   'UserError',
   'alignments',

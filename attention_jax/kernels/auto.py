@@ -21,6 +21,7 @@ from attention_jax.functional import attend as definition
 from attention_jax.functional.attend import Attended, Carry, Memory
 from attention_jax.functional.table import Row, TanhSum
 from attention_jax.kernels import chunked, cudnn, factored, flash, linear, pallas_additive, window
+from attention_jax.kernels.sharding import has_explicit_axes
 from attention_jax.kernels.symbolic import has_symbolic_sizes
 from attention_jax.kernels.target import kernel_platform
 
@@ -135,8 +136,9 @@ def attend(
   return_weights=True,
 ) -> Attended:
   """Attends with the chosen implementation. Same arguments as `functional.attend.attend`."""
-  if has_symbolic_sizes(query, memory):
-    name = 'xla'  # which of the others would be faster depends on the sizes
+  # Which of the others would be faster depends on the sizes; they loop over rows, which an Explicit mesh may split.
+  if has_symbolic_sizes(query, memory) or has_explicit_axes():
+    name = 'xla'
   else:
     name = choose_implementation(score, alignment, query.shape[0] * memory.key.shape[0], (params, query, memory))
   return MODULES[name].attend(

@@ -35,12 +35,18 @@ def shard_over_rows(fn: Callable) -> Callable:
   return run
 
 
+def has_explicit_axes() -> bool:
+  """Whether the current mesh has several devices and an axis of AxisType.Explicit."""
+  mesh = jax.sharding.get_abstract_mesh()
+  return mesh.size > 1 and AxisType.Explicit in mesh.axis_types
+
+
 def _run_unpartitioned(fn: Callable, args: tuple):
   """Returns fn(*args); raises UserError if jax cannot loop over rows because a mesh of type Explicit splits them."""
   try:
     return fn(*args)
   except ValueError as error:
-    if AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types:
+    if not has_explicit_axes():
       raise
     raise UserError(
       'attend: this implementation cannot split rows over mesh axes of AxisType.Explicit; expected a mesh with '

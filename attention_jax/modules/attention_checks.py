@@ -25,7 +25,12 @@ def check_attention(attention: nn.Module) -> None:
 
 
 def check_indices(owner: str, positions: Any, size: Dimension) -> jax.Array:
-  """Returns `positions`, those of the memory or of the queries (`owner`), as an array.
+  """Returns positions as an array.
+
+  Args:
+    owner: 'the memory' or 'the queries', for error messages.
+    positions: the positions.
+    size: the number of positions.
 
   Raises:
     UserError: unless they are whole numbers [size].

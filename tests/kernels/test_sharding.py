@@ -9,8 +9,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import attention_jax as aj
+from attention_jax.kernels import auto
 from attention_jax.kernels.sharding import batch_mesh_axis, shard_over_rows
-from attention_jax.kernels.target import compile_for
+from attention_jax.kernels.target import compile_for, kernel_platform
 from tests.functional.helpers import Problem, loss, make_problem
 
 B, N, T, S = 4, 2, 6, 9
@@ -57,13 +58,17 @@ def test_gradients_of_arrays_stay_sharded(score, implementation, batch, mesh):
   assert all(gradient.sharding.spec == row_spec for gradient in (gradients.query, gradients.key, gradients.value))
 
 
-def test_rows_that_an_explicit_mesh_splits_raise():
+def test_rows_that_an_explicit_mesh_splits_are_an_error_of_flash_and_auto_avoids_it(monkeypatch):
+  monkeypatch.setitem(auto.MIN_SCORES, kernel_platform(), {'flash': 1})
   mesh = jax.make_mesh((B,), ('data',), axis_types=(jax.sharding.AxisType.Explicit,))
   with jax.set_mesh(mesh):
     rows = jax.device_put(jnp.ones((B, T, 3)), NamedSharding(mesh, P('data')))
     mask = jax.device_put(jnp.ones((B, T, T), bool), NamedSharding(mesh, P('data')))
     with pytest.raises(aj.UserError, match=r"axes of AxisType.Explicit; expected .*, or implementation='xla'"):
       aj.attend(rows, rows, rows, mask, implementation='flash')
+    attended = aj.attend(rows, rows, rows, mask, implementation='auto')
+    assert attended.context.sharding.spec[0] == 'data'
+    np.testing.assert_array_equal(attended.context, rows)
 
 
 def test_nested_vmaps_stay_sharded(mesh):
