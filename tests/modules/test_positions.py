@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from attention_jax.errors import UserError
-from attention_jax.modules.attention import Attention
 from attention_jax.modules.positions import POSITIONS, alibi_slopes, bucket_of, parse_position
 from tests.modules.helpers import assert_close, draw, variables
 
@@ -125,23 +124,6 @@ def test_forgetting_adds_the_logs_of_the_gates_between_position_and_query():
         between = gates[:, min(s, t) + 1 : max(s, t) + 1, head // 2]
         np.testing.assert_allclose(bias[:, head, t, s], np.log(between).sum(1), rtol=1e-4, atol=1e-4)
   assert_close(module.bias(draw(B, 4, 1, F), key, INDICES[6:7]), bias[:, :, 6:7], rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize('score', ['general', 'low_rank', 'concat', 'normed_dot', 'additive'])
-def test_scores_do_not_read_the_annotations_of_forgetting(score):
-  x = draw(B, T, 8)
-
-  def attend(module, x):
-    return module.parallel(x, module.remember(x, jnp.ones((B, T), bool), INDICES), positions=INDICES).context
-
-  def make(name):
-    return Attention(score=score, features=8, heads=2, positions=POSITIONS[name](heads=2, features=4))
-
-  params = variables(make('forgetting'), x, method=attend)
-  nothing_forgotten = {'gate': {'kernel': jnp.zeros((8, 2)), 'bias': jnp.full(2, 50.0)}}
-  context = make('forgetting').apply({'params': params['params'] | {'positions': nothing_forgotten}}, x, method=attend)
-  params['params'].pop('positions')
-  assert_close(context, make('none').apply(params, x, method=attend))
 
 
 @pytest.mark.parametrize('bidirectional', [True, False])
