@@ -383,24 +383,6 @@ def test_positions_of_another_number_of_heads_or_features_raise(positions, messa
     parameters(module, *make_inputs('scaled_dot'))
 
 
-@pytest.mark.parametrize('kind', POSITIONS)
-def test_positions_do_not_read_masked_content_before_a_query(kind):
-  x = draw(B, S, FEATURES)
-  mask = jnp.ones((B, S), bool).at[:, 2].set(False)
-  queries = jnp.arange(S - T, S)
-  module = aj.Attention(
-    'scaled_dot', features=FEATURES, heads=3, positions=POSITIONS[kind](heads=3, features=FEATURES // 3)
-  )
-
-  def attend(module, x):
-    memory = module.remember(x, mask, jnp.arange(S))
-    return module.parallel(jnp.where(mask[..., None], x, 1.0)[:, -T:], memory, positions=queries).context
-
-  params = variables(module, x, method=attend)
-  run = jax.value_and_grad(lambda params, x: jnp.sum(module.apply(params, x, method=attend) ** 2))
-  assert_close(run(params, x.at[:, 2].set(jnp.nan)), run(params, x.at[:, 2].set(0)))
-
-
 @pytest.mark.parametrize('score', ['general', 'low_rank', 'concat', 'normed_dot', 'additive'])
 def test_annotations_of_keys_are_no_features_of_a_learned_score(score):
   """Gates that forget nothing have no effect."""

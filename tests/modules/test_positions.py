@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from attention_jax.errors import UserError
+from attention_jax.modules.attention import Attention
 from attention_jax.modules.positions import POSITIONS, alibi_slopes, bucket_of, parse_position
 from tests.modules.helpers import assert_close, draw, variables
 
@@ -124,6 +125,20 @@ def test_forgetting_adds_the_logs_of_the_gates_between_position_and_query():
         between = gates[:, min(s, t) + 1 : max(s, t) + 1, head // 2]
         np.testing.assert_allclose(bias[:, head, t, s], np.log(between).sum(1), rtol=1e-4, atol=1e-4)
   assert_close(module.bias(draw(B, 4, 1, F), key, INDICES[6:7]), bias[:, :, 6:7], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize('kind', POSITIONS)
+def test_masked_content_before_a_query_has_no_effect(kind):
+  x = draw(B, T, 6)
+  mask = jnp.ones((B, T), bool).at[:, 2].set(False)
+  module = Attention('scaled_dot', features=6, heads=3, positions=POSITIONS[kind](heads=3, features=2))
+
+  def attend(module, x):
+    return module.parallel(x[:, 3:], module.remember(x, mask, INDICES), positions=INDICES[3:]).context
+
+  params = variables(module, x, method=attend)
+  run = jax.value_and_grad(lambda params, x: jnp.sum(module.apply(params, x, method=attend) ** 2))
+  assert_close(run(params, x.at[:, 2].set(jnp.nan)), run(params, x.at[:, 2].set(0)))
 
 
 @pytest.mark.parametrize('bidirectional', [True, False])
