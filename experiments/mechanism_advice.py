@@ -57,7 +57,7 @@ ADVICE = {
   'alignment': {
     'softmax': 'The default. Every position gets some weight, and gradients reach all of them.',
     'sigmoid': 'Several positions count at once, or none: weights of positions are independent.',
-    'sigmoid_by_length': 'As `sigmoid`, in self-attention: at first the weights have a sum near 1 for any length.',
+    'sigmoid_by_length': 'As `sigmoid`, for self-attention over many positions: the initial sum of weights is near 1.',
     'softpick': 'A query may need nothing, and most weights should be exactly 0: negative scores get none.',
     'smoothed': 'A query needs several positions at once, such as the frames of one phoneme.',
     'sink_softmax': (

@@ -83,7 +83,7 @@ def sigmoid(scores: Scores, mask: Mask) -> Weights:
 def sigmoid_by_length(scores: Scores, mask: Mask) -> Weights:
   """wₛ = 1 / (1 + n exp(-eₛ)), n the number of unmasked positions: a sigmoid of eₛ - log n. Ramapuram et al. 2025.
 
-  Scores of 0 get weights whose sum is near 1, as softmax gives them, for any number of positions.
+  Scores of 0 get weights 1 / (1 + n): their sum is near 1, as with softmax, unless there are few positions.
   """
   scores = at_least_float32(scores)
   return sigmoid(scores - jnp.log(jnp.maximum(jnp.sum(mask), 1).astype(scores.dtype)), mask)
@@ -100,6 +100,8 @@ def softpick(scores: Scores, mask: Mask) -> Weights:
   # (exp(e) - 1) exp(-top) without overflow, and without cancellation near 0.
   distance = -jnp.expm1(-jnp.abs(scores))
   terms = jnp.where(scores > 0, jnp.exp(scores - top), -jnp.exp(-top)) * distance
+  largest = jax.lax.stop_gradient(jnp.max(jnp.abs(terms)))
+  terms = terms / jnp.where(largest > 0, largest, 1.0)  # the square of a small sum would be 0 in its gradient
   total = jnp.sum(jnp.abs(terms))
   return jax.nn.relu(terms) / jnp.where(total > 0, total, 1.0)
 

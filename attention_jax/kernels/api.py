@@ -17,7 +17,7 @@ from attention_jax.functional.rngs import check_rng
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, lookup, parameter_names
 from attention_jax.kernels import auto, chunked, cudnn, factored, flash, linear, pallas_additive, window
-from attention_jax.kernels.sharding import batch_mesh_axis
+from attention_jax.kernels.sharding import batch_mesh_axis, explicit_axes_error, has_explicit_axes
 
 
 class Implementation(NamedTuple):
@@ -200,8 +200,11 @@ def attend(
       return attend_sequence(score, alignment, *operands, **options)
     except UserError:
       raise
-    except (TypeError, ValueError):  # the definition reports in one line which shapes do not match
+    except Exception as error:  # jax has no public type for errors of shardings
+      # The definition reports in one line which shapes do not match.
       jax.eval_shape(lambda *operands: definition.attend(score, alignment, *operands, **options), *operands)
+      if has_explicit_axes():
+        raise explicit_axes_error() from error
       raise
 
   shared_key_axes = _shared_axes(key, batch)

@@ -41,6 +41,14 @@ def has_explicit_axes() -> bool:
   return mesh.size > 1 and AxisType.Explicit in mesh.axis_types
 
 
+def explicit_axes_error() -> UserError:
+  """Returns the error for an implementation that jax cannot compute under a mesh of type Explicit."""
+  return UserError(
+    'attend: this implementation cannot split rows over mesh axes of AxisType.Explicit; expected a mesh with '
+    "AxisType.Auto, or implementation='xla'"
+  )
+
+
 def _run_unpartitioned(fn: Callable, args: tuple):
   """Returns fn(*args); raises UserError if jax cannot loop over rows because a mesh of type Explicit splits them."""
   try:
@@ -48,10 +56,7 @@ def _run_unpartitioned(fn: Callable, args: tuple):
   except ValueError as error:
     if not has_explicit_axes():
       raise
-    raise UserError(
-      'attend: this implementation cannot split rows over mesh axes of AxisType.Explicit; expected a mesh with '
-      "AxisType.Auto, or implementation='xla'"
-    ) from error
+    raise explicit_axes_error() from error
 
 
 def batch_mesh_axis(rows: int) -> tuple[str, ...] | None:

@@ -229,7 +229,7 @@ class Forgetting(Positions):
 
   The input x_l of the layer determines how much every later query forgets of what precedes l. The paper has causal
   attention only; in bidirectional attention, the gates between query and position count in both directions. Heads that
-  share their keys share a gate.
+  share their keys share a gate. The position of a query must be one of 0 ... S - 1.
   """
 
   in_attention = True

@@ -321,17 +321,21 @@ def _summarize(
 ) -> Outcome:
   """Logs every failed unit with its error, then the numbers of units by state; returns these numbers.
 
-  A unit that has finished a rung of halving, but neither the last rung nor in a dropped setting, is unfinished.
+  A unit that has finished a rung of halving, but neither the last rung nor in a dropped setting, is unfinished. A unit
+  of a dropped setting that has neither finished nor failed is not counted, because it will not run.
   """
-  entries = requested_units(state, resolved, seeds)
+  dropped = _dropped_settings(request, state)
+  entries = [
+    entry
+    for entry in requested_units(state, resolved, seeds)
+    if entry.state in (FAILED, FINISHED) or entry.unit.setting_id not in dropped
+  ]
   failed = [entry for entry in entries if entry.state == FAILED]
   for entry in failed:
     log(f'failed: {entry.unit.id}: {entry.error}; output in {entry.log}')
-  dropped = _dropped_settings(request, state)
   live = [setting for setting in resolved if setting.id not in dropped]
   steps = {setting.id: setting.config['training']['steps'] for setting in live}
-  unfinished = {*_pending(state, live, seeds, False, steps)}
-  unfinished |= {entry.unit.id for entry in entries if entry.state not in (FAILED, FINISHED)}
+  unfinished = _pending(state, live, seeds, False, steps)
   outcome = Outcome(len(entries) - len(failed) - len(unfinished), len(failed), len(unfinished))
   hint = ''
   if retried := sum(entry.unit.setting_id not in dropped for entry in failed):

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
-from attention_jax.functional.dense import hardmax, log_softmax, softmax, subtract_max
+from attention_jax.functional.dense import hardmax, log_softmax, softmax, softpick, subtract_max
 from attention_jax.functional.scores import cosine
 
 SCALES = (1.0, 1e8, 1e16, 1e20, 1e30)
@@ -102,6 +102,18 @@ def test_infinite_scores_count_as_the_nearest_finite_ones():
   np.testing.assert_array_equal(hardmax(jnp.full(3, -jnp.inf), without_first), [0, 1, 0])
   np.testing.assert_array_equal(hardmax(scores, ~without_first), [1, 0, 0])
   assert jnp.isnan(log_softmax(scores.at[0].set(jnp.nan), mask)).all()
+
+
+@pytest.mark.parametrize('scale', [1.0, 1e-8, 1e-30])
+def test_softpick_of_small_scores_has_the_gradient_of_the_formula(scale):
+  weights, vjp = jax.vjp(lambda scores: softpick(scores, jnp.ones(3, bool)), scale * jnp.asarray([1.0, 2.0, -1.0]))
+  scores = scale * np.asarray([1.0, 2.0, -1.0])
+  terms = np.expm1(scores)
+  total = np.abs(terms).sum()
+  np.testing.assert_allclose(weights, np.maximum(terms, 0) / total, rtol=1e-6)
+  # d w_0 / d e: of the term of position 0 in the numerator, and of all terms in the sum.
+  expected = np.exp(scores) * ([1 / total, 0, 0] - terms[0] * np.sign(terms) / total**2)
+  np.testing.assert_allclose(vjp(jnp.asarray([1.0, 0.0, 0.0]))[0], expected, rtol=1e-5)
 
 
 if __name__ == '__main__':

@@ -58,7 +58,7 @@ def test_gradients_of_arrays_stay_sharded(score, implementation, batch, mesh):
   assert all(gradient.sharding.spec == row_spec for gradient in (gradients.query, gradients.key, gradients.value))
 
 
-def test_rows_that_an_explicit_mesh_splits_are_an_error_of_flash_and_auto_avoids_it(monkeypatch):
+def test_rows_that_an_explicit_mesh_splits_are_an_error_of_kernels_with_loops_and_auto_avoids_them(monkeypatch):
   monkeypatch.setitem(auto.MIN_SCORES, kernel_platform(), {'flash': 1})
   mesh = jax.make_mesh((B,), ('data',), axis_types=(jax.sharding.AxisType.Explicit,))
   with jax.set_mesh(mesh):
@@ -66,6 +66,13 @@ def test_rows_that_an_explicit_mesh_splits_are_an_error_of_flash_and_auto_avoids
     mask = jax.device_put(jnp.ones((B, T, T), bool), NamedSharding(mesh, P('data')))
     with pytest.raises(aj.UserError, match=r"axes of AxisType.Explicit; expected .*, or implementation='xla'"):
       aj.attend(rows, rows, rows, mask, implementation='flash')
+    params = aj.init_params(jax.random.key(0), score='dot', alignment='local_p', query=3, key=3, features=3)
+    for options in (
+      {'score': 'additive', 'params': {'score': {'v': jnp.ones(3)}}, 'implementation': 'factored'},
+      {'score': 'dot', 'alignment': 'local_p', 'params': params, 'implementation': 'window'},
+    ):
+      with pytest.raises(aj.UserError, match=r"axes of AxisType.Explicit; expected .*, or implementation='xla'"):
+        aj.attend(rows, rows, rows, **options)
     attended = aj.attend(rows, rows, rows, mask, implementation='auto')
     assert attended.context.sharding.spec[0] == 'data'
     np.testing.assert_array_equal(attended.context, rows)

@@ -383,7 +383,7 @@ def test_positions_of_another_number_of_heads_or_features_raise(positions, messa
     parameters(module, *make_inputs('scaled_dot'))
 
 
-@pytest.mark.parametrize('score', ['general', 'low_rank', 'concat', 'normed_dot'])
+@pytest.mark.parametrize('score', ['general', 'low_rank', 'concat', 'normed_dot', 'additive'])
 def test_annotations_of_keys_are_no_features_of_a_learned_score(score):
   """Gates that forget nothing have no effect."""
   x = draw(B, S, FEATURES)

@@ -127,21 +127,18 @@ def test_forgetting_adds_the_logs_of_the_gates_between_position_and_query():
   assert_close(module.bias(draw(B, 4, 1, F), key, INDICES[6:7]), bias[:, :, 6:7], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize('score', ['general', 'low_rank', 'concat', 'normed_dot', 'additive'])
-def test_scores_do_not_read_the_annotations_of_forgetting(score):
-  x = draw(B, T, 8)
+@pytest.mark.parametrize('kind', POSITIONS)
+def test_masked_content_before_a_query_has_no_effect(kind):
+  x = draw(B, T, 6)
+  mask = jnp.ones((B, T), bool).at[:, 2].set(False)
+  module = Attention('scaled_dot', features=6, heads=3, positions=POSITIONS[kind](heads=3, features=2))
 
   def attend(module, x):
-    return module.parallel(x, module.remember(x, jnp.ones((B, T), bool), INDICES), positions=INDICES).context
+    return module.parallel(x[:, 3:], module.remember(x, mask, INDICES), positions=INDICES[3:]).context
 
-  def make(name):
-    return Attention(score=score, features=8, heads=2, positions=POSITIONS[name](heads=2, features=4))
-
-  params = variables(make('forgetting'), x, method=attend)
-  nothing_forgotten = {'gate': {'kernel': jnp.zeros((8, 2)), 'bias': jnp.full(2, 50.0)}}
-  context = make('forgetting').apply({'params': params['params'] | {'positions': nothing_forgotten}}, x, method=attend)
-  params['params'].pop('positions')
-  assert_close(context, make('none').apply(params, x, method=attend))
+  params = variables(module, x, method=attend)
+  run = jax.value_and_grad(lambda params, x: jnp.sum(module.apply(params, x, method=attend) ** 2))
+  assert_close(run(params, x.at[:, 2].set(jnp.nan)), run(params, x.at[:, 2].set(0)))
 
 
 @pytest.mark.parametrize('bidirectional', [True, False])

@@ -298,6 +298,18 @@ def test_a_run_that_waits_for_its_next_rung_is_unfinished(folder):
   assert run(request)[0] == (4, 0, 0) and len(starts(folder)) == 8
 
 
+def test_units_of_dropped_settings_that_have_not_started_are_not_counted(folder):
+  request = make_request(folder, seeds=2, halving='halving(first=50, factor=2)')
+  run(request)
+  lines = (folder / LEDGER).read_text().splitlines(keepends=True)
+  start = next(i for i, line in enumerate(lines) if '"event": "started"' in line)
+  (folder / LEDGER).write_text(''.join(lines[:start]))  # killed before the first unit was started
+  assert run(request._replace(seeds=1))[0] == (4, 0, 0)
+  outcome, lines = run(request)
+  assert outcome == (6, 0, 0) and lines[-1] == '6 finished, 0 failed, 0 unfinished'
+  assert run(request._replace(halving=''))[0] == (8, 0, 0)
+
+
 def test_a_setting_that_failed_after_a_good_validation_is_dropped(folder, monkeypatch):
   monkeypatch.setenv('FAKE_FAIL_LATE', 'score=dot')  # the best by validation
   outcome, _ = run(make_request(folder, SETTINGS, seeds=1, halving='halving(first=50, factor=2)'))

@@ -209,6 +209,16 @@ def test_nan_is_reported_with_its_seed(tmp_path):
   with pytest.raises(UserError, match='loss of seed 5 is nan at step 1; there is no checkpoint yet'):
     fit_all(tmp_path, devices=1, params=poisoned_params, evaluate=None)
 
+  def interrupted_stream(start, stop):
+    for step, batch in enumerate(stacked_stream(start, stop), start):
+      if step == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+      yield batch
+
+  fields = {'evaluate': None, 'log_every': 100, 'checkpoint_every': 100}
+  with pytest.raises(UserError, match='loss of seed 5 is nan at step 1; there is no checkpoint yet'):
+    fit_all(tmp_path, devices=1, params=poisoned_params, stream=interrupted_stream, **fields)
+
 
 def test_the_batches_of_each_run_are_those_of_its_seed():
   lines = [' '.join('abcdefg'[k % 7] for k in range(i, i + 1 + i % 4)) for i in range(30)]
