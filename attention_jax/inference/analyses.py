@@ -88,7 +88,7 @@ def _norms(subject: Subject) -> Measurement:
 
 def _select_layer(values: np.ndarray, layer: int) -> np.ndarray:
   if not -len(values) <= layer < len(values):
-    raise UserError(f'analysis: layer must be from {-len(values)} to {len(values) - 1}, got {layer}')
+    raise UserError(f'layer must be from {-len(values)} to {len(values) - 1}, got {layer}')
   return values[layer]
 
 
@@ -108,7 +108,7 @@ def _through_encoder(fn: Callable[[np.ndarray], np.ndarray], subject: Subject) -
   layers = subject.pair.model.encoder.layers
   if len(weights) != layers:
     raise UserError(
-      f'analysis: rollout and flow follow one direction through all layers; this encoder has {len(weights) // layers}'
+      f'rollout and flow follow one direction through all layers; this encoder has {len(weights) // layers}'
     )
   result = fn(weights)
   return Measurement(result / result.sum(-1, keepdims=True), (subject.source_tokens, subject.source_tokens))
@@ -261,8 +261,11 @@ def analyse(spec: str, subject: Subject) -> Measurement:
     UserError: for an unknown analysis or option, for an option out of range, and for a model to which the analysis does
       not apply.
   """
-  _, row, options = parse_analysis(spec)
-  return row.fn(subject, **options)
+  name, row, options = parse_analysis(spec)
+  try:
+    return row.fn(subject, **options)
+  except UserError as error:
+    raise UserError(f'analysis {name!r}: {error}') from error
 
 
 def parse_analysis(spec: str) -> tuple[str, Analysis, dict[str, Any]]:

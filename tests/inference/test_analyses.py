@@ -130,9 +130,13 @@ def test_comparing_weights_with_a_measure_of_other_axes_raises():
     ('kendall(other="entropy")', build_tiny, 'must measure pairs of target and source tokens'),
     ('head_importance', build_tiny, 'no attention with several heads'),
     ('flow', build_tiny, 'no self-attention'),
-    ('rollout', functools.partial(build_tiny, encoder='lstmn(direction="both")'), 'this encoder has 2'),
+    (
+      'rollout',
+      functools.partial(build_tiny, encoder='lstmn(direction="both")'),
+      "^analysis 'rollout': rollout and flow .* this encoder has 2",
+    ),
     ('updates', build_tiny, 'no adaptive computation time'),
-    ('norms', build_transformer, 'one head'),
+    ('norms', build_transformer, "^analysis 'norms': .* one head"),
   ],
 )
 def test_invalid_specs_and_analyses_that_do_not_apply_raise(spec, build, message):
