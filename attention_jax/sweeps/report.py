@@ -99,7 +99,7 @@ class Report(NamedTuple):
     notes: how to read the numbers, and what is unusual.
     fields: fields of the config that differ, if the labels of the settings do not name them.
     failed: the units that failed.
-    unfinished: number of units that have neither finished nor failed.
+    unfinished: number of units that have neither finished nor failed, without those of dropped settings.
   """
 
   title: str
@@ -196,7 +196,9 @@ def _build(
     notes=[*_notes(settings, contrasts, state, options), *not_compared, *_signature_notes(settings, columns)],
     fields=[] if state.units else list(settings[0].factors),
     failed=failed,
-    unfinished=sum(entry.state not in (FAILED, FINISHED) for entry in entries),
+    unfinished=sum(
+      entry.state not in (FAILED, FINISHED) and entry.unit.setting_id not in state.dropped for entry in entries
+    ),
   )
 
 

@@ -1,5 +1,6 @@
 """Runs are collected from the ledger of a sweep, or from folders."""
 
+import dataclasses
 import math
 import re
 
@@ -7,7 +8,7 @@ import pytest
 
 from attention_jax.errors import UserError
 from attention_jax.sweeps.collect import collect_folders, collect_sweep
-from attention_jax.sweeps.ledger import FINISHED, RUNG, open_ledger, read_state
+from attention_jax.sweeps.ledger import FINISHED, PLANNED, RUNG, open_ledger, planned_event, read_state
 from attention_jax.sweeps.report import folders_report, sweep_report
 from attention_jax.training.file_digests import add_file_digests, drop_file_digests
 from tests.sweeps.helpers import NO_ROWS, SETTINGS, base_config, make_base, make_sweep, write_run
@@ -17,9 +18,12 @@ def test_dropped_settings_are_left_out_and_single_runs_are_not_tested(tmp_path):
   resolved = make_sweep(tmp_path, SETTINGS, seeds=1)
   with open_ledger(tmp_path) as ledger:
     ledger.append(RUNG, steps=10, dropped=[resolved[1].id])
+    dropped = next(entry.unit for entry in ledger.state.units.values() if entry.unit.setting_id == resolved[1].id)
+    ledger.append(PLANNED, **planned_event(dataclasses.replace(dropped, id='never started')))
   settings = collect_sweep(tmp_path, read_state(tmp_path))
   assert len(settings) == 3
   report = sweep_report(tmp_path, NO_ROWS, print)
+  assert report.unfinished == 0
   assert any(note.startswith('1 setting dropped early') for note in report.notes)
   assert all(contrast.verdict == 'not tested' for contrast in report.contrasts)
   assert not any('p values are those' in note for note in report.notes)
