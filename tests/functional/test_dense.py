@@ -20,10 +20,10 @@ from attention_jax.functional.dense import hardmax, log_softmax, softmax, softpi
 from attention_jax.functional.scores import cosine
 
 SCALES = (1.0, 1e8, 1e16, 1e20, 1e30)
-# Alignments whose weights need not sum to 1: sigmoids, a rectified one, a sink, a Gaussian factor, walks that run off
+# Alignments whose weights need not sum to 1: sigmoids, rectified ones, a sink, a Gaussian factor, walks that run off
 # the end.
-NOT_NORMALISED = ('sigmoid', 'sigmoid_by_length', 'softpick', 'sink_softmax', 'stick_breaking', 'local_p')
-NOT_NORMALISED += ('monotonic', 'mocha')
+NOT_NORMALISED = ('sigmoid', 'sigmoid_by_length', 'softpick', 'proportional', 'sink_softmax', 'stick_breaking')
+NOT_NORMALISED += ('local_p', 'monotonic', 'mocha')
 # Alignments by thresholds, a window and shifts; `make test-all` measures all.
 QUICK_SAMPLE = ('entmax', 'local_p', 'addressing')
 ALL_OTHERS = tuple(name for name in aj.ALIGNMENTS if name not in QUICK_SAMPLE)
