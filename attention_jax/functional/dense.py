@@ -165,16 +165,16 @@ def capped_softmax(scores: Scores, mask: Mask, *, cap: float | Float[Array, ''] 
   """
   check_cap(cap)
   scores = jnp.where(mask, at_least_float32(scores), 0.0)
-  return softmax(limit(jnp.asarray(cap, scores.dtype), scores), mask)
+  return softmax(soft_cap(jnp.asarray(cap, scores.dtype), scores), mask)
 
 
 def capped_terms(count: Counts, *, cap: float | Float[Array, ''] = 50.0) -> SoftmaxTerms:
   """The terms of `capped_softmax`. Raises UserError if the cap is a number that is not positive and finite."""
   check_cap(cap)
-  return SoftmaxTerms(1.0, Partial(limit, cap))
+  return SoftmaxTerms(1.0, Partial(soft_cap, cap))
 
 
-def limit(cap: float | Float[Array, ''], scores: Float[Array, '...']) -> Float[Array, '...']:
+def soft_cap(cap: float | Float[Array, ''], scores: Float[Array, '...']) -> Float[Array, '...']:
   """Returns c tanh(e/c), between -c and c and near e where |e| is small."""
   return cap * jnp.tanh(scores / cap)
 

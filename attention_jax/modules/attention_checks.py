@@ -1,4 +1,4 @@
-"""Checks of the fields of `Attention` against each other; every mistake is a UserError with one line."""
+"""Checks of the fields of `Attention`, and of positions of queries and keys; a mistake is a UserError with one line."""
 
 from typing import Any
 
