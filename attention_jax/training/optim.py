@@ -40,6 +40,15 @@ def _linear(*, steps: int, peak: float = 1e-3, warmup: int = 0, end: float = 0.0
   return _warm(optax.linear_schedule(peak, end, max(steps - warmup, 1)), peak, warmup)
 
 
+def _wsd(*, steps: int, peak: float = 1e-3, warmup: int = 0, cooldown: float = 0.2, end: float = 0.0) -> Schedule:
+  """Warm-up, stable, decay (Hu et al. 2024): constant, then linear to `end` in the last `cooldown` of the run."""
+  if not 0 <= cooldown <= 1:
+    raise ValueError(f'cooldown must be a share of the run, between 0 and 1, got {cooldown}')
+  after_warmup = max(steps - warmup, 1)
+  length = min(round(cooldown * steps), after_warmup)
+  return _warm(optax.linear_schedule(peak, end, length, after_warmup - length), peak, warmup)
+
+
 def _halve(*, rate: float = 1.0, after: int = 10_000, every: int = 1_000) -> Schedule:
   """Constant before update `after`, halved at it and then every `every` updates (Luong et al. 2015)."""
   if every < 1:
@@ -59,6 +68,7 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
   'rsqrt': _rsqrt,
   'cosine': _cosine,
   'linear': _linear,
+  'wsd': _wsd,
   'halve': _halve,
 }
 

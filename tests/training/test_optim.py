@@ -37,6 +37,9 @@ SCHEDULE_CASES = {
   'rsqrt(peak=2.0, warmup=10)': lambda n: 2.0 * min(n / 10, (10 / n) ** 0.5),
   'cosine(peak=2.0, warmup=10, end=0.1)': cosine,
   'linear(peak=2.0, warmup=10, end=0.5, steps=60)': lambda n: 0.2 * n if n < 10 else max(0.5, 2 - 1.5 * (n - 10) / 50),
+  'wsd(peak=2.0, warmup=10, cooldown=0.4, end=0.5)': lambda n: 0.2 * n if n < 10 else min(2.0, 2 - 1.5 * (n - 60) / 40),
+  'wsd(peak=2.0, cooldown=0.0)': lambda n: 2.0,
+  'wsd(peak=0.9, warmup=10, cooldown=1.0)': lambda n: 0.09 * n if n < 10 else 0.9 - 0.01 * (n - 10),
   'halve(rate=1.0, after=20, every=7)': lambda n: 1.0 if n < 20 else 0.5 ** ((n - 20) // 7 + 1),
 }
 
@@ -166,6 +169,7 @@ def test_muon_leaves_the_layer_of_the_logits_to_adam(model, inputs):
     (lambda: make_schedule('rsqrt(warm=3)', 10), "did you mean 'warmup'"),
     (lambda: make_schedule("rsqrt(warmup='x')", 10), 'warmup must be a number'),
     (lambda: make_schedule('cosine(peak=0)', 10), 'cannot be built: peak must be greater than 0, got 0'),
+    (lambda: make_schedule('wsd(cooldown=1.5)', 10), 'cooldown must be a share of the run, between 0 and 1, got 1.5'),
     (lambda: make_schedule('halve(every=0)', 10), 'every must be at least 1, got 0'),
     (lambda: make_schedule('constant(rate=-1.0)', 10), 'rate must be at least 0, got -1.0'),
     (lambda: make_optimizer('adam(b1=True)', make_schedule('constant', 10)), 'b1 must be a number, got True'),
