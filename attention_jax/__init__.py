@@ -9,10 +9,11 @@ import sys
 from attention_jax.errors import UserError
 from attention_jax.functional import alignments, scores
 from attention_jax.functional.alignments import ALIGNMENTS
-from attention_jax.functional.attend import Attended, Carry, Memory, init_params
+from attention_jax.functional.attend import Attended, Carry, Memory
 from attention_jax.functional.dropout import with_dropout
 from attention_jax.functional.edits import with_edit
 from attention_jax.functional.masking import causal_mask, combine_masks, padding_mask, window_mask
+from attention_jax.functional.params import init_params
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.steps import attend_step, init_carry, remember
 from attention_jax.functional.table import (

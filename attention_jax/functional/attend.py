@@ -15,9 +15,9 @@ from attention_jax.annotations import Array, Bool, Float, Int
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.masking import Dimension, accumulation_dtype, share_over_steps, vary_like, zero_masked
-from attention_jax.functional.rngs import check_rng, split_rng
+from attention_jax.functional.rngs import split_rng
 from attention_jax.functional.scores import SCORES
-from attention_jax.functional.table import Row, init_row_params, lookup, select_memory_params, select_params
+from attention_jax.functional.table import Row, lookup, select_memory_params, select_params
 
 Params = Mapping[str, Any]
 
@@ -100,44 +100,6 @@ def init_carry(score: Row | str, alignment: Row | str, size: Dimension, dtype=jn
   zeros = jnp.zeros((size,), dtype)
   state = tuple(row.init_state(size, dtype) if row.init_state else () for row in (score, alignment))
   return Carry(zeros, zeros, jnp.zeros((), jnp.int32), state)
-
-
-def init_params(
-  rng: jax.Array, *, score, alignment='softmax', query: int, key: int, features: int, value: int | None = None
-) -> dict[str, dict[str, Array] | Array]:
-  """Returns initial parameters for `attend`.
-
-  Args:
-    rng: a PRNG key, consumed.
-    score: a spec string, a table row or a function.
-    alignment: likewise.
-    query: Dq, the width of queries.
-    key: Dk, the width of keys.
-    features: F, the width of projections and of hidden layers; variants that have neither ignore it.
-    value: V, the width of values; by default that of keys.
-
-  Returns:
-    `{'score': {...}, 'alignment': {...}}` and, for scores that project, 'query' [Dq, F] and 'key' [Dk, F].
-
-  Raises:
-    UserError: for an unknown variant or option, a function with learned parameters, sizes below 1, and an invalid rng.
-  """
-  check_rng('init_params', rng, is_required=True)
-  score = lookup(score, SCORES, 'score')
-  alignment = lookup(alignment, ALIGNMENTS, 'alignment')
-  sizes = {'query': query, 'key': key, 'value': key if value is None else value, 'features': features}
-  if min(sizes.values()) < 1:
-    raise UserError(f'init_params: sizes must be at least 1, got {sizes}')
-  alignment_sizes = sizes | {'key': features if score.project else key}  # alignments take the projected key
-  params = {
-    'score': init_row_params(jax.random.fold_in(rng, 0), score, sizes),
-    'alignment': init_row_params(jax.random.fold_in(rng, 1), alignment, alignment_sizes),
-  }
-  if score.project:
-    glorot = jax.nn.initializers.glorot_uniform()
-    params['query'] = glorot(jax.random.fold_in(rng, 2), (query, features))
-    params['key'] = glorot(jax.random.fold_in(rng, 3), (key, features))
-  return params
 
 
 def without_key(params: Params) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import numbers
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -112,7 +113,7 @@ def with_dropout(alignment: str | Row | Callable, rate: float) -> Row:
       alignment, whose weights are probabilities.
   """
   alignment = lookup(alignment, ALIGNMENTS, 'alignment')
-  if not 0 <= rate < 1:
+  if not isinstance(rate, numbers.Real) or not 0 <= rate < 1:
     raise UserError(f'dropout on weights: rate must be at least 0 and less than 1, got {rate}')
   if not rate:
     return alignment

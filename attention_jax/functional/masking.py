@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.export import is_symbolic_dim
 from jax.typing import ArrayLike
 
 from attention_jax.annotations import Array, Bool, Float, Int
@@ -23,9 +24,14 @@ def padding_mask(lengths: Int[ArrayLike, '...'], size: Dimension) -> Bool[Array,
     UserError: for lengths that are not whole numbers, or not from 0 to `size`. Values are checked where they are
       known, which excludes arguments of a jitted function.
   """
-  lengths = jnp.asarray(lengths)
-  if not jnp.issubdtype(lengths.dtype, jnp.integer):
-    raise UserError(f'padding_mask: lengths must be whole numbers, got {lengths.dtype}')
+  check_size('padding_mask', 'size', size)
+  try:
+    array = jnp.asarray(lengths)
+  except (TypeError, ValueError):
+    raise UserError(f'padding_mask: lengths must be whole numbers, got {lengths!r}') from None
+  if not jnp.issubdtype(array.dtype, jnp.integer):
+    raise UserError(f'padding_mask: lengths must be whole numbers, got {array.dtype}')
+  lengths = array
   if not isinstance(lengths, jax.core.Tracer) and lengths.is_fully_addressable:
     values = np.asarray(lengths)
     if values.size and not 0 <= values.min() <= values.max() <= size:
@@ -34,7 +40,12 @@ def padding_mask(lengths: Int[ArrayLike, '...'], size: Dimension) -> Bool[Array,
 
 
 def causal_mask(size: Dimension) -> Bool[Array, 'T S']:
-  """Returns a mask [size, size] that is True where position s is not after query t."""
+  """Returns a mask [size, size] that is True where position s is not after query t.
+
+  Raises:
+    UserError: for a size that is no whole number or is negative.
+  """
+  check_size('causal_mask', 'size', size)
   return window_mask(size, size, 0)
 
 
@@ -56,6 +67,18 @@ def window_mask(
 def relative_positions(positions: Int[Array, ' T'], size: Dimension) -> Int[Array, 'T S']:
   """Returns s - t for queries at positions t and for all memory positions s = 0 ... size - 1."""
   return jnp.arange(size)[None, :] - positions[:, None]
+
+
+def check_size(caller: str, name: str, size: Any, smallest: int = 0) -> None:
+  """Raises UserError unless `size` is a whole number that is not below `smallest`, or a symbolic dimension."""
+  if is_symbolic_dim(size):
+    return
+  try:
+    is_valid = operator.index(size) >= smallest
+  except TypeError:  # also of a traced number
+    is_valid = False
+  if not is_valid:
+    raise UserError(f'{caller}: {name} must be a whole number of at least {smallest}, got {size!r}')
 
 
 def check_mask(caller: str, mask: Any) -> None:

@@ -10,7 +10,7 @@ returns the same as `attend`:
 For a batch, vmap a function that calls all three.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -30,7 +30,8 @@ from attention_jax.functional.attend import (
   without_key,
   zero_masked_memory,
 )
-from attention_jax.functional.masking import Dimension, check_mask, float_array
+from attention_jax.functional.masking import Dimension, check_mask, check_size, float_array
+from attention_jax.functional.params import check_row_params, check_sampling, normalize_params
 from attention_jax.functional.rngs import check_rng
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, lookup
@@ -95,8 +96,9 @@ def init_carry(score: Variant, alignment: Variant, size: Dimension, dtype=jnp.fl
     dtype: dtype of the weights, the sums and the private states in the carry.
 
   Raises:
-    UserError: for an unknown variant or option.
+    UserError: for an unknown variant or option, and for a size that is no whole number or is negative.
   """
+  check_size('init_carry', 'size', size)
   return definition.init_carry(*_rows(score, alignment), size, dtype)
 
 
@@ -130,12 +132,10 @@ def attend_step(
     The carry for the next step, and the context [V] and weights [S].
 
   Raises:
-    UserError: for an unknown variant or option, for missing params, if types or shapes do not match, for a Memory with
-      params that project keys, for a carry of another variant, and for a missing or invalid rng.
+    UserError: for an unknown variant or option, for missing or unknown params, if types or shapes do not match, for a
+      Memory with params that project keys, for a carry of another variant, and for a missing or invalid rng.
   """
-  params = {} if params is None else params
-  if not isinstance(params, Mapping):
-    raise UserError(f'attend_step: params must be a dictionary as returned by init_params, got {params!r}')
+  params = normalize_params('attend_step', params)
   query = float_array('attend_step', 'query', query)
   if not isinstance(carry, Carry):
     raise UserError(f'attend_step: carry must be a Carry, from init_carry or the previous step, got {carry!r}')
@@ -165,9 +165,12 @@ def attend_step(
       f'attend_step: carry must have the state of this score and alignment, got {carry.state}; use init_carry'
     )
   check_rng('attend_step', rng)
-  for kind, row in zip(('score', 'alignment'), rows, strict=True):
-    if 'rng' in row.required_inputs and rng is None and not (deterministic and row.at_test):
-      raise UserError(f'attend_step: this {kind} samples; rng must be a PRNG key, got None')
+  sizes = {'query': query.shape[-1], 'key': key.shape[-1], 'value': value.shape[-1]}
+  # A score that projects does not depend on the widths of query and key before the projection.
+  score_sizes = {'features': key.shape[-1]} if rows[0].project else sizes
+  for kind, row, known in zip(('score', 'alignment'), rows, (score_sizes, sizes), strict=True):
+    check_row_params('attend_step', kind, row, params[kind], known)
+    check_sampling('attend_step', kind, row, rng, deterministic)
   options = {'bias': bias, 'rng': rng, 'deterministic': deterministic}
   return definition.attend_step(*rows, params, carry, query, memory, **options)
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,10 @@ from attention_jax.functional import attend as definition
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended, Memory, project, without_key
 from attention_jax.functional.masking import float_array
+from attention_jax.functional.params import check_row_params, check_sampling, normalize_params
 from attention_jax.functional.rngs import check_rng
 from attention_jax.functional.scores import SCORES
-from attention_jax.functional.table import Row, lookup, parameter_names
+from attention_jax.functional.table import Row, lookup
 from attention_jax.kernels import auto, chunked, cudnn, factored, flash, linear, pallas_additive, window
 from attention_jax.kernels.sharding import batch_mesh_axis, explicit_axes_error, has_explicit_axes
 
@@ -168,7 +169,7 @@ def attend(
   check_rng('attend', rng)
   score = lookup(score, SCORES, 'score')
   alignment = lookup(alignment, ALIGNMENTS, 'alignment')
-  params = _normalize_params(params)
+  params = normalize_params('attend', params)
   attend_sequence = get_implementation(implementation, score, alignment).attend
   query = float_array('attend', 'query', query)
   key = float_array('attend', 'key', key)
@@ -189,8 +190,9 @@ def attend(
   sizes = {'query': query.shape[-1], 'key': key.shape[-1], 'value': value.shape[-1]}
   # A score that projects does not depend on the widths of query and key before the projection.
   score_sizes = {'features': key.shape[-1]} if score.project else sizes
-  _check_params('score', score, params['score'], score_sizes, rng, deterministic)
-  _check_params('alignment', alignment, params['alignment'], sizes, rng, deterministic)
+  for kind, row, known in (('score', score, score_sizes), ('alignment', alignment, sizes)):
+    check_row_params('attend', kind, row, params[kind], known)
+    check_sampling('attend', kind, row, rng, deterministic)
   rngs = None if rng is None else jax.random.split(rng, math.prod(batch)).reshape((*batch, *rng.shape))
 
   def attend_one(query, key, value, mask, bias, rng):
@@ -289,55 +291,3 @@ def _align(name: str, array, shape: tuple[int, ...], dtype) -> Array:
       hint = f'; pass a {"padding mask" if name == "mask" else name} [B, S] as {name}[:, {new_axes}]'
     raise UserError(f'attend: {name} {array.shape} does not broadcast to [..., T, S] = {shape}{hint}')
   return array.reshape(aligned)
-
-
-def _normalize_params(params) -> dict[str, Any]:
-  """The params, with {} for a missing 'score' or 'alignment'. Raises UserError for unknown or malformed entries."""
-  params = {} if params is None else params
-  if not isinstance(params, Mapping):
-    raise UserError(
-      f"attend: params must be a dictionary {{'score': {{...}}, ...}} as returned by init_params, got {params!r}"
-    )
-  params = {'score': {}, 'alignment': {}} | dict(params)
-  for name, entry in params.items():
-    choose(name, ('score', 'alignment', 'query', 'key'), "entry of attend's params")
-    if name in ('score', 'alignment') and not isinstance(entry, Mapping):
-      raise UserError(f"attend: params['{name}'] must be a dictionary, got {entry!r}; use init_params")
-    if name in ('query', 'key') and not hasattr(entry, 'ndim'):
-      raise UserError(f"attend: params['{name}'] must be an array, got {entry!r}; use init_params")
-  return params
-
-
-def _check_params(
-  kind: str, row: Row, params: Mapping, sizes: Mapping[str, int], rng: jax.Array | None, deterministic: bool
-) -> None:
-  """Raises UserError for missing or unknown params, a missing rng, and params whose shapes do not match `sizes`."""
-  expected = set(parameter_names(row))
-  if expected != set(params):
-    raise UserError(
-      f"attend: params['{kind}'] must have the entries {sorted(expected)}, got {sorted(params)}; use init_params"
-    )
-  if 'rng' in row.required_inputs and rng is None and not (deterministic and row.at_test):
-    raise UserError(f'attend: this {kind} samples; rng must be a PRNG key, got None')
-  _check_shapes(kind, row, params, sizes)
-
-
-def _check_shapes(kind: str, row: Row, params: Mapping, sizes: Mapping[str, int]) -> None:
-  """Raises UserError for a parameter of another shape than declared: a scalar would be broadcast without an error.
-
-  A size that is not in `sizes`, such as a rank, is taken from the first parameter that has it.
-  """
-  sizes = dict(sizes)
-  for name, param in row.params.items():
-    shape = jnp.shape(params[name])
-    expected = [_evaluate_size(size, sizes) for size in param.shape]
-    if len(shape) != len(expected) or any(n not in (None, actual) for n, actual in zip(expected, shape, strict=True)):
-      axes = [size if n is None else f'{size} = {n}' for size, n in zip(param.shape, expected, strict=True)]
-      raise UserError(f"attend: params['{kind}']['{name}'] must be [{', '.join(axes)}], got {list(shape)}")
-    sizes = dict(zip(param.shape, shape, strict=True)) | sizes
-
-
-def _evaluate_size(size: str, sizes: Mapping[str, int]) -> int | None:
-  """The value of a size or of a sum such as 'query+key'; None if one of its terms is unknown."""
-  terms = size.split('+')
-  return sum(sizes[term] for term in terms) if sizes.keys() >= set(terms) else None

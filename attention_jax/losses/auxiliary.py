@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from attention_jax.errors import UserError, choose
 from attention_jax.functional import latent
 from attention_jax.functional.alignments import ALIGNMENTS
-from attention_jax.functional.attend import Memory, attend, init_params, project
+from attention_jax.functional.attend import Memory, attend, project
+from attention_jax.functional.params import init_params
 from attention_jax.functional.sampling import Samples
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.addressing import write_memory
 from attention_jax.functional.alignments import ALIGNMENTS
-from attention_jax.functional.attend import Carry, Memory, attend_step, init_carry, init_params, project, without_key
+from attention_jax.functional.attend import Carry, Memory, attend_step, init_carry, project, without_key
+from attention_jax.functional.params import init_params
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, init_row_params, lookup
 from attention_jax.models.encoder_decoder import DTYPES, make_module

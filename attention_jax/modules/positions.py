@@ -229,7 +229,7 @@ class Forgetting(Positions):
 
   The input x_l of the layer determines how much every later query forgets of what precedes l. The paper has causal
   attention only; in bidirectional attention, the gates between query and position count in both directions. Heads that
-  share their keys share a gate. The position of a query must be one of 0 ... S - 1.
+  share their keys share a gate. The position of a query must be one of 0 ... S - 1; others have a bias of NaN.
   """
 
   in_attention = True
@@ -242,7 +242,8 @@ class Forgetting(Positions):
 
   def bias(self, query, key, positions):
     totals = jnp.cumsum(key[..., -1].astype(accumulation_dtype(key)), axis=-1)  # [B, G, S]
-    of_queries = totals[..., positions]
+    # By default an index outside of the array is moved into it, without an error.
+    of_queries = totals.at[..., positions].get(mode='fill', fill_value=jnp.nan, wrap_negative_indices=False)
     forgotten = -jnp.abs(of_queries[..., :, None] - totals[..., None, :])
     return jnp.repeat(forgotten, query.shape[1] // key.shape[1], axis=1)
 

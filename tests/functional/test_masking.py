@@ -43,6 +43,25 @@ def test_invalid_lengths_raise(lengths, message, monkeypatch):
       aj.padding_mask(argument, 7)
 
 
+@pytest.mark.parametrize('size', ['4', 4.0, None, -1])
+@pytest.mark.parametrize('make_mask', [aj.causal_mask, lambda size: aj.padding_mask(1, size)])
+def test_invalid_sizes_raise(size, make_mask):
+  with pytest.raises(aj.UserError, match='_mask: size must be a whole number of at least 0, got '):
+    make_mask(size)
+
+
+def test_lengths_that_are_no_numbers_raise(monkeypatch):
+  monkeypatch.setattr(config, 'jaxtyping_disable', True)
+  with pytest.raises(aj.UserError, match='lengths must be whole numbers, got None'):
+    aj.padding_mask(None, 7)
+
+
+def test_a_size_may_be_an_array_but_not_a_traced_one():
+  np.testing.assert_array_equal(aj.causal_mask(jnp.int32(2)), [[True, False], [True, True]])
+  with pytest.raises(aj.UserError, match=r'size must be a whole number of at least 0, got .*Trac'):
+    jax.jit(aj.causal_mask)(3)
+
+
 def test_types_but_not_values_of_lengths_are_checked_under_jit(monkeypatch):
   monkeypatch.setattr(config, 'jaxtyping_disable', True)
   with pytest.raises(aj.UserError, match='whole numbers, got float32'):

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from attention_jax.errors import UserError
-from attention_jax.functional.attend import init_params
+from attention_jax.functional.params import init_params
 from attention_jax.functional.rngs import check_rng, split_rng
 
 

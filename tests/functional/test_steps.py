@@ -52,9 +52,9 @@ def test_a_function_may_be_a_variant():
 @pytest.mark.parametrize(
   ('variants', 'params', 'message'),
   [
-    (('additive', 'softmax'), None, r"params must have the entries \['v'\], got \[\]; use init_params"),
+    (('additive', 'softmax'), None, r"params\['score'\] must have the entries \['v'\], got \[\]; use init_params"),
     (('dot', 'local_p'), {'alignment': {'w': jnp.ones((2, 3))}}, r"\['v', 'w'\], got \['w'\]"),
-    (('dot', 'mocha'), {}, 'params must have the entries'),
+    (('dot', 'mocha'), {}, r"params\['alignment'\] must have the entries \['bias', "),
   ],
 )
 def test_missing_parameters_raise(variants, params, message):
@@ -99,7 +99,9 @@ MEMORY = aj.Memory(KEY, KEY, MASK)
     ({'carry': None}, 'carry must be a Carry, from init_carry or the previous step, got None'),
     ({'bias': MASK}, 'bias must be float, got bool'),
     ({'query': None}, 'query must be a float array, got None'),
-    ({'params': [1]}, r'params must be a dictionary as returned by init_params, got \[1\]'),
+    ({'params': [1]}, r'params must be a dictionary .* as returned by init_params, got \[1\]'),
+    ({'params': {'alignment': 1}}, r"params\['alignment'\] must be a dictionary, got 1; use init_params"),
+    ({'params': {'score': {'v': MASK}}}, r"params\['score'\] must have the entries \[\], got \['v'\]; use init_params"),
   ],
 )
 def test_arguments_of_another_type_raise(changes, message):
@@ -113,6 +115,20 @@ def test_lists_are_arrays():
   memory = aj.remember(keys, keys)
   _, attended = aj.attend_step('dot', 'hardmax', None, aj.init_carry('dot', 'hardmax', 2), [0.0, 1.0], memory)
   np.testing.assert_array_equal(attended.context, [0, 1])
+
+
+def test_unknown_params_and_those_of_another_shape_raise():
+  carry = aj.init_carry('additive', 'softmax', 5)
+  with pytest.raises(aj.UserError, match=r"unknown entry of attend_step's params 'scores'.*mean 'score'"):
+    aj.attend_step('additive', 'softmax', {'scores': {}}, carry, jnp.ones(4), MEMORY)
+  with pytest.raises(aj.UserError, match=r"attend_step: params\['score'\]\['v'\] must be \[features = 4\], got \[1\]"):
+    aj.attend_step('additive', 'softmax', {'score': {'v': jnp.ones(1)}}, carry, jnp.ones(4), MEMORY)
+
+
+@pytest.mark.parametrize('size', ['5', None, -1])
+def test_an_invalid_size_raises(size):
+  with pytest.raises(aj.UserError, match='init_carry: size must be a whole number of at least 0, got '):
+    aj.init_carry('dot', 'softmax', size)
 
 
 def test_unknown_variants_raise():

@@ -125,6 +125,9 @@ def test_forgetting_adds_the_logs_of_the_gates_between_position_and_query():
         between = gates[:, min(s, t) + 1 : max(s, t) + 1, head // 2]
         np.testing.assert_allclose(bias[:, head, t, s], np.log(between).sum(1), rtol=1e-4, atol=1e-4)
   assert_close(module.bias(draw(B, 4, 1, F), key, INDICES[6:7]), bias[:, :, 6:7], rtol=1e-6, atol=1e-6)
+  is_undefined = np.isnan(module.bias(draw(B, 4, 3, F), key, jnp.array([-1, 0, T])))
+  np.testing.assert_array_equal(is_undefined.all((0, 1, 3)), [True, False, True])
+  assert not is_undefined[:, :, 1].any()
 
 
 @pytest.mark.parametrize('kind', POSITIONS)
