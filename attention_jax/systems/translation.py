@@ -48,7 +48,12 @@ from attention_jax.systems.base import (
 )
 from attention_jax.systems.lexicons import load_or_make_lexicon
 from attention_jax.systems.readings import read
-from attention_jax.systems.translation_checks import check_lengths, check_objective, check_shared_vocabulary
+from attention_jax.systems.translation_checks import (
+  check_lengths,
+  check_objective,
+  check_shared_vocabulary,
+  common_buckets,
+)
 from attention_jax.training.compiling import jit_once
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
@@ -213,18 +218,26 @@ class TranslationSystem(System):
   def ensemble(self, others: Sequence['TranslationSystem']) -> 'TranslationSystem':
     """Returns the ensemble of this system and others; its parameters are a tuple with those of each.
 
+    Its config is that of this system, without the buckets that are longer than another model accepts.
+
     Raises:
-      UserError: if their vocabularies differ, or if only some of the models copy from the source.
+      UserError: if their vocabularies differ, if only some of the models copy from the source, or if no bucket is left.
     """
     for other in others:
       same_source = vocab.same_entries(self.source_vocab, other.source_vocab)
       if not same_source or not vocab.same_entries(self.target_vocab, other.target_vocab):
         raise UserError('runs with different vocabularies cannot be an ensemble')
-    return self.with_model(Ensemble([system.model for system in (self, *others)]))
+    models = [system.model for system in (self, *others)]
+    data = self.config['data']
+    if any(other.config['data']['buckets'] != data['buckets'] for other in others):
+      data = data | {'buckets': common_buckets(data['buckets'], models)}
+    return self.with_model(Ensemble(models), self.config | {'data': data})
 
-  def with_model(self, model: Any) -> 'TranslationSystem':
-    """Returns this system with another model on the same data."""
-    return TranslationSystem(self.config, model, self.source_vocab, self.target_vocab, lambda: self.data, self._folder)
+  def with_model(self, model: Any, config: Config | None = None) -> 'TranslationSystem':
+    """Returns this system with another model and perhaps another config on the same data."""
+    return TranslationSystem(
+      config or self.config, model, self.source_vocab, self.target_vocab, lambda: self.data, self._folder
+    )
 
   @functools.cached_property
   def data(self) -> tasks.TranslationData:

@@ -1,5 +1,6 @@
 """Checks of the config of a translation system, by itself and with its data."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -73,3 +74,29 @@ def check_lengths(config: Config, data: TranslationData, model: EncoderDecoder, 
   search = compile_beam_search(model, 1, max_output_length(buckets, config['evaluation']['max_length']))
   batch = dummy_batch(max(*sources, search_length))
   jax.eval_shape(search, params, batch.source, batch.source_mask)
+
+
+def common_buckets(buckets: Sequence[Sequence[int]], models: Sequence[EncoderDecoder]) -> list[Sequence[int]]:
+  """Returns the buckets whose lengths all models accept.
+
+  Raises:
+    UserError: if there are none.
+  """
+  accepted = [bucket for bucket in buckets if all(_accepts(model, bucket) for model in models)]
+  if not accepted:
+    raise UserError(f'config.data.buckets of the first run are {buckets}; another run accepts none of these lengths')
+  return accepted
+
+
+def _accepts(model: EncoderDecoder, bucket: Sequence[int]) -> bool:
+  """Whether a model accepts the lengths of a bucket; learned positions or parameters of some models limit them."""
+
+  def run(initial, batch):
+    arrays = (initial.source, initial.source_mask, initial.target)
+    return model.apply(model.init(jax.random.key(0), *arrays), batch.source, batch.source_mask, batch.target)
+
+  try:
+    jax.eval_shape(run, dummy_batch(), dummy_batch(*bucket))
+  except UserError:
+    return False
+  return True

@@ -252,6 +252,24 @@ def test_runs_with_different_vocabularies_are_no_ensemble(trained, copy):
     open_run_or_ensemble(f'{trained.folder},{copy}')
 
 
+def test_an_ensemble_has_the_buckets_of_the_first_run_that_every_model_accepts(trained):
+  system = open_run(trained.folder).system
+  limited = "transformer(features=4, layers=1, heads=2, hidden=4, position='learned(max_positions=3)')"
+
+  def with_fields(buckets, encoder):
+    data, model = ({**system.config[group]} for group in ('data', 'model'))
+    return system.with_config(
+      system.config | {'data': data | {'buckets': buckets}, 'model': model | {'encoder': encoder}}
+    )
+
+  first = with_fields([[2, 5], [3, 3], [4, 5]], 'birnn(features=4)')
+  second = with_fields([[3, 3]], limited)
+  assert first.ensemble([second]).config['data']['buckets'] == [[2, 5], [3, 3]]
+  assert first.ensemble([first]).config == first.config
+  with pytest.raises(UserError, match=r'buckets of the first run are \[\[4, 5\]\]; another run accepts none'):
+    with_fields([[4, 5]], 'birnn(features=4)').ensemble([second])
+
+
 def test_an_ensemble_of_a_system_without_ensembles_is_an_error(recall_run, monkeypatch):
   monkeypatch.setattr(runs, 'open_run', lambda *args: recall_run)
   with pytest.raises(UserError, match="runs/recall: runs of system 'recall' cannot be an ensemble"):
