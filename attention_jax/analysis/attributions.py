@@ -30,7 +30,7 @@ def integrated_gradients(
 ) -> jax.Array:
   """Σ_d (xₛ_d - x'ₛ_d) ∫₀¹ ∂yₜ(x' + α(x - x'))/∂xₛ_d dα. Sundararajan, Taly & Yan 2017, equation 1.
 
-  The integral is a sum over the centres of `steps` intervals with ends (i / steps)³, in float32 or float64. They are
+  The integral is a sum over the centres of `steps` intervals with ends (i / steps)⁴, in float32 or float64. They are
   short near x': a model that normalises its inputs changes most there if x' is zero. Attributions to all positions sum
   to y(x) - y(x') up to the error of that sum.
 
@@ -52,7 +52,7 @@ def integrated_gradients(
     return total + (high - low) * jax.jacrev(fn)(point).astype(total.dtype), None
 
   start = jnp.zeros((*jax.eval_shape(fn, inputs).shape, *inputs.shape), difference.dtype)
-  ends = (jnp.arange(steps + 1, dtype=difference.dtype) / steps) ** 3
+  ends = (jnp.arange(steps + 1, dtype=difference.dtype) / steps) ** 4
   total, _ = jax.lax.scan(add, start, (ends[:-1], ends[1:]))
   return jnp.einsum('tsd,sd->ts', total, difference)
 
