@@ -30,8 +30,9 @@ def integrated_gradients(
 ) -> jax.Array:
   """Σ_d (xₛ_d - x'ₛ_d) ∫₀¹ ∂yₜ(x' + α(x - x'))/∂xₛ_d dα. Sundararajan, Taly & Yan 2017, equation 1.
 
-  The integral is the mean at the centres of `steps` equal intervals, summed in float32 or float64. Attributions to
-  all positions sum to y(x) - y(x') up to the error of that mean.
+  The integral is a sum over the centres of `steps` intervals with ends (i / steps)⁴, in float32 or float64. They are
+  short near x': a model that normalises its inputs changes most there if x' is zero. Attributions to all positions sum
+  to y(x) - y(x') up to the error of that sum.
 
   Args:
     fn: inputs [S, D] -> outputs [T].
@@ -45,13 +46,15 @@ def integrated_gradients(
   baseline = at_least_float32(jnp.zeros_like(inputs) if baseline is None else baseline)
   difference = at_least_float32(inputs) - baseline
 
-  def add(total, alpha):
-    point = (baseline + alpha * difference).astype(inputs.dtype)
-    return total + jax.jacrev(fn)(point).astype(total.dtype), None
+  def add(total, interval):
+    low, high = interval
+    point = (baseline + (low + high) / 2 * difference).astype(inputs.dtype)
+    return total + (high - low) * jax.jacrev(fn)(point).astype(total.dtype), None
 
   start = jnp.zeros((*jax.eval_shape(fn, inputs).shape, *inputs.shape), difference.dtype)
-  total, _ = jax.lax.scan(add, start, (jnp.arange(steps) + 0.5) / steps)
-  return jnp.einsum('tsd,sd->ts', total / steps, difference)
+  ends = (jnp.arange(steps + 1, dtype=difference.dtype) / steps) ** 4
+  total, _ = jax.lax.scan(add, start, (ends[:-1], ends[1:]))
+  return jnp.einsum('tsd,sd->ts', total, difference)
 
 
 def leave_one_out(fn: Callable[[jax.Array], jax.Array], mask: jax.Array) -> jax.Array:

@@ -7,16 +7,15 @@ Bengio, Simard & Frasconi 1994); attention joins each pair of positions by one s
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 
+from attention_jax.analysis.interventions import AnalysedPair, source_vectors, with_vectors
 from attention_jax.errors import UserError
+from attention_jax.functional.masking import at_least_float32
 from attention_jax.models.encoder_decoder import EncoderDecoder
-
-SOURCE_EMBEDDING = ('encoder', 'embedding')  # path of the module in an EncoderDecoder with separate embeddings
 
 
 def gradient_norms(outputs: Callable[[jax.Array], jax.Array], inputs: jax.Array) -> jax.Array:
@@ -41,8 +40,8 @@ def source_gradients(
   that does not vanish as the model becomes certain.
 
   Args:
-    model: a model with separate source and target embeddings. Its logits must not be log-probabilities: its output
-      layer does not copy, and its alignment is not latent.
+    model: a model that embeds tokens. Its logits must not be log-probabilities: its output layer does not copy, and its
+      alignment is not latent.
     params: its parameters.
     source: source ids, [S].
     source_mask: True at real positions, [S].
@@ -51,20 +50,16 @@ def source_gradients(
   Returns:
     The norms, [T, S].
   """
+  pair = AnalysedPair(model, params, source, target)
 
-  def outputs(shift: jax.Array) -> jax.Array:
-    def add_shift(call, args, kwargs, context):
-      result = call(*args, **kwargs)
-      is_embedding = context.module.path == SOURCE_EMBEDDING and context.method_name == '__call__'
-      return result + shift[None] if is_embedding else result
-
-    with nn.intercept_methods(add_shift):
-      logits = model.apply({'params': params}, source[None], source_mask[None], target[None]).logits[0]
+  def outputs(vectors: jax.Array) -> jax.Array:
+    changed = with_vectors(pair, vectors)
+    inputs = (source[None], source_mask[None], target[None])
+    logits = changed.model.apply({'params': changed.params}, *inputs).logits[0]
     reference = jnp.take_along_axis(logits, target[:, None], axis=-1)[:, 0]
     return reference - logits.mean(-1)
 
-  features = model.encoder.embedding.features
-  return gradient_norms(outputs, jnp.zeros((*source.shape, features)))
+  return gradient_norms(outputs, at_least_float32(source_vectors(pair)))
 
 
 def recurrent_distances(source_length: int, target_length: int) -> np.ndarray:

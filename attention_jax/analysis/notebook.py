@@ -56,10 +56,15 @@ def show(
     height: of the frame, pixels.
 
   Raises:
-    UserError: without a line, for a system without readings, and as `reading.read_runs`.
+    UserError: without a line, for lines or analyses of another type, for a system without readings, and as
+      `reading.read_runs`.
   """
   if not lines:
     raise UserError("show: expected at least one line of text, as in show(run, '5 mars 1999')")
+  if wrong := [line for line in lines if not isinstance(line, str)]:
+    raise UserError(f"show: a line must be a str, as in show(run, 'a', 'b'), got {wrong[0]!r}")
+  if isinstance(analyses, str):
+    raise UserError(f'show: analyses must be a list, such as [{analyses!r}], got {analyses!r}')
   if not isinstance(run.system, SupportsReadings):
     raise UserError(f'show: {run.folder} is a run of a system without readings; expected a run of translation')
   request = ReadingRequest(inputs=lines, layers=layers, analyses=analyses, hypotheses=hypotheses, edit=edit)

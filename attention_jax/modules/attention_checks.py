@@ -13,7 +13,7 @@ from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import lookup
 from attention_jax.kernels.api import get_implementation, supported_implementations
 from attention_jax.modules.heads import check_heads
-from attention_jax.modules.positions import Positions
+from attention_jax.modules.positions import POSITIONS, Positions
 
 
 def check_attention(attention: nn.Module) -> None:
@@ -89,6 +89,12 @@ def _check_positions(attention: nn.Module) -> None:
     raise UserError(
       f"attention: positions must be a module such as modules.positions.POSITIONS['alibi']({expected}), "
       f'got {positions!r}'
+    )
+  if not positions.in_attention and type(positions).embed is not Positions.embed:
+    expected = ', '.join(name for name, cls in POSITIONS.items() if cls.in_attention)
+    raise UserError(
+      f'attention: positions must be applied by attention, got {type(positions).__name__}, which is added to '
+      f'embeddings; expected one of: {expected}'
     )
   for name in positions.depends_on:
     if getattr(positions, name) != sizes[name]:

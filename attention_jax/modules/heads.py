@@ -19,10 +19,13 @@ import jax.numpy as jnp
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended
-from attention_jax.functional.masking import zero_masked
+from attention_jax.functional.masking import float_array, zero_masked
+from attention_jax.functional.rngs import check_rng
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import init_row_params, lookup
 from attention_jax.kernels.api import attend
+
+ENTRIES = ('query_kernel', 'key_kernel', 'value_kernel', 'join', 'score_params', 'alignment_params')
 
 
 def check_heads(owner: str, features: int, heads: int) -> None:
@@ -53,8 +56,10 @@ def init_heads(
     score, alignment: a spec string, a table row, or a function.
 
   Raises:
-    UserError: for an unknown variant, a wrong option, a width or heads below 1, or heads that do not divide features.
+    UserError: for an unknown variant, a wrong option, a width or heads below 1, heads that do not divide features, or
+      an invalid rng.
   """
+  check_rng('attention', rng, is_required=True)
   if min(query, key, features) < 1:
     raise UserError(f'attention: query, key and features must be at least 1, got {query}, {key} and {features}')
   check_heads('attention', features, heads)
@@ -113,9 +118,14 @@ def attend_heads(
 
   Raises:
     UserError: as `attend`; if `encoded` does not have the width that the parameters project; if the parameters contain
-      biases, positions, a gate or differences of heads; or if the numbers of heads of queries, keys and values differ.
+      biases, positions, a gate, differences of heads or unknown entries; or if the numbers of heads of queries, keys
+      and values differ.
   """
+  check_rng('attention', rng)
   _check_supported(params)
+  encoded = float_array('attention', 'encoded', encoded)
+  if encoded.ndim < 2:
+    raise UserError(f'attention: encoded must be [..., S, D], got {list(encoded.shape)}')
   kernels = {name: params[f'{name}_kernel']['kernel'] for name in ('query', 'key') if f'{name}_kernel' in params}
   variant_params = {name: params.get(f'{name}_params', {}) for name in ('score', 'alignment')}
   values = encoded[None]
@@ -141,12 +151,16 @@ def attend_heads(
 
 
 def _check_supported(params: Mapping[str, Mapping[str, jax.Array]]) -> None:
-  """Raises UserError for parameters of `Attention` with biases, positions, a gate, differences, or `kv_heads`."""
+  """Raises UserError for unknown entries, and for biases, positions, a gate, differences, or `kv_heads`."""
   if 'positions' in params:
     raise UserError("attention: expected parameters of Attention with positions=None, got params['positions']")
   for name, field in (('gate_kernel', 'gate'), ('difference', 'differential')):
     if name in params:
       raise UserError(f"attention: expected parameters of Attention with {field}=False, got params['{name}']")
+  if unknown := [name for name in params if name not in ENTRIES]:
+    raise UserError(
+      f"attention: params must have the entries of init_heads, some of {', '.join(ENTRIES)}, got params['{unknown[0]}']"
+    )
   if biased := [name for name, entry in params.items() if 'bias' in entry and 'kernel' in entry]:
     raise UserError(f"attention: expected parameters of Attention with bias=False, got params['{biased[0]}']['bias']")
   heads = [len(params[name]['kernel']) for name in ('query_kernel', 'key_kernel', 'value_kernel') if name in params]

@@ -42,6 +42,15 @@ def test_integrated_gradients_sum_to_the_change_of_the_output():
   assert errors[1] < 1e-3 and errors[1] < errors[0]
 
 
+def test_integrated_gradients_of_normalised_inputs_are_their_terms():
+  def normalise(x):
+    return x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-5)
+
+  expected = jnp.einsum('tsd,sd->ts', KERNEL, normalise(INPUTS))
+  attributions = analysis.integrated_gradients(lambda x: linear(normalise(x)), INPUTS)
+  np.testing.assert_allclose(attributions, expected, rtol=0.05)
+
+
 def test_integrated_gradients_of_16_bit_inputs_are_summed_in_32_bits():
   inputs = INPUTS.astype(jnp.bfloat16)
 

@@ -65,15 +65,17 @@ def test_means_are_root_mean_squares():
     rms_by_distance(np.zeros(2), np.zeros(3))
 
 
-def test_gradients_of_a_model_are_those_of_its_embeddings():
+@pytest.mark.parametrize('shared', [False, True])
+def test_gradients_of_a_model_are_those_of_its_embeddings(shared):
   config = default_config()
+  config.model.share_embeddings = shared
   config.model.encoder = 'birnn(features=4)'
   config.model.decoder = 'luong(features=4)'
   config.model.embedding = config.model.attention.features = 4
   model = build(config.model.to_dict(), SIZE, SIZE)
   params = initial_params(model, 0)
   source = jnp.array([4, 5, 6, 7, 2])  # no id twice, so that each position has an embedding of its own
-  target = jnp.array([8, 9, 2])
+  target = jnp.array([8, 9, 2])  # the decoder reads no id of the source
   mask = jnp.ones(5, bool)
   norms = jax.jit(functools.partial(source_gradients, model))(params, source, mask, target)
 

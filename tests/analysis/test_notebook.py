@@ -56,3 +56,15 @@ def test_show_raises_without_lines_and_for_systems_without_readings(run):
   run.system = object()
   with pytest.raises(UserError, match='runs/dates is a run of a system without readings'):
     analysis.show(run, 'a')
+
+
+@pytest.mark.parametrize(
+  ('lines', 'analyses', 'message'),
+  [
+    ((['a', 'b'],), (), r"a line must be a str, as in show\(run, 'a', 'b'\), got \['a', 'b'\]"),
+    (('a',), 'entropy', r"analyses must be a list, such as \['entropy'\], got 'entropy'"),
+  ],
+)
+def test_lines_and_analyses_of_another_type_raise(run, lines, analyses, message):
+  with pytest.raises(UserError, match=f'show: {message}'):
+    analysis.show(run, *lines, analyses=analyses)

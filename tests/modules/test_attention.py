@@ -375,9 +375,11 @@ def test_positions_of_another_shape_or_type_raise(of_memory, of_queries, message
     (POSITIONS['t5'](3, 3), 'positions must have heads=2, got heads=3'),
     (POSITIONS['contextual'](), 'positions must have features=3, got features=64'),
     (POSITIONS['shaw'](2, 6), 'positions must have features=3, got features=6'),
+    (POSITIONS['sinusoidal'](), 'positions must be applied by attention, got Sinusoidal, .* expected one of: shaw, t5'),
+    (POSITIONS['learned'](), 'positions must be applied by attention, got LearnedPositions, which is added'),
   ],
 )
-def test_positions_of_another_number_of_heads_or_features_raise(positions, message):
+def test_positions_that_do_not_fit_the_attention_raise(positions, message):
   module = aj.Attention('scaled_dot', 'softmax', FEATURES, heads=2, positions=positions)
   with pytest.raises(aj.UserError, match=f'^attention: {message}'):
     parameters(module, *make_inputs('scaled_dot'))

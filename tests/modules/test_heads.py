@@ -167,3 +167,25 @@ def test_parameters_of_positions_are_an_error():
   params = {**params, 'positions': {'gate': {}}}
   with pytest.raises(aj.UserError, match=r"expected parameters of Attention with positions=None, got params\['pos"):
     attend_heads(params, query, encoded, mask[:, None], score='scaled_dot')
+
+
+def test_variables_instead_of_their_parameters_are_an_error():
+  query, encoded, mask = inputs()
+  params = init_heads(jax.random.key(0), query=DQ, key=DK, features=FEATURES, heads=2, score='scaled_dot')
+  with pytest.raises(aj.UserError, match=r"some of query_kernel, .*, got params\['params'\]"):
+    attend_heads({'params': params}, query, encoded, mask[:, None], score='scaled_dot')
+
+
+@pytest.mark.parametrize('heads', [1, 2])
+def test_wrong_arguments_are_one_line_errors(heads):
+  query, encoded, _ = inputs()
+  sizes = {'query': DQ, 'key': DK, 'features': FEATURES, 'heads': heads}
+  with pytest.raises(aj.UserError, match='attention: rng must be a single PRNG key'):
+    init_heads(0, **sizes)
+  params = init_heads(jax.random.key(0), **sizes)
+  with pytest.raises(aj.UserError, match='attention: rng must be a single PRNG key'):
+    attend_heads(params, query, encoded, rng=0)
+  with pytest.raises(aj.UserError, match=r'attention: encoded must be \[..., S, D\], got \[13\]'):
+    attend_heads(params, query, encoded[0, 0])
+  with pytest.raises(aj.UserError, match='attention: encoded must be float, got int32'):
+    attend_heads(params, query, encoded.astype(jnp.int32))
