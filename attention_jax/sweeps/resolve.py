@@ -147,9 +147,17 @@ def check_metrics(resolved: Sequence[Resolved], metrics: Sequence[str], has_earl
 
 def _has_values(result: Resolved, values: Setting) -> bool:
   fields = flatten_dict(result.config, sep='.') | dict(result.setting)
-  return all(
-    field in fields and parse_value(field, value, fields[field]) == fields[field] for field, value in values.items()
-  )
+  return all(field in fields and is_value(field, value, fields[field]) for field, value in values.items())
+
+
+def is_value(field: str, value: Any, actual: Any) -> bool:
+  """Returns whether a value, or its text, is that of a setting. Lists, which JSON has instead of tuples, equal tuples.
+
+  Raises:
+    UserError: as `parse_value`.
+  """
+  actual = tuple(actual) if isinstance(actual, list) else actual
+  return json.dumps(parse_value(field, value, actual)) == json.dumps(actual)
 
 
 def resolve(base: Base, setting: Setting) -> Resolved:
