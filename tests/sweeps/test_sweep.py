@@ -350,18 +350,6 @@ def test_settings_that_extend_a_sweep_pass_every_rung(folder):
   assert read_state(folder) == dataclasses.replace(state, opened=read_state(folder).opened)
 
 
-def test_settings_are_compared_by_one_metric(folder):
-  options = {'halving': 'halving(first=50, factor=2)'}
-  message = 'one training.select, got accuracy, exact_match'
-  settings = grid({'training.select': ['accuracy', 'exact_match']})
-  with pytest.raises(UserError, match=message):
-    check_request(make_request(folder, settings, **options))
-  assert len(check_request(make_request(folder, settings))) == 2  # without halving
-  run(make_request(folder, SETTINGS[:2], seeds=1, **options))
-  with pytest.raises(UserError, match=message):  # extends a sweep that was compared by exact_match
-    check_request(make_request(folder, settings[:1], **options))
-
-
 def test_mistakes_are_found_before_anything_starts(folder):
   settings = [{'model.attention.score': 'dott'}, {'training.steps': 'x'}]
   with pytest.raises(UserErrors) as error:
