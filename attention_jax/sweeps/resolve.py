@@ -151,7 +151,12 @@ def _has_values(result: Resolved, values: Setting) -> bool:
 
 
 def is_value(field: str, value: Any, actual: Any) -> bool:
-  """Returns whether a value, or its text, is that of a setting. Lists, which JSON has instead of tuples, equal tuples.
+  """Returns whether a value is that of a setting. Lists, which JSON has instead of tuples, equal tuples.
+
+  Args:
+    field: its path.
+    value: a value, or its text.
+    actual: the value of the setting.
 
   Raises:
     UserError: as `parse_value`.
