@@ -50,7 +50,10 @@ class Factor(NamedTuple):
   show: Callable[[Any], Any] = str
 
   def of(self, setting: SettingRuns) -> Any:
-    """Returns the value of a setting."""
+    """Returns the value of a setting. Raises UserError if its sweep does not vary the field."""
+    if self.field not in setting.factors:
+      varied = ', '.join(setting.factors) or 'no field'
+      raise UserError(f'the sweep varies {varied}; expected the sweep of the claim, which varies {self.field}')
     return self.show(setting.factors[self.field])
 
 

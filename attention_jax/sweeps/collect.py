@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from flax.traverse_util import flatten_dict
 
 from attention_jax.errors import UserError
+from attention_jax.specs import parse
 from attention_jax.sweeps.ledger import SweepState
 from attention_jax.sweeps.plan import run_folders
 from attention_jax.sweeps.resolve import IRRELEVANT_FIELDS, config_id
-from attention_jax.sweeps.space import label, short_names
+from attention_jax.sweeps.space import PRESET, label, short_names
 from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.experiment import RESULTS
 from attention_jax.systems.lexicons import LEXICON_FILE
@@ -172,8 +173,10 @@ def collect_sweep(folder: Path, state: SweepState) -> list[SettingRuns]:
   """
   runs: dict[str, list[FinishedRun]] = {}
   settings: dict[str, Mapping[str, Any]] = {}
+  presets: dict[str, str] = {}
   for entry in state.units.values():
     settings.setdefault(entry.unit.setting_id, entry.unit.setting)
+    presets.setdefault(entry.unit.setting_id, entry.unit.path.partition(':')[2])
   for entry in state.reported:
     unit = entry.unit
     folders = run_folders(unit, folder).values()
@@ -185,7 +188,8 @@ def collect_sweep(folder: Path, state: SweepState) -> list[SettingRuns]:
 
   def factors_of(setting_id, fields):
     # If a setting was planned before a field was varied, the value of the field is read from its config.
-    return {field: settings[setting_id].get(field, configs[setting_id].get(field, '')) for field in fields}
+    config = configs[setting_id] | {PRESET: presets[setting_id]}
+    return {field: settings[setting_id].get(field, _read_field(config, field)) for field in fields}
 
   fields = list(dict.fromkeys(field for setting in settings.values() for field in setting))
   fields += _distinguishing_fields([(factors_of(setting_id, fields), config) for setting_id, config in configs.items()])
@@ -195,6 +199,14 @@ def collect_sweep(folder: Path, state: SweepState) -> list[SettingRuns]:
     factors = factors_of(setting_id, fields)
     collected.append(SettingRuns(setting_id, label(factors, names), factors, members[0].config, members))
   return collected
+
+
+def _read_field(config: Mapping[str, Any], field: str) -> Any:
+  """The value of a field, or of an option of its spec; '' if the config does not set it."""
+  parent, _, option = field.rpartition('.')
+  if field in config or not config.get(parent):
+    return config.get(field, '')
+  return parse(config[parent], f'config.{parent}')[1].get(option, '')
 
 
 def _distinguishing_fields(settings: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[str]:

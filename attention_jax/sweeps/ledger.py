@@ -94,6 +94,7 @@ class SweepState:
   Attributes:
     units: by id, in the order in which they were planned.
     compared: number of updates -> setting id -> value by which successive halving compared the settings after them.
+    select: the metric by which it compared them; '' before the first rung.
     dropped: setting id -> number of updates after which successive halving dropped it.
     costs: setting id -> its 'costs' event.
     opened: the 'opened' events.
@@ -101,6 +102,7 @@ class SweepState:
 
   units: Mapping[str, UnitState] = dataclasses.field(default_factory=dict)
   compared: Mapping[int, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+  select: str = ''
   dropped: Mapping[str, int] = dataclasses.field(default_factory=dict)
   costs: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
   opened: tuple[Mapping[str, Any], ...] = ()
@@ -133,7 +135,8 @@ def _apply(state: SweepState, event: Mapping[str, Any]) -> SweepState:
     steps = event['steps']
     dropped = dict(state.dropped) | dict.fromkeys(event['dropped'], steps)
     values = dict(state.compared.get(steps, {})) | event.get('values', {})
-    return dataclasses.replace(state, compared=dict(state.compared) | {steps: values}, dropped=dropped)
+    compared = dict(state.compared) | {steps: values}
+    return dataclasses.replace(state, compared=compared, select=event.get('select', state.select), dropped=dropped)
   if kind == COSTS:
     return dataclasses.replace(state, costs=dict(state.costs) | {event['setting_id']: event})
   if kind == OPENED:

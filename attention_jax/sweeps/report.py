@@ -1,10 +1,12 @@
 """The report of a sweep or of any finished runs: what was measured, what differs, and what does not."""
 
 import datetime
+import functools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from flax.traverse_util import flatten_dict
@@ -17,7 +19,7 @@ from attention_jax.sweeps.collect import SettingRuns, collect_folders, collect_s
 from attention_jax.sweeps.contrasts import Contrast, MetricColumn, contrast_all
 from attention_jax.sweeps.estimate import measure_costs
 from attention_jax.sweeps.ledger import FAILED, FINISHED, SweepState, UnitState, read_state
-from attention_jax.sweeps.resolve import parse_value
+from attention_jax.sweeps.resolve import is_value
 from attention_jax.sweeps.space import Setting, label
 from attention_jax.sweeps.statistics import (
   TESTS,
@@ -218,7 +220,7 @@ def _columns(settings: Sequence[SettingRuns], metrics: Sequence[str]) -> list[Me
   text = [parse(spec, 'metric')[0] for spec in config['evaluation'].get('metrics', ())]
   defaults = dict.fromkeys([config['training']['select'], *text, ALIGNMENT_ERROR])
   names = list(metrics) or [name for name in defaults if name in measured] or list(measured)
-  directions = selectable_metrics(config)
+  directions = functools.reduce(operator.or_, (selectable_metrics(setting.config) for setting in settings))
   return [
     MetricColumn(split, metric, values[metric], directions.get(metric))
     for split, values in results.items()
@@ -238,16 +240,12 @@ def _find_baseline(settings: Sequence[SettingRuns], fields: Setting | None) -> S
   matches = [
     setting
     for setting, member in zip(settings, values, strict=True)
-    if all(_same_value(field, value, member[field]) for field, value in fields.items())
+    if all(is_value(field, value, member[field]) for field, value in fields.items())
   ]
   if len(matches) != 1:
     names = '; '.join(setting.label for setting in settings)
     raise UserError(f'--baseline: {label(fields)} matches {len(matches)} settings, expected one of: {names}')
   return matches[0]
-
-
-def _same_value(field: str, value: Any, actual: Any) -> bool:
-  return parse_value(field, value, actual) == actual
 
 
 def _row(setting: SettingRuns, columns: Sequence[MetricColumn], update_flop: float) -> ReportRow:

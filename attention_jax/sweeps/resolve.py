@@ -147,9 +147,22 @@ def check_metrics(resolved: Sequence[Resolved], metrics: Sequence[str], has_earl
 
 def _has_values(result: Resolved, values: Setting) -> bool:
   fields = flatten_dict(result.config, sep='.') | dict(result.setting)
-  return all(
-    field in fields and parse_value(field, value, fields[field]) == fields[field] for field, value in values.items()
-  )
+  return all(field in fields and is_value(field, value, fields[field]) for field, value in values.items())
+
+
+def is_value(field: str, value: Any, actual: Any) -> bool:
+  """Returns whether a value is that of a setting. Lists, which JSON has instead of tuples, equal tuples.
+
+  Args:
+    field: its path.
+    value: a value, or its text.
+    actual: the value of the setting.
+
+  Raises:
+    UserError: as `parse_value`.
+  """
+  actual = tuple(actual) if isinstance(actual, list) else actual
+  return json.dumps(parse_value(field, value, actual)) == json.dumps(actual)
 
 
 def resolve(base: Base, setting: Setting) -> Resolved:
@@ -231,20 +244,26 @@ def parse_value(field: str, value: Any, default: Any) -> Any:
 
   Args:
     field: its path.
-    value: a value, or its text for a field that is not a string.
+    value: a value, or its text; the text of a string may be in quotes, so that it can have commas and semicolons.
     default: a value of the field, which determines the type.
 
   Raises:
     UserError: for a value of another type.
   """
-  if isinstance(value, str) and not isinstance(default, str):
-    value = _literal(value)
+  if isinstance(value, str):
+    value = _unquote(value) if isinstance(default, str) else _literal(value)
   if isinstance(default, tuple) and isinstance(value, list):
     value = tuple(value)
   if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
     value = float(value)
   check_value(f'config.{field}', value, Option(type(default)))
   return value
+
+
+def _unquote(text: str) -> str:
+  """The text within quotes; anything else stays as it is."""
+  value = _literal(text) if text[:1] in ('"', "'") else text
+  return value if isinstance(value, str) else text
 
 
 def _literal(value: Any) -> Any:

@@ -5,9 +5,9 @@ import dataclasses
 import functools
 import math
 import sys
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from attention_jax.errors import UserError
 from attention_jax.sweeps import halving
@@ -109,11 +109,20 @@ def check_request(request: SweepRequest) -> list[Resolved]:
   if not request.halving:
     return resolved
   halving.parse_halving(request.halving)
+  _check_select(resolved, read_events(request.folder)[0])
   fixed: dict[str, Resolved] = {}  # by id: two settings may differ only in whether their schedules are fixed already
   for before in resolved:
     (after,) = resolve_settings(request.base, [_with_fixed_schedules(before)])
     fixed.setdefault(after.id, after._replace(setting=before.setting))
   return list(fixed.values())
+
+
+def _check_select(resolved: Sequence[Resolved], events: Sequence[Mapping[str, Any]]) -> None:
+  """Raises UserError unless all settings, those of earlier rungs included, are compared by one metric."""
+  earlier = fold(events).select
+  names = sorted({setting.config['training']['select'] for setting in resolved} | ({earlier} - {''}))
+  if len(names) > 1:
+    raise UserError(f'--halving compares all settings of a sweep by one training.select, got {", ".join(names)}')
 
 
 def _with_fixed_schedules(resolved: Resolved) -> Setting:

@@ -63,6 +63,12 @@ def test_each_group_needs_one_baseline(folder):
     setting_rows(finished_settings(folder), 'test', METRICS, FACTORS, {'score': 'dot'})
 
 
+def test_the_sweep_of_another_claim_is_a_user_error(folder):
+  message = 'the sweep varies model.embedding, model.attention.score; expected the sweep of the claim, which varies '
+  with pytest.raises(UserError, match=message + 'model.attention.heads'):
+    setting_rows(finished_settings(folder), 'test', METRICS, [Factor('model.attention.heads', 'heads')], {'heads': '1'})
+
+
 def test_one_pair_of_runs_has_a_difference_without_an_interval(tmp_path):
   make_sweep(tmp_path, SETTINGS[:2], seeds=1)
   first, _ = setting_rows(finished_settings(tmp_path), 'test', METRICS, FACTORS, {'score': 'general'})

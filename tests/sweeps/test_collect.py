@@ -90,6 +90,17 @@ def test_settings_of_a_sweep_that_was_extended_with_other_flags_are_distinguishe
   assert settings[2].factors == SETTINGS[0] | {'training.steps': 200}
 
 
+def test_earlier_settings_have_the_values_of_options_and_presets_that_are_varied_later(tmp_path):
+  make_sweep(tmp_path, [{'model.embedding': '8'}, {'training.schedule.peak': '0.01'}, {'preset': 'other'}], seeds=1)
+  varied = [(setting.label, setting.factors) for setting in collect_sweep(tmp_path, read_state(tmp_path))]
+  assert [label for label, _ in varied] == [
+    'embedding=8, peak=0.001, preset=preset',
+    'embedding=256, peak=0.01, preset=preset',
+    'embedding=256, peak=0.001, preset=other',
+  ]
+  assert varied[0][1] == {'model.embedding': 8, 'training.schedule.peak': 0.001, 'preset': 'preset'}
+
+
 def test_runs_are_compared_without_their_data(tmp_path):
   data = {'data__task': "tsv(train='train.tsv')", 'data__folder': str(tmp_path / 'gone')}
   first = write_run(tmp_path / 'a', base_config(**data), {'test': {'exact_match': 3.0}})

@@ -13,8 +13,11 @@ from attention_jax.sweeps.halving import (
   rungs,
   survivors,
 )
+from attention_jax.sweeps.ledger import RUNG, open_ledger
+from attention_jax.sweeps.space import grid
+from attention_jax.sweeps.sweep import SweepRequest, check_request
 from attention_jax.training.optim import make_schedule
-from tests.sweeps.helpers import base_config, write_run
+from tests.sweeps.helpers import FAKE_TRAIN, base_config, make_base, write_run
 
 
 def test_rungs_grow_by_the_factor_and_end_at_the_total():
@@ -71,3 +74,17 @@ def test_mistakes_in_a_spec_of_halving_raise(spec, message):
     parse_halving(spec)
   assert message in str(error.value)
   assert parse_halving('halving(first=3)') == (3, 3)
+
+
+def test_settings_are_compared_by_one_metric(tmp_path):
+  settings = grid({'training.select': ['accuracy', 'exact_match']})
+  request = SweepRequest(tmp_path, make_base(), settings, 1, FAKE_TRAIN, halving='halving(first=50)')
+  message = 'one training.select, got accuracy, exact_match'
+  with pytest.raises(UserError, match=message):
+    check_request(request)
+  assert len(check_request(request._replace(halving=''))) == 2
+  with open_ledger(tmp_path) as ledger:
+    ledger.append(RUNG, steps=50, select='exact_match', values={}, dropped=[])
+  assert len(check_request(request._replace(settings=settings[1:]))) == 1
+  with pytest.raises(UserError, match=message):
+    check_request(request._replace(settings=settings[:1]))

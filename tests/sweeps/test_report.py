@@ -140,6 +140,20 @@ def test_invalid_options_raise(folder, options, message):
   assert message in str(error.value)
 
 
+def test_a_metric_that_the_first_setting_lacks_is_compared(tmp_path):
+  base = make_base(training__select='loss')
+  specs = ("('exact_match',)", "('exact_match', 'ter')", '["ter"]')
+  resolved = [resolve(base, {'evaluation.metrics': text}) for text in specs]
+  with open_ledger(tmp_path) as ledger:
+    for index, setting in enumerate(resolved):
+      for seed in range(3):
+        add_run(ledger, setting, seed, 80.0, 20.0, **({'ter': 50.0 - 10 * index + seed * index} if index else {}))
+  options = NO_ROWS._replace(metrics=['ter'], baseline={'evaluation.metrics': specs[1]})  # tuples are lists in JSON
+  (contrast,) = sweep_report(tmp_path, options, print).contrasts
+  assert contrast.column.higher_is_better is False and contrast.setting.id == resolved[2].id
+  assert contrast.comparison.difference.value == pytest.approx(-9.0) and contrast.comparison.improvement == 1.0
+
+
 def test_pictures_are_drawn(report):
   pictures = draw_pictures(report)
   assert len(pictures) == 5

@@ -14,6 +14,7 @@ from attention_jax.sweeps.resolve import (
   resolve,
   resolve_settings,
 )
+from attention_jax.sweeps.space import parse_grid, parse_setting
 from attention_jax.systems.config import describe_config
 from attention_jax.systems.registry import SYSTEMS
 from tests.sweeps.helpers import PATH, base_config, make_base
@@ -109,6 +110,16 @@ def test_values_get_the_types_of_their_fields():
   assert config['training']['steps'] == 7 and config['training']['clip'] == 2.0
   assert isinstance(config['training']['clip'], float) and config['data']['shared_vocabulary'] is True
   assert config['data']['buckets'] == ((3, 4),) and config['model']['dropout'] == 0.1
+
+
+def test_a_text_in_quotes_is_its_content():
+  settings = [
+    *parse_grid('training.frozen="encoder, decoder",encoder,,"it\'s"'),
+    parse_setting('training.anneal="a: cosine; b: linear"'),
+    parse_setting('data.task=tsv(train="a, b.tsv")'),
+  ]
+  texts = [value for setting in settings for value in resolve(make_base(), setting).setting.values()]
+  assert texts == ['encoder, decoder', 'encoder', '', "it's", 'a: cosine; b: linear', 'tsv(train="a, b.tsv")']
 
 
 def test_an_option_of_a_spec_is_varied():
