@@ -62,7 +62,8 @@ def leave_one_out(fn: Callable[[jax.Array], jax.Array], mask: jax.Array) -> jax.
 
   Args:
     fn: mask [S] -> outputs [T]; a function of the positions where the mask is True.
-    mask: the real positions; one is left out by masking it, so that the others keep their positions.
+    mask: the real positions; one is left out by masking it. Attention keeps the positions of the others; a recurrent
+      encoder that sorts padding to the end reads them without a gap.
 
   Returns:
     [T, S]; 0 at masked positions.

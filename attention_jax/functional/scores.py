@@ -265,10 +265,12 @@ def _outer(x: Float[Array, ' S'], y: Float[Array, ' F']) -> Float[Array, 'S F']:
 
 
 def _dot_product(query, key):
+  _check_widths(query, key)
   return query, key
 
 
 def _scaled_product(query, key):
+  _check_widths(query, key)
   return at_least_float32(query) * (query.shape[-1] ** -0.5), key
 
 
@@ -281,6 +283,7 @@ def _low_rank_product(query, key, *, u, v):
 
 
 def _cosine_product(query, key, *, beta):
+  _check_widths(query, key)
   return beta * _unit(query), _unit(key)
 
 

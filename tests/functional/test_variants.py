@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
+from attention_jax.functional.scores import SCORES
 from tests.functional.cases import FEATURES, KEY, QUERY, VALUE, S, T, draw
 
 SIZES = {'query': QUERY, 'key': KEY, 'features': FEATURES}
@@ -224,3 +225,12 @@ def test_hard_has_a_gradient_through_the_expectation_or_the_state():
   assert not gradient(lambda scores: hard(scores, 0.0)[0]).any()
   assert not gradient(lambda scores: hard(scores, 1.0)[1]).any()
   assert gradient(lambda scores: hard(scores, 0.0)[1]).any()
+
+
+@pytest.mark.parametrize('name', ['dot', 'scaled_dot', 'cosine', 'normed_dot', 'elu_dot'])
+def test_score_and_form_reject_a_query_of_another_width_than_the_keys(name):
+  row = SCORES[name]
+  params = aj.init_params(jax.random.key(0), score=name, query=3, key=3, features=3)['score']
+  for fn in (row.fn, row.form.fn):
+    with pytest.raises(aj.UserError, match=r'query \(2,\) and key \(5, 3\) .* must be of the same width'):
+      fn(jnp.ones(2), jnp.ones((5, 3)), **params)
