@@ -105,7 +105,10 @@ def _updates(subject: Subject, *, layer: int = -1) -> Measurement:
 def _through_encoder(fn: Callable[[np.ndarray], np.ndarray], subject: Subject) -> Measurement:
   """Applies fn to the self-attention weights [L, S, S] of the encoder; each row is then divided by its sum."""
   weights = np.asarray(_compiled(encoder_weights, subject.pair)).mean(1)
-  layers = subject.pair.model.encoder.layers
+  encoder = subject.pair.model.encoder
+  layers = encoder.layers
+  if getattr(encoder, 'differential', False):
+    raise UserError('rollout and flow add the weights of all heads; this encoder (differential=True) subtracts some')
   if len(weights) != layers:
     raise UserError(
       f'rollout and flow follow one direction through all layers; this encoder has {len(weights) // layers}'

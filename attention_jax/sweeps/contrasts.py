@@ -94,13 +94,16 @@ def contrast_all(
     columns: the columns of the report.
     test: a key of statistics.TESTS.
     compares_rows: whether outputs are also compared row by row, which reads the data.
-    log: called with a line if outputs cannot be compared.
+    log: called with a line if values or outputs cannot be compared.
   """
   contrasts = []
   comparer = _OutputComparer(log) if compares_rows else None
   for column in columns:
+    if column.higher_is_better is None:
+      continue
+    without_pairs = []
     for setting in settings:
-      if setting is baseline or column.higher_is_better is None:
+      if setting is baseline:
         continue
       pairs = _pairs(setting, baseline, column)
       if pairs:
@@ -109,6 +112,13 @@ def contrast_all(
         comparison = compare(values, base_values, column.higher_is_better, test)
         row_comparisons = comparer.compare(pairs, column) if comparer else []
         contrasts.append(Contrast(setting, column, comparison, math.nan, row_comparisons))
+      else:
+        without_pairs.append(setting.label)
+    if without_pairs:
+      log(
+        f'not compared in {column.name}: {"; ".join(without_pairs)} (no seed has a value of the setting and one of the '
+        f'baseline, {baseline.label})'
+      )
   corrected = correct_p_values([contrast.p for contrast in contrasts])
   return [contrast._replace(corrected_p=p) for contrast, p in zip(contrasts, corrected, strict=True)]
 

@@ -1,5 +1,6 @@
 """The units of a sweep: which processes train which seeds of which settings, in which folders, by which command."""
 
+import dataclasses
 import re
 import shlex
 from collections.abc import Iterable, Sequence
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attention_jax.errors import choose
-from attention_jax.sweeps.ledger import SweepState, Unit
+from attention_jax.sweeps.ledger import INTERRUPTED, SweepState, Unit, UnitState
 from attention_jax.sweeps.resolve import Resolved
 from attention_jax.sweeps.space import label, short_names
 from attention_jax.systems.runs import seed_folder
@@ -129,3 +130,34 @@ def run_folders(unit: Unit, sweep_folder: Path) -> dict[int, Path]:
   if len(unit.seeds) == 1:
     return {unit.seeds[0]: folder}
   return {seed: seed_folder(folder, seed) for seed in unit.seeds}
+
+
+def requested_units(state: SweepState, resolved: Sequence[Resolved], seeds: Sequence[int]) -> list[UnitState]:
+  """Returns the units of the ledger that train one of these seeds of one of these settings.
+
+  Args:
+    state: the state of the ledger.
+    resolved: the settings.
+    seeds: the seeds.
+  """
+  ids = {setting.id for setting in resolved}
+  return [
+    entry for entry in state.units.values() if entry.unit.setting_id in ids and set(entry.unit.seeds) & set(seeds)
+  ]
+
+
+def removed_units(state: SweepState, sweep_folder: Path) -> list[Unit]:
+  """Returns the finished units without a run folder, as when it was removed.
+
+  Adopted runs, which are elsewhere, are not among them, nor are those of dropped settings, which nothing needs.
+  """
+  units = [entry.unit for entry in state.reported if not Path(entry.unit.folder).is_absolute()]
+  return [unit for unit in units if not all(path.is_dir() for path in run_folders(unit, sweep_folder).values())]
+
+
+def without_removed(state: SweepState, sweep_folder: Path) -> SweepState:
+  """Returns the state in which the units of `removed_units` are unfinished."""
+  changed = {
+    unit.id: dataclasses.replace(state.units[unit.id], state=INTERRUPTED) for unit in removed_units(state, sweep_folder)
+  }
+  return dataclasses.replace(state, units=dict(state.units) | changed)

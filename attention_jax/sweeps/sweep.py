@@ -25,19 +25,28 @@ from attention_jax.sweeps.estimate import (
 from attention_jax.sweeps.ledger import (
   FAILED,
   FINISHED,
+  INTERRUPTED,
   OPENED,
   PLANNED,
   RUNG,
   Ledger,
   SweepState,
   Unit,
-  UnitState,
   fold,
   open_ledger,
   planned_event,
   read_events,
 )
-from attention_jax.sweeps.plan import command, format_command, plan_units, run_folders, trains_seeds_together
+from attention_jax.sweeps.plan import (
+  command,
+  format_command,
+  plan_units,
+  removed_units,
+  requested_units,
+  run_folders,
+  trains_seeds_together,
+  without_removed,
+)
 from attention_jax.sweeps.progress import SweepProgress
 from attention_jax.sweeps.resolve import Base, Resolved, resolve_settings
 from attention_jax.sweeps.space import Setting, label
@@ -160,6 +169,9 @@ def run_sweep(request: SweepRequest, resolved: Sequence[Resolved], log: Log) -> 
       for event in events:
         ledger.append(**event)
       log(line)
+    for unit in removed_units(ledger.state, ledger.folder):
+      ledger.append(INTERRUPTED, unit=unit.id)
+      log(_describe_removed(unit))
     together = trains_seeds_together(request.together, backend, len(resolved), len(seeds), executor.slots)
     for unit in _missing_units(request, ledger.state, resolved, seeds, together):
       ledger.append(PLANNED, **planned_event(unit))
@@ -177,6 +189,10 @@ def run_sweep(request: SweepRequest, resolved: Sequence[Resolved], log: Log) -> 
     if outcome.finished and not stop.reason:
       _store_costs(ledger, resolved, log)
     return outcome
+
+
+def _describe_removed(unit: Unit) -> str:
+  return f'{unit.folder}: the folder of this finished run is missing, so that it counts as unfinished'
 
 
 def _unit_command(
@@ -222,20 +238,6 @@ def _cluster_backend(spec: str) -> str:
   if cluster == 'local':
     return detect_devices()[0]
   return 'gpu' if parameters.get('gpus_per_node') else 'cpu'
-
-
-def requested_units(state: SweepState, resolved: Sequence[Resolved], seeds: Sequence[int]) -> list[UnitState]:
-  """Returns the units of the ledger that train one of these seeds of one of these settings.
-
-  Args:
-    state: the state of the ledger.
-    resolved: the settings.
-    seeds: the seeds.
-  """
-  ids = {setting.id for setting in resolved}
-  return [
-    entry for entry in state.units.values() if entry.unit.setting_id in ids and set(entry.unit.seeds) & set(seeds)
-  ]
 
 
 def _missing_units(
@@ -369,7 +371,9 @@ def describe_plan(request: SweepRequest, resolved: Sequence[Resolved], log: Log)
     new_events, line = plan_adoption(fold(events), folder, adopted, resolved)
     events += new_events
     log(line)
-  state = fold(events)
+  for unit in removed_units(fold(events), folder):
+    log(_describe_removed(unit))
+  state = without_removed(fold(events), folder)
   seeds = requested_seeds(request, resolved)
   costs = dict(measure_costs([(setting.id, setting.config) for setting in resolved], state.costs))
   if request.cluster:

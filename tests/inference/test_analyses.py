@@ -135,6 +135,11 @@ def test_comparing_weights_with_a_measure_of_other_axes_raises():
       functools.partial(build_tiny, encoder='lstmn(direction="both")'),
       "^analysis 'rollout': rollout and flow .* this encoder has 2",
     ),
+    (
+      'flow',
+      functools.partial(build_transformer, 'differential=True'),
+      'rollout and flow add the weights of all heads; this encoder .* subtracts some',
+    ),
     ('updates', build_tiny, 'no adaptive computation time'),
     ('norms', build_transformer, "^analysis 'norms': .* one head"),
   ],

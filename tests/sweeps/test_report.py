@@ -1,6 +1,7 @@
 """The report: tables, findings, notes and pictures."""
 
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -152,6 +153,27 @@ def test_a_metric_that_the_first_setting_lacks_is_compared(tmp_path):
   (contrast,) = sweep_report(tmp_path, options, print).contrasts
   assert contrast.column.higher_is_better is False and contrast.setting.id == resolved[2].id
   assert contrast.comparison.difference.value == pytest.approx(-9.0) and contrast.comparison.improvement == 1.0
+
+
+def test_a_note_names_the_settings_that_have_no_seed_in_common_with_the_baseline(tmp_path):
+  resolved = [resolve(make_base(), setting) for setting in SETTINGS[:3]]
+  with open_ledger(tmp_path) as ledger:
+    for setting, seeds in zip(resolved, [(0, 1), (2, 3), (0, 1)], strict=True):
+      for seed in seeds:
+        add_run(ledger, setting, seed, 80.0 + seed, 20.0)
+  lines = []
+  report = sweep_report(tmp_path, NO_ROWS._replace(metrics=['exact_match']), lines.append)
+  assert [contrast.setting.id for contrast in report.contrasts] == [resolved[2].id]
+  (line,) = lines
+  assert line.startswith(f'not compared in exact_match, test: {report.rows[1].setting.label} (no seed has a value')
+  assert f'N{line[1:]}.' in report.notes
+
+
+def test_a_run_whose_folder_was_removed_is_unfinished(tmp_path):
+  make_sweep(tmp_path, SETTINGS[:2])
+  shutil.rmtree(next(tmp_path.glob('*/seed_1')))
+  report = sweep_report(tmp_path, NO_ROWS, print)
+  assert report.unfinished == 1 and sum(len(row.setting.runs) for row in report.rows) == 5
 
 
 def test_pictures_are_drawn(report):

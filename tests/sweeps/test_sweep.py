@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -92,6 +93,16 @@ def test_finished_runs_are_never_repeated_and_a_sweep_is_extended(folder):
   assert len(starts(folder)) == 15
   assert {entry.unit.seeds for entry in read_state(folder).units.values()} == {(0,), (1,), (2,)}
   assert run(make_request(folder, SETTINGS[:1], seeds=1))[0] == (1, 0, 0)
+
+
+def test_a_run_whose_folder_was_removed_is_trained_again(folder, monkeypatch):
+  request = make_request(folder, SETTINGS[:2])
+  run(request)
+  shutil.rmtree(folder / (removed := next(iter(read_state(folder).units.values())).unit.folder))
+  message = f'{removed}: the folder of this finished run is missing, so that it counts as unfinished'
+  assert message in plan(request, monkeypatch) and not (folder / removed).exists()
+  outcome, lines = run(request)
+  assert outcome == (4, 0, 0) and message in lines and (folder / removed).exists()
 
 
 def test_failed_runs_are_listed_and_retried_alone(folder, monkeypatch):
