@@ -1,5 +1,6 @@
 """Results as a table for a terminal, and attention weights for JSON."""
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from attention_jax.inference.metrics import MetricSummary, MetricValue
 
 if TYPE_CHECKING:  # loads scipy, which only evaluate --by needs here
   from attention_jax.sweeps.bins import BinnedMetrics
+  from attention_jax.systems.profiling import UpdateProfile
 
 
 MAX_WIDTH = 1000  # characters of a table
@@ -48,6 +50,36 @@ def print_bins(bins: 'BinnedMetrics') -> None:
     intervals = [values[i] for values in bins.metrics.values()]
     table.add_row(bin.name, str(len(bin.rows)), *(f'{x.value:.2f} [{x.low:.2f}, {x.high:.2f}]' for x in intervals))
   _print_table(table)
+
+
+def print_profile(profile: 'UpdateProfile', depth: int, rows: int) -> None:
+  """Prints the time of an update, and tables of the time of its operations by module and by kind.
+
+  Args:
+    profile: the times.
+    depth: number of names of a path of modules after which deeper modules are counted as one.
+    rows: maximum number of rows of each table.
+  """
+  total = sum(profile.times.values())
+  rate = f'{profile.flop / 1e9:.3g} GFLOP in products, {profile.flop / profile.seconds / 1e9:.3g} GFLOP/s'
+  shape = f'batch of shape ({profile.shape_names}) {profile.shape}'
+  print(f'{shape}: {profile.seconds * 1e3:.3g} ms an update, {rate}')
+  print(f'traced: {total * 1e3:.3g} ms of operations an update, summed over devices and threads')
+  phases = ('forward', 'backward')
+  modules = Table('module', box=box.SIMPLE_HEAD)
+  for name in (*(f'{phase}, ms' for phase in phases), 'ms', 'share'):
+    modules.add_column(name, justify='right')
+  for name, times in itertools.islice(profile.by_module(depth).items(), rows):
+    split = [f'{times[phase] * 1e3:.2f}' if phase in times else '' for phase in phases]
+    seconds = sum(times.values())
+    modules.add_row(name, *split, f'{seconds * 1e3:.2f}', f'{seconds / total:.1%}')
+  _print_table(modules)
+  kinds = Table('operation', box=box.SIMPLE_HEAD)
+  for name in ('ms', 'share'):
+    kinds.add_column(name, justify='right')
+  for name, seconds in itertools.islice(profile.by_kind().items(), rows):
+    kinds.add_row(name, f'{seconds * 1e3:.2f}', f'{seconds / total:.1%}')
+  _print_table(kinds)
 
 
 def _print_table(table: Table) -> Console:

@@ -23,16 +23,35 @@ COUNTED_BATCHES = 100  # at most; enough for the mean over the shapes of the buc
 def update_flop(system: System) -> float:
   """Returns the FLOP of the matrix products of one update, forward and backward; the mean over the first batches.
 
+  Args:
+    system: a system with its data.
+  """
+  batches = system.batches(system.config['training']['seed'])
+  count = flop_counter(system)
+  flop_of: dict[tuple[int, ...], float] = {}
+  total = 0.0
+  # Data without epochs have an epoch of one batch, but batches of several shapes.
+  steps = min(len(batches), COUNTED_BATCHES) if len(batches) > 1 else COUNTED_BATCHES
+  for step in range(steps):
+    shape = batches.shape(step)
+    if shape not in flop_of:
+      flop_of[shape] = count(batches[step])
+    total += flop_of[shape]
+  return total / steps
+
+
+def flop_counter(system: System) -> Callable[[Any], float]:
+  """Returns batch -> the FLOP of the matrix products of an update with it, forward and backward.
+
   Convolutions, element-wise operations such as exponentials, and the optimiser are not counted. The implementations
   `flash`, `cudnn` and `pallas_additive` count as the definition of attention, because their own products are in
   kernels, or in loops and branches whose repetitions depend on the mask.
 
   Args:
-    system: a system with its data.
+    system: a system.
   """
   initializer = system.initializer()
   params = jax.eval_shape(lambda: initializer(0))
-  batches = system.batches(system.config['training']['seed'])
   loss = system.loss
 
   def gradients(params, batch):
@@ -41,17 +60,11 @@ def update_flop(system: System) -> float:
 
     return jax.grad(objective)(params)
 
-  flop_of: dict[tuple[int, ...], float] = {}
-  total = 0.0
-  # Data without epochs have an epoch of one batch, but batches of several shapes.
-  steps = min(len(batches), COUNTED_BATCHES) if len(batches) > 1 else COUNTED_BATCHES
-  for step in range(steps):
-    shape = batches.shape(step)
-    if shape not in flop_of:
-      with trace_for_counting():
-        flop_of[shape] = matmul_flop(count_matmuls(gradients, params, batches[step]))
-    total += flop_of[shape]
-  return total / steps
+  def count(batch):
+    with trace_for_counting():
+      return matmul_flop(count_matmuls(gradients, params, batch))
+
+  return count
 
 
 def matmul_flop(counts: Counter) -> float:

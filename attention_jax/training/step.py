@@ -82,7 +82,9 @@ class TrainStep:
     live = jax.make_array_from_callback(live.shape, self.root.sharding, lambda index: live[index])
     return self.update.apply_gradients(state, sums, gradients, live)
 
-  def compile_for(self, state: TrainState, batch: Any, when_lowered: Callable[[], None] = lambda: None) -> None:
+  def compile_for(
+    self, state: TrainState, batch: Any, when_lowered: Callable[[], None] = lambda: None
+  ) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
     """Compiles the update for the shapes of a batch; a call with such shapes then uses these programs.
 
     The optimiser, which is compiled once, is compiled in a thread of its own.
@@ -91,6 +93,9 @@ class TrainStep:
       state: shapes, dtypes and shardings of the state, see StateInitializer.shapes.
       batch: a batch.
       when_lowered: called after lowering; the compilation that follows does not hold the interpreter lock (GIL).
+
+    Returns:
+      The programs of the gradients and of the optimiser.
     """
     batch = shard_batch(batch, self.mesh, self.accumulate, self.rule)
     lowered_gradients = self.update.compute_gradients.lower(self.root, state.step, state.params, state.running, batch)
@@ -107,9 +112,8 @@ class TrainStep:
     lowered_optimizer = self.update.apply_gradients.lower(state, sums, grads, *live)
     when_lowered()
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
-      compiled = threads.submit(lowered_optimizer.compile)
-      lowered_gradients.compile()
-      compiled.result()
+      optimizer = threads.submit(lowered_optimizer.compile)
+      return lowered_gradients.compile(), optimizer.result()
 
   def with_seed(self, seed: int) -> 'TrainStep':
     """Returns the training step of one run with another seed, which shares the compiled programs."""

@@ -43,6 +43,7 @@ PROGRAM_FLAGS = {
     *SEARCH_FLAGS,
   ),
   'replay': ('--workdir:', '--update:', '--seed:'),
+  'profile_update': ('--config:', '--updates:', '--depth:', '--rows:', '--output:'),
   'ablate': (
     '--config:',
     '--workdir:',

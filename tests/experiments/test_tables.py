@@ -1,7 +1,10 @@
 """Results as tables for a terminal."""
 
+import re
+
 from attention_jax.inference.metrics import MetricSummary
-from experiments.tables import print_results
+from attention_jax.systems.profiling import Operation, UpdateProfile
+from experiments.tables import print_profile, print_results
 
 
 def test_names_and_values_of_a_wide_table_are_whole(capsys, monkeypatch):
@@ -14,3 +17,16 @@ def test_names_and_values_of_a_wide_table_are_whole(capsys, monkeypatch):
   lines = [line.split() for line in capsys.readouterr().out.splitlines()]
   assert ['alignment_error_rate', *['33.00', '±', '0.50'] * 3, '%'] in lines
   assert ['perplexity', *['12345.6780', '±', '0.2500'] * 3] in lines
+
+
+def test_a_profile_is_printed_by_module_and_by_operation(capsys):
+  times = {
+    Operation(('encoder', 'layers_0'), 'forward', 'dot_general'): 0.003,
+    Operation(('encoder', 'layers_0'), 'backward', 'exp'): 0.001,
+    Operation((), 'optimiser', 'add'): 0.0005,
+  }
+  print_profile(UpdateProfile((2, 3), 'rows, length', 0.01, 4e7, times), depth=1, rows=1)
+  text = capsys.readouterr().out
+  assert 'batch of shape (rows, length) (2, 3): 10 ms an update, 0.04 GFLOP in products, 4 GFLOP/s' in text
+  assert '4.5 ms of operations' in text and 'optimiser' not in text
+  assert re.search(r'encoder +3\.00 +1\.00 +4\.00 +88\.9%', text) and re.search(r'dot_general +3\.00 +66\.7%', text)
