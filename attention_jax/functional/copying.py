@@ -54,9 +54,10 @@ def generate_or_copy(
     Log-probabilities [V + S].
   """
   shares, copy_mass = _normalise(weights)
-  copying = copy_mass * (1 - gate)
-  generated = jnp.pad((1 - copying) * jax.nn.softmax(at_least_float32(logits)), (0, ids.shape[0]))
-  return _log(generated + copying * _sum_by_word(shares, ids, logits.shape[0]))
+  # Not 1 - (1 - gate), which is 0, without a gradient, for a gate that is not.
+  generating = jnp.where(copy_mass > 0, at_least_float32(gate), 1.0)
+  generated = jnp.pad(generating * jax.nn.softmax(at_least_float32(logits)), (0, ids.shape[0]))
+  return _log(generated + (1 - generating) * _sum_by_word(shares, ids, logits.shape[0]))
 
 
 def generate_and_copy(

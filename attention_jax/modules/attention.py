@@ -248,10 +248,18 @@ class Attention(nn.Module):
     return carry._replace(state=(score_state, jax.tree.map(lambda leaf: jnp.flip(leaf, -1), state)))
 
   def observe(self, carry: Carry, log_likelihood: jax.Array) -> Carry:
-    """Updates the carry of a latent alignment after a step: log_likelihood [B, S] is log p(token | position)."""
-    observe = jax.vmap(jax.vmap(self.alignment_row.latent.observe))
+    """Updates the carry of a latent alignment after a step: log_likelihood [B, S] is log p(token | position).
+
+    Raises:
+      UserError: if the alignment is not latent.
+    """
+    latent = self.alignment_row.latent
+    if not latent:
+      raise UserError(f'attention: observe needs a latent alignment, such as latent_monotonic, got {self.alignment!r}')
     score_state, state = carry.state
-    return carry._replace(state=(score_state, observe(state, log_likelihood[:, None])))
+    if latent.observe:
+      state = jax.vmap(jax.vmap(latent.observe))(state, log_likelihood[:, None])
+    return carry._replace(state=(score_state, state))
 
   def __call__(
     self, carry: Carry, query: jax.Array, memory: Memory, deterministic: bool = True, position: jax.Array | None = None

@@ -63,6 +63,11 @@ def _check_projections(attention: nn.Module) -> None:
     raise UserError(
       f'attention: bias must be False for one head and score {attention.score!r}, which projects neither query nor key'
     )
+  if attention.projects_values and attention.resolved_alignment.latent:
+    raise UserError(
+      f'attention: project_values must be False and positions None for the latent alignment {attention.alignment!r}, '
+      'with which a decoder reads the value of each position instead of a context'
+    )
   if attention.gate and not attention.projects_values:
     raise UserError('attention: gate must be False for one head without project_values=True, got gate=True')
 

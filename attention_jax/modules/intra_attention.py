@@ -91,25 +91,28 @@ class IntraAttentionLayer(nn.Module):
       Outputs [B, S, F], zero where masked; the state after the last unmasked step; and the weights [B, S, S] of every
       position over the positions that were read before it.
     """
-    inputs = zero_masked(inputs, mask).astype(self.dtype)
+    order = self._reading_order(mask)
+    back = jnp.argsort(order, axis=1)
+    is_real = jnp.take_along_axis(mask, order, 1)
+    inputs = _take_steps(zero_masked(inputs, mask).astype(self.dtype), order)
     state = zero_state(self.kind, inputs.shape[0], self.features, self.dtype)
     blank = jnp.zeros((*mask.shape, self.features), self.dtype)
     tape = self._remember((blank,) * len(state), jnp.zeros_like(mask))
     carry = IntraAttentionCarry(state[0], state, tape, self.attention.init_carry(tape))
 
-    steps = (inputs, self.cell.project(inputs), mask)
+    steps = (inputs, self.cell.project(inputs), is_real)
     steps = (*(jnp.moveaxis(x, 1, 0) for x in steps), jnp.arange(mask.shape[1]))
-    carry, (outputs, weights) = self._scan(carry, self._flip(steps), deterministic)
-    outputs, weights = self._flip((outputs, weights))
+    carry, results = self._scan(carry, steps, deterministic)
+    outputs, weights = (zero_masked(_take_steps(jnp.moveaxis(x, 0, 1), back), mask) for x in results)
+    return outputs, carry.state, jnp.take_along_axis(weights, back[:, None], 2)
 
-    def to_batch_first(x):
-      return zero_masked(jnp.moveaxis(x, 0, 1), mask)
+  def _reading_order(self, mask: jax.Array) -> jax.Array:
+    """Returns the positions [B, S] in the order in which they are read, masked ones last.
 
-    return to_batch_first(outputs), carry.state, to_batch_first(weights)
-
-  def _flip(self, tree: Any) -> Any:
-    """Reverses the order of the steps if the layer reads from the end."""
-    return jax.tree.map(lambda x: jnp.flip(x, 0), tree) if self.reverse else tree
+    The tape is in this order, in which scores and alignments such as `local_m` and `windowed` count its entries.
+    """
+    positions = jnp.arange(mask.shape[1])
+    return jnp.argsort(jnp.where(mask, (-positions if self.reverse else positions)[None], mask.shape[1]), axis=1)
 
   def _scan(self, carry: IntraAttentionCarry, steps: Any, deterministic: bool) -> tuple[IntraAttentionCarry, Any]:
     """Scans `_step` over arrays [S, ...] in blocks, so that training stores one tape per block instead of per step."""
@@ -167,3 +170,8 @@ class IntraAttentionLayer(nn.Module):
 def _where(condition: jax.Array, new: Any, old: Any) -> Any:
   """Selects rows of two trees of arrays [B, ...] by a condition [B]."""
   return jax.tree.map(lambda x, y: jnp.where(condition.reshape(-1, *(1,) * (x.ndim - 1)), x, y), new, old)
+
+
+def _take_steps(x: jax.Array, order: jax.Array) -> jax.Array:
+  """Returns the steps of x [B, S, D] in another order [B, S]."""
+  return jnp.take_along_axis(x, order[..., None], 1)

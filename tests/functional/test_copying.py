@@ -128,3 +128,12 @@ def test_zero_weights_point_to_the_end_or_generate(padding):
   np.testing.assert_allclose(generated[:V], jax.nn.log_softmax(logits), rtol=1e-5)
   assert np.all(np.isfinite(jax.jit(jax.jacobian(generate_or_copy, 2))(logits, gate, zeros, ids)))
   assert np.all(np.isfinite(jax.jit(jax.jacobian(point))(zeros, ids)))
+
+
+def test_a_gate_near_0_keeps_its_probability_and_its_gradient():
+  def log_prob(gate):
+    return generate_or_copy(LOGITS, gate, WEIGHTS)[1]  # word 1, which the source does not contain
+
+  gate = jnp.float32(1e-9)
+  np.testing.assert_allclose(log_prob(gate), np.log(1e-9 * _softmax(LOGITS)[1]), rtol=1e-5)
+  np.testing.assert_allclose(jax.grad(log_prob)(gate), 1e9, rtol=1e-5)

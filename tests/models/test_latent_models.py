@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import attention_jax as aj
 from attention_jax.functional.latent import chain_log_marginal
 from attention_jax.tokens import UNK
 from tests.models.helpers import LENGTHS, TARGET_WORDS, B, T, build_tiny, inputs
-from tests.modules.helpers import assert_close, variables
+from tests.modules.helpers import assert_close, assert_same, variables
 
 FULL_MASK = jnp.ones((B, T), bool)
 CELLS = [('luong', 'rnn="gru", input_feeding=False'), ('luong', 'rnn="lstm"'), ('bahdanau', 'rnn="gru"')]
@@ -84,3 +85,11 @@ def test_posterior_without_latent_alignment_is_the_weights():
   source, mask, target = inputs()
   outputs = jax.jit(model.apply)(variables(model, source, mask, target), source, mask, target)
   assert model.posterior(outputs, FULL_MASK) is outputs.weights and outputs.likelihood == ()
+
+
+def test_only_latent_alignments_observe_and_one_of_order_zero_keeps_its_carry():
+  latent, other = (aj.Attention('dot', name).bind({}) for name in ('latent', 'softmax'))
+  carry = latent.init_carry(latent.remember(jnp.ones((2, 3, 4)), jnp.ones((2, 3), bool)))
+  assert_same(latent.observe(carry, jnp.zeros((2, 3))), carry)
+  with pytest.raises(aj.UserError, match="observe needs a latent alignment, such as latent_monotonic, got 'softmax'"):
+    other.observe(carry, jnp.zeros((2, 3)))

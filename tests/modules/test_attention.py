@@ -306,6 +306,7 @@ def test_options_of_specs_determine_the_parameters():
     ({'alignment': 'softmax(heat=2)'}, r"unknown option of alignment 'softmax': 'heat'"),
     ({'implementation': 'window'}, "'window' cannot compute this: the alignment is not local_m or local_p"),
     ({'alignment': 'latent', 'heads': 2}, 'heads must be 1 for a latent alignment, got heads=2'),
+    ({'alignment': 'latent', 'project_values': True}, "project_values must be False .* latent alignment 'latent'"),
     ({'bias': True, 'score': 'general'}, "bias must be False for one head and score 'general'"),
     ({'gate': True}, 'gate must be False for one head without project_values=True, got gate=True'),
     ({'implementation': 'fused'}, "unknown implementation 'fused'"),

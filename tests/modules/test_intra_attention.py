@@ -53,6 +53,23 @@ def test_a_layer_equals_the_literal_loop_over_unmasked_steps(kind, reverse):
   assert_same(run(params, jnp.where(MASK[..., None], inputs, jnp.nan), MASK), (outputs, state, weights))
 
 
+@pytest.mark.parametrize('alignment', ['local_m(width=2)', 'windowed(width=2)'])
+def test_a_backward_layer_counts_its_tape_as_a_forward_layer_over_the_reversed_steps_does(alignment):
+  forward, backward = (IntraAttentionLayer('simple', F, reverse, alignment=alignment) for reverse in (False, True))
+  inputs = draw(B, S, D)
+  params = variables(forward, inputs, MASK)
+  lengths = jnp.asarray(LENGTHS)[:, None]
+  order = jnp.where(MASK, lengths - 1 - jnp.arange(S)[None], jnp.arange(S)[None])
+  mirrored = jnp.take_along_axis(inputs, order[..., None], 1)
+  outputs, state, weights = jax.jit(backward.apply)(params, inputs, MASK)
+  expected, expected_state, expected_weights = jax.jit(forward.apply)(params, mirrored, MASK)
+  assert_close(outputs, jnp.take_along_axis(expected, order[..., None], 1))
+  assert_close(state, expected_state)
+  for b, length in enumerate(LENGTHS):
+    assert_close(weights[b, :length, :length], expected_weights[b, :length, :length][::-1, ::-1])
+    assert_close(weights[b].sum(-1), (jnp.arange(S) < length - 1).astype(jnp.float32))
+
+
 def test_padding_has_no_gradient():
   layer = IntraAttentionLayer('lstm', F)
   inputs = draw(B, S, D)
