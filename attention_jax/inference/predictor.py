@@ -258,11 +258,11 @@ class Predictor:
   def _search_buckets(self, encoded: EncodedCorpus, longest: int) -> list[tuple[int, int]]:
     """Buckets for sources of up to `longest` tokens and every target of the corpus."""
     target_length = int(encoded.lengths[1].max(initial=1))
-    source_lengths = []
-    for length in search_lengths(self._buckets, longest):
-      # Beyond the buckets, lengths are rounded up, perhaps to more than the model accepts.
-      source_lengths.append(length if self._is_accepted(length) else longest)
-    return [(length, target_length) for length in source_lengths]
+    lengths = search_lengths(self._buckets, longest)
+    # Lengths beyond the buckets are rounded up, and buckets of an ensemble are those of its first model: both may be
+    # more than the model accepts. Several such lengths become one.
+    source_lengths = {length if self._is_accepted(length) else longest for length in lengths}
+    return [(length, target_length) for length in sorted(source_lengths)]
 
   def _prefix_ids(self, batch: Batch) -> np.ndarray:
     """The prefixes [B, P] of a batch; P is a multiple of 8, so that few shapes are compiled.

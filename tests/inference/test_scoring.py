@@ -162,7 +162,8 @@ def test_sources_of_an_ensemble_are_padded_to_no_more_than_each_model_accepts():
   params = [init_model_params(model) for model in models]
   texts = []
   for order in (1, -1):  # the buckets are those of the first model
-    predictor = Predictor(Ensemble(models[::order]), tuple(params[::order]), WORDS, WORDS, buckets=[(40, 4)])
+    buckets = [(20, 4), (40, 4)]  # both are longer than one model accepts
+    predictor = Predictor(Ensemble(models[::order]), tuple(params[::order]), WORDS, WORDS, buckets=buckets)
     (short, long) = predictor(['b a', 'b ' * 20], beams=1)
     texts.append(short.hypotheses[0].text)
     assert not long.hypotheses and predictor.max_source_length(21) == 10
