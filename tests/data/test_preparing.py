@@ -143,6 +143,11 @@ def test_mistakes_raise_a_user_error(folder, tmp_path):  # noqa: F811
     message = f"task 'text': train must be a prefix or a pair of (source, target) paths, got {train}"
     assert error(make_config(folder, f'text(train={train})'), folder / 'new') == message
   prepare(config, folder / 'prepared', quiet)
+  validation = (folder / 'val.en').read_text()
+  (folder / 'val.en').write_text('changed\n')
+  message = f'holds another data set: its split validation is not that of {folder}/val.en now; choose another folder'
+  assert message in error(config, folder / 'prepared')
+  (folder / 'val.en').write_text(validation)
   assert "vocabulary is 'word' there, 'char' now" in error(make_config(folder, TEXT, 'char'), folder / 'prepared')
   assert 'is prepared already' in error(make_config(folder / 'prepared', 'prepared'), folder / 'again')
   (folder / 'train.en').write_text('a\n')
