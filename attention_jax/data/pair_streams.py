@@ -33,14 +33,14 @@ class PairStream(NamedTuple):
       are included, so that pair i is line i; a task that is read into memory may have dropped them, see `lines`.
     fingerprint: path, size and, on a disk, modification time of each file; of other data, the name and the number of
       pairs. It detects that the data changed between two readings.
-    notes: lines that describe what is left out.
+    notes: lines that describe what is left out; complete when all pairs have been read.
     lines: the line number of each pair; None: pair i is line i, counted from 1.
   """
 
   name: str
   pairs: Callable[[], Iterator[tuple[Pair, float]]]
   fingerprint: list[Any]
-  notes: tuple[str, ...] = ()
+  notes: Sequence[str] = ()
   lines: Sequence[int] | None = None
 
 
@@ -98,15 +98,16 @@ def _text(
 
 def _tsv(folder: str, *, train: str, level: str = 'word', **splits: Any):
   path = join_path(folder, train)
+  notes = []
 
   def pairs() -> Iterator[tuple[Pair, float]]:
     for number, (line, share) in enumerate(iter_lines(path), 1):
       columns = line.split('\t')
       check_columns(path, number, columns)
+      if len(columns) == 3 and not notes:
+        notes.extend(_links_note(path))
       yield (columns[0], columns[1] if len(columns) > 1 else ''), share
 
-  first_line, _ = next(iter_lines(path))
-  notes = _links_note(path) if first_line.count('\t') > 1 else ()
   other_splits = tasks.tsv(folder, train=None, level=level, **splits)
   return PairStream(path, pairs, [_file_fingerprint(path)], notes), other_splits
 

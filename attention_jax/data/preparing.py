@@ -29,6 +29,7 @@ from attention_jax.data.prepared import (
   Shard,
   corpus_as_json,
   pack_row,
+  read_corpus,
   read_manifest,
 )
 from attention_jax.data.text import Corpus, format_count, format_line_numbers
@@ -82,7 +83,7 @@ def prepare(config: Mapping[str, Any], folder: str | Path, log: Log = print) -> 
   folder = Path(folder).expanduser().absolute()
   stream, other_splits = open_pairs(config)
   request = _request(config, stream)
-  if _is_finished(folder, request):
+  if _is_finished(folder, request, other_splits):
     log(f'{folder} is prepared already')
     return folder
   _check_unfinished(folder, request)
@@ -102,12 +103,18 @@ def _request(config: Mapping[str, Any], stream: PairStream) -> dict[str, Any]:
   return json.loads(json.dumps(fields | {field: config[field] for field in VOCABULARY_FIELDS}))
 
 
-def _is_finished(folder: Path, request: Mapping[str, Any]) -> bool:
+def _is_finished(folder: Path, request: Mapping[str, Any], other_splits: Mapping[str, Corpus]) -> bool:
   """Whether a folder holds the finished data set. Raises UserError if it holds another one."""
   manifest = read_manifest(folder) if folder.is_dir() else None
-  if manifest is not None:
-    _check_same(folder, {name: manifest.get(name) for name in request}, request)
-  return manifest is not None
+  if manifest is None:
+    return False
+  _check_same(folder, {name: manifest.get(name) for name in request}, request)
+  for split, corpus in other_splits.items():
+    if corpus_as_json(read_corpus(folder / f'{split}.json')) != corpus_as_json(corpus):
+      raise UserError(
+        f'{folder} holds another data set: its split {split} is not that of {corpus.name} now; choose another folder'
+      )
+  return True
 
 
 def _check_unfinished(folder: Path, request: Mapping[str, Any]) -> None:

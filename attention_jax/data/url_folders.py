@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import posixpath
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,7 +47,7 @@ def local_copy(folder: str, part: str = '') -> str:
 
 
 def _update(url: str, copy: Path) -> None:
-  """Downloads files that are new or have another version than in the copy, and deletes copies of removed files."""
+  """Downloads files that are new or have another version than in the copy, and deletes copies of those removed."""
   import fsspec
 
   system, root = fsspec.url_to_fs(url)
@@ -62,6 +63,8 @@ def _update(url: str, copy: Path) -> None:
   if deleted := stored.keys() - versions.keys():
     for name in deleted:
       (copy / name).unlink(missing_ok=True)
+      with contextlib.suppress(OSError):  # of a folder that is not empty
+        os.removedirs((copy / name).parent)
       del stored[name]
     write_text(copy / VERSIONS, json.dumps(stored) + '\n')
   changed = [name for name in paths if stored.get(name) != versions[name] or not (copy / name).is_file()]

@@ -18,7 +18,8 @@ from attention_jax.decoding.top_k import log_sum_exp
 from attention_jax.errors import UserError
 from attention_jax.tokens import BOS, EOS, PAD
 
-IMPOSSIBLE_SCORE = -1e9  # finite, so that sums and length-normalised values of it stay ordered
+# Finite, so that sums and length-normalised values of it stay ordered, and below every score that a Ranking allows.
+IMPOSSIBLE_SCORE = -1e30
 
 
 class Hypotheses(NamedTuple):

@@ -20,6 +20,7 @@ from attention_jax.data.encoding import EncodedCorpus, token_units
 from attention_jax.data.text import Corpus, group_references
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.decoding.streaming import is_streamable
+from attention_jax.errors import UserError
 from attention_jax.inference.metrics import MetricValue, compute_metric
 from attention_jax.inference.predictor import Prediction, Predictor
 from attention_jax.losses.sequence import output_loss, replace_unreachable_targets
@@ -284,13 +285,23 @@ def select_texts(corpus: Corpus, hypotheses: Sequence[str], options: Mapping[str
     corpus: the pairs.
     hypotheses: one per row of the corpus.
     options: config.evaluation.
+
+  Raises:
+    UserError: if references are grouped, and the hypotheses of a source differ.
   """
   if not options['group_references']:
     references = [[target] for target in corpus.target]
     return ComparedTexts(list(corpus.source), list(hypotheses), references, [*range(len(references))])
   sources, references, rows = group_references(corpus)
-  hypothesis_of = dict(zip(corpus.source, hypotheses, strict=True))
-  return ComparedTexts(sources, [hypothesis_of[source] for source in sources], references, rows)
+  first_row = dict(zip(sources, rows, strict=True))
+  for row, source in enumerate(corpus.source):
+    first = first_row[source]
+    if hypotheses[row] != hypotheses[first]:
+      raise UserError(
+        f'hypotheses {first + 1} and {row + 1} differ, but belong to the same source; expected equal ones, because '
+        'config.evaluation.group_references compares one hypothesis with all references of a source'
+      )
+  return ComparedTexts(sources, [hypotheses[row] for row in rows], references, rows)
 
 
 def evaluate_corpus(

@@ -175,6 +175,8 @@ class Predictor:
       raise UserError('replace_unknown needs attention weights, but the decoder does not attend')
     corpus = Corpus(list(lines), list(prefixes or [''] * len(lines)))
     encoded = encode(corpus, self.source_vocab, self.target_vocab)
+    if prefixes:
+      self._check_prefixes(prefixes, encoded.lengths[1] - 1)
     # The seed is an input of the compiled search, so that all seeds share one.
     strategy = dataclasses.replace(sampling, seed=0) if sampling else BeamSearch(beams, groups, diversity)
     batch_size = self._small_batch_size if len(lines) <= self._small_batch_size else self._batch_size
@@ -258,22 +260,22 @@ class Predictor:
   def _search_buckets(self, encoded: EncodedCorpus, longest: int) -> list[tuple[int, int]]:
     """Buckets for sources of up to `longest` tokens and every target of the corpus."""
     target_length = int(encoded.lengths[1].max(initial=1))
-    source_lengths = []
-    for length in search_lengths(self._buckets, longest):
-      # Beyond the buckets, lengths are rounded up, perhaps to more than the model accepts.
-      source_lengths.append(length if self._is_accepted(length) else longest)
-    return [(length, target_length) for length in source_lengths]
+    lengths = search_lengths(self._buckets, longest)
+    # Lengths beyond the buckets are rounded up, and buckets of an ensemble are those of its first model: both may be
+    # more than the model accepts. Several such lengths become one.
+    source_lengths = {length if self._is_accepted(length) else longest for length in lengths}
+    return [(length, target_length) for length in sorted(source_lengths)]
+
+  def _check_prefixes(self, prefixes: Sequence[str], lengths: np.ndarray) -> None:
+    """Raises UserError for a prefix that leaves no room for EOS within the maximum length."""
+    for prefix, length in zip(prefixes, lengths, strict=True):
+      if length >= self.max_length:
+        limit = f'at most {self.max_length - 1} tokens, as hypotheses have at most {self.max_length} with EOS'
+        raise UserError(f'a prefix must have {limit}, got {length}: {prefix[:40]!r}')
 
   def _prefix_ids(self, batch: Batch) -> np.ndarray:
-    """The prefixes [B, P] of a batch; P is a multiple of 8, so that few shapes are compiled.
-
-    Raises UserError if a prefix leaves no room for EOS within the maximum length.
-    """
+    """The prefixes [B, P] of a batch; P is a multiple of 8, so that few shapes are compiled."""
     prefixes = np.where(batch.target == EOS, PAD, batch.target)
-    longest = int((prefixes != PAD).sum(1).max())
-    if longest >= self.max_length:
-      limit = f'at most {self.max_length - 1} tokens, as hypotheses have at most {self.max_length} with EOS'
-      raise UserError(f'a prefix must have {limit}, got {longest}')
     return np.pad(prefixes, ((0, 0), (0, -prefixes.shape[1] % 8)), constant_values=PAD)
 
   def _predictions(self, batch: Batch, hypotheses: Hypotheses, corpus: Corpus) -> Iterator[tuple[int, Prediction]]:

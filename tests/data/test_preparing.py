@@ -96,12 +96,12 @@ def test_progress_has_rate_and_time_left(folder, monkeypatch):  # noqa: F811
 
 
 def test_a_table_is_prepared_without_the_links_of_its_training_split(folder, tmp_path):  # noqa: F811
-  (tmp_path / 'train.tsv').write_text('a b\tA\t0-0 1-0\n\nc\tC\n')
+  (tmp_path / 'train.tsv').write_text('c\tC\n\na b\tA\t0-0 1-0\n')  # the first row has none
   (tmp_path / 'dev.tsv').write_text('b a\tB\t0-0\n')
   config = make_config(tmp_path, "tsv(train='train.tsv', validation='dev.tsv')", 'char')
   prepare(config, tmp_path / 'prepared', quiet)
   data = load(make_config(tmp_path / 'prepared', 'prepared', 'char'), None)
-  assert list(data.corpora['train'].source) == ['a b', 'c'] and data.corpora['train'].line(1) == 3
+  assert list(data.corpora['train'].source) == ['c', 'a b'] and data.corpora['train'].line(1) == 3
   assert data.corpora['validation'].links == [((0, 0),)]
   assert 'the links of the training split are not prepared' in data.report[2]
   assert '1 pair with a blank side' in data.report[3]
@@ -143,6 +143,11 @@ def test_mistakes_raise_a_user_error(folder, tmp_path):  # noqa: F811
     message = f"task 'text': train must be a prefix or a pair of (source, target) paths, got {train}"
     assert error(make_config(folder, f'text(train={train})'), folder / 'new') == message
   prepare(config, folder / 'prepared', quiet)
+  validation = (folder / 'val.en').read_text()
+  (folder / 'val.en').write_text('changed\n')
+  message = f'holds another data set: its split validation is not that of {folder}/val.en now; choose another folder'
+  assert message in error(config, folder / 'prepared')
+  (folder / 'val.en').write_text(validation)
   assert "vocabulary is 'word' there, 'char' now" in error(make_config(folder, TEXT, 'char'), folder / 'prepared')
   assert 'is prepared already' in error(make_config(folder / 'prepared', 'prepared'), folder / 'again')
   (folder / 'train.en').write_text('a\n')

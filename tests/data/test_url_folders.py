@@ -47,6 +47,19 @@ def test_only_changes_are_downloaded(bucket, capfd):
   assert 'downloading 1 file of ' in capfd.readouterr().err
 
 
+def test_folders_that_are_removed_leave_no_empty_copy(bucket):
+  """tfds would take an empty folder for a version of a data set."""
+  system, root, url = bucket
+  copy = Path(local_copy(url))
+  system.rm(f'{root}/below', recursive=True)
+  system.pipe({f'{root}/above/two': b'2'})
+  local_copy(url)
+  assert not (copy / 'below').exists()
+  system.rm(f'{root}/above', recursive=True)
+  system.pipe({f'{root}/above': b'now a file'})
+  assert read(local_copy(url)) == {'one': b'1', 'above': b'now a file'}
+
+
 def test_a_part_is_downloaded_alone(bucket):
   *_, url = bucket
   assert read(local_copy(url, 'below')) == {'below/two': b'2'}

@@ -67,6 +67,18 @@ def test_models_without_attention_can_be_ranked_by_coverage():
   np.testing.assert_allclose(ranked.scores, plain.scores + penalty, rtol=1e-5)
 
 
+@pytest.mark.parametrize('ranking', [Ranking(beta=10_000), Ranking(gamma=10_000)], ids=['beta', 'gamma'])
+def test_hypotheses_exist_whatever_their_penalty(ranking):
+  """The largest penalties of a long source without attention, and of an EOS of probability e^-100."""
+
+  def step(carry, token, memory):
+    return carry, (jnp.zeros((1, 5)).at[:, EOS].set(-100.0), jnp.zeros((1, 8000)))
+
+  hypotheses = jax.jit(lambda: search.beam(step, jnp.zeros((1, 1)), (), beams=1, max_length=1, ranking=ranking))()
+  assert hypotheses.lengths.tolist() == [[1]] and hypotheses.tokens.tolist() == [[[EOS]]]
+  assert -1e12 < hypotheses.scores[0, 0] < -1e9
+
+
 @pytest.mark.parametrize(
   ('gamma', 'lengths', 'scores'),
   [(0.0, [1, 2], (0.6, 0.4)), (0.5, [1, 2], (0.6, 0.4)), (1.0, [2, 1], (0.4, 0.36))],

@@ -8,7 +8,8 @@ from attention_jax.data.batching import gather
 from attention_jax.data.encoding import encode
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import train
-from attention_jax.inference.evaluation import TeacherForcedScorer, alignment_metrics
+from attention_jax.errors import UserError
+from attention_jax.inference.evaluation import TeacherForcedScorer, alignment_metrics, select_texts
 from attention_jax.models.encoder_decoder import ModelConfig, build
 from tests.modules.helpers import variables
 
@@ -114,3 +115,12 @@ def test_rows_of_zero_weights_miss_their_links():
   metrics = alignment_metrics(CORPUS, [0 * WORD_WEIGHTS[0], WORD_WEIGHTS[1]], vocabulary, vocabulary)
   assert metrics['recall'].value == pytest.approx(100 / 3)
   assert metrics['precision'].value == 100
+
+
+def test_hypotheses_of_grouped_references_must_be_equal():
+  corpus = Corpus(['a', 'b', 'a'], ['x', 'y', 'z'])
+  texts = select_texts(corpus, ['x', 'w', 'x'], {'group_references': True})
+  assert texts == (['a', 'b'], ['x', 'w'], [['x', 'z'], ['y']], [0, 1])
+  with pytest.raises(UserError, match='hypotheses 1 and 3 differ, but belong to the same source'):
+    select_texts(corpus, corpus.target, {'group_references': True})
+  assert select_texts(corpus, corpus.target, {'group_references': False}).hypotheses == corpus.target

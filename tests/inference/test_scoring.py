@@ -106,9 +106,9 @@ def test_each_search_is_compiled_once_and_each_length_traced_once(model_and_para
 def test_a_prefix_must_leave_room_for_eos(model_and_params):
   predictor = Predictor(*model_and_params, WORDS, WORDS, buckets=[(4, 4)], max_length=3)
   assert predictor(['a b'], prefixes=['c d'])[0].hypotheses[0].text == 'c d'
-  message = 'a prefix must have at most 2 tokens, as hypotheses have at most 3 with EOS, got 3'
+  message = "a prefix must have at most 2 tokens, as hypotheses have at most 3 with EOS, got 3: 'c d e'"
   with pytest.raises(UserError, match=message):
-    predictor(['a b'], prefixes=['c d e'])
+    predictor(['a b', 'c'], prefixes=['', 'c d e'])
 
 
 @pytest.mark.parametrize('options', [{'prefixes': ['c']}, {'line_numbers': range(3)}], ids=['prefixes', 'line_numbers'])
@@ -162,7 +162,8 @@ def test_sources_of_an_ensemble_are_padded_to_no_more_than_each_model_accepts():
   params = [init_model_params(model) for model in models]
   texts = []
   for order in (1, -1):  # the buckets are those of the first model
-    predictor = Predictor(Ensemble(models[::order]), tuple(params[::order]), WORDS, WORDS, buckets=[(40, 4)])
+    buckets = [(20, 4), (40, 4)]  # both are longer than one model accepts
+    predictor = Predictor(Ensemble(models[::order]), tuple(params[::order]), WORDS, WORDS, buckets=buckets)
     (short, long) = predictor(['b a', 'b ' * 20], beams=1)
     texts.append(short.hypotheses[0].text)
     assert not long.hypotheses and predictor.max_source_length(21) == 10
