@@ -22,11 +22,13 @@ from attention_jax.atomic import is_unfinished, write_atomic, write_text
 from attention_jax.errors import UserError
 from attention_jax.training.checkpoint import BEST, DAMAGED, LATEST
 from attention_jax.training.remote_files import RemoteFiles
+from attention_jax.training.remote_lock import LostLockError
 
 MANIFEST = 'manifest.json'
 OBJECTS = 'objects'
 STATE = '.remote.json'  # in the working copy: the manifest of the last synchronisation
 NEXT_STATE = '.remote.next.json'  # in the working copy: the manifest of an upload, while it may be interrupted
+REPEATED = 'uploading again after the next checkpoint'
 ATTEMPTS = 3  # a state may be replaced while it is read
 UNFINISHED_CHECKPOINT = 'orbax-checkpoint-tmp'
 Files = dict[str, str]  # name below the folder -> digest
@@ -233,9 +235,9 @@ class Uploader:
 
   Args:
     folder: the folder.
-    check: raises UserError if this process has lost the lock.
-    log: called with a line if an upload in the thread fails, which is repeated after the next checkpoint, and if the
-      upload of the state at an error fails.
+    check: raises LostLockError if this process has lost the lock, or UserError if it cannot read the lock.
+    log: called with a line if the lock cannot be read or an upload in the thread fails, which is repeated after the
+      next checkpoint, and if the upload of the state at an error fails.
   """
 
   def __init__(self, folder: RemoteFolder, check: Callable[[], None], log: Callable[[str], None]):
@@ -252,10 +254,16 @@ class Uploader:
     """Waits for the previous upload, then uploads the current state in a thread; call it between two updates.
 
     Raises:
-      UserError: if this process has lost the lock of the folder, or cannot read that lock.
+      LostLockError: if this process has lost the lock of the folder.
     """
     self._wait()
-    self._check()
+    try:
+      self._check()
+    except LostLockError:
+      raise
+    except UserError as error:  # the network: the check after the next checkpoint finds a lock that was lost meanwhile
+      self._log(f'{error}; {REPEATED}')
+      return
     snapshot = self._folder.local.with_name(f'.{self._folder.local.name}.{uuid.uuid4().hex}')
     self._folder.snapshot(snapshot)
     self._thread = threading.Thread(target=self._upload, args=[snapshot], name='upload')
@@ -269,9 +277,11 @@ class Uploader:
     """
     self._wait()
     self._has_failed = True  # reset below if nothing is raised
-    self._check()
     try:
+      self._check()
       self._folder.push(self._folder.local)
+    except LostLockError:
+      raise
     except UserError as error:
       raise UserError(
         f'{error}; {self._folder.local} has all files of the run; rerun the same command to upload them'
@@ -291,7 +301,7 @@ class Uploader:
     try:
       self._folder.push(snapshot)
     except UserError as error:
-      self._log(f'{error}; uploading again after the next checkpoint')
+      self._log(f'{error}; {REPEATED}')
     finally:
       shutil.rmtree(snapshot, ignore_errors=True)
 

@@ -10,6 +10,7 @@ import pytest
 from attention_jax.errors import UserError
 from attention_jax.training.remote_files import RemoteFiles
 from attention_jax.training.remote_folder import MANIFEST, NEXT_STATE, STATE, RemoteFolder, Uploader
+from attention_jax.training.remote_lock import LostLockError
 from tests.systems.helpers import read_tree
 
 
@@ -208,6 +209,28 @@ def test_uploads_are_snapshots_and_failed_uploads_are_repeated(url, tmp_path, mo
   with pytest.raises(UserError, match=message), Uploader(folder, lambda: None, lines.append) as upload:
     upload.finish()
   assert lines == ['fails']  # the error is raised and not logged
+
+
+def test_a_lock_that_cannot_be_read_delays_an_upload_and_a_lost_lock_ends_training(url, tmp_path):
+  folder = make_copy(url, tmp_path / 'first', FIRST)
+  lines = []
+  errors = [UserError('cannot read lock.json'), None, UserError('cannot read lock.json')]
+
+  def check():
+    if error := errors.pop(0):
+      raise error
+
+  message = r'^cannot read lock\.json; .*first has all files of the run; rerun the same command to upload them$'
+  with pytest.raises(UserError, match=message), Uploader(folder, check, lines.append) as upload:
+    upload()
+    assert lines == ['cannot read lock.json; uploading again after the next checkpoint'] and not names_behind(url)
+    upload()
+    upload._wait()
+    assert MANIFEST in names_behind(url)
+    upload.finish()
+  errors += [LostLockError('another process trains in it')] * 2
+  with pytest.raises(LostLockError, match=r'^another process trains in it$'), Uploader(folder, check, print) as upload:
+    upload()
 
 
 def test_the_state_at_an_error_is_uploaded(url, tmp_path):
