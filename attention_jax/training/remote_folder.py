@@ -7,6 +7,7 @@ people and for TensorBoard.
 """
 
 import contextlib
+import glob
 import hashlib
 import itertools
 import json
@@ -150,6 +151,18 @@ class RemoteFolder:
       copy = os.link if _is_checkpoint_file(name) else shutil.copyfile
       copy(self.local / name, folder / name)
 
+  def remove_remains(self) -> None:
+    """Removes snapshots and objects that killed or failed uploads have left; only for the process that has the lock.
+
+    Raises:
+      UserError: if objects cannot be listed or removed.
+    """
+    for snapshot in self.local.parent.glob(f'.{glob.escape(self.local.name)}.*'):
+      shutil.rmtree(snapshot, ignore_errors=True)
+    if manifest := self._manifest():
+      for digest in set(self.files.names(OBJECTS)) - set(manifest['files'].values()):
+        self.files.remove(f'{OBJECTS}/{digest}')
+
   def _finish_push(self, before: Files, files: Files) -> None:
     """Removes the objects that were replaced, and marks the working copy as uploaded."""
     for digest in set(before.values()) - set(files.values()):
@@ -182,6 +195,9 @@ class RemoteFolder:
       self._download(name, manifest['files'][name])
     for name in current.keys() - manifest['files'].keys():
       (self.local / name).unlink()
+    for path in self.local.rglob('*'):
+      if is_unfinished(path) and _is_checkpoint_file(path.relative_to(self.local).as_posix()):
+        path.unlink()  # of a killed download; its folder would look like a checkpoint
     _remove_empty_folders(self.local)
     write_text(self.local / STATE, json.dumps(manifest) + '\n')
 
@@ -231,7 +247,8 @@ class RemoteFolder:
 class Uploader:
   """Uploads the working copy of a folder in a thread.
 
-  As a context manager, it waits for the last upload; after an error, it also uploads the state at the error.
+  As a context manager, it first removes what earlier uploads have left. At the end it waits for the last upload; after
+  an error, it also uploads the state at the error.
 
   Args:
     folder: the folder.
@@ -248,6 +265,7 @@ class Uploader:
     self._has_failed = False  # whether `finish` has raised an error
 
   def __enter__(self) -> 'Uploader':
+    self._folder.remove_remains()
     return self
 
   def __call__(self) -> None:

@@ -98,6 +98,38 @@ def test_an_upload_that_was_killed_after_its_commit_is_not_taken_for_that_of_ano
   assert names_behind(url) == {MANIFEST, 'metrics.jsonl'} | {f'objects/{x}' for x in second.digests().values()}
 
 
+def test_what_killed_uploads_have_left_is_removed(url, tmp_path, monkeypatch):
+  first = make_copy(url, tmp_path / 'train', FIRST)
+  with Uploader(first, lambda: None, print) as upload:
+    upload.finish()
+  write_files(first.local, SECOND)
+  with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+    patch.setattr(RemoteFiles, 'write_json', lambda *_: 1 / 0)
+    first.push(first.local)
+  for name in ('.train.12', '.train_1.12'):  # the second one of another working copy
+    first.snapshot(tmp_path / name)
+  second = make_copy(url, tmp_path / 'train')
+  second.pull(print)
+  assert len(names_behind(url)) > 2 + len(set(second.digests().values()))
+  with Uploader(second, lambda: None, print):
+    assert names_behind(url) == {MANIFEST, 'metrics.jsonl'} | {f'objects/{x}' for x in second.digests().values()}
+  assert sorted(os.listdir(tmp_path)) == ['.train_1.12', 'train']
+  assert read_files(second.local) == FIRST
+
+
+def test_a_killed_download_leaves_no_folder_that_looks_like_a_checkpoint(url, tmp_path):
+  first = make_copy(url, tmp_path / 'first', FIRST)
+  first.push(first.local)
+  reader = make_copy(url, tmp_path / 'reader')
+  reader.pull(print, read_only=True)
+  write_files(reader.local, {'checkpoints/2/.a.12.part': 'A'})
+  shutil.rmtree(first.local / 'checkpoints')
+  write_files(first.local, SECOND)
+  first.push(first.local)
+  reader.pull(print, read_only=True)
+  assert os.listdir(reader.local / 'checkpoints') == ['4'] and read_files(reader.local) == SECOND
+
+
 @pytest.mark.parametrize('method', ['upload', 'remove'])
 def test_what_fails_around_a_commit_is_repeated(url, tmp_path, monkeypatch, method):
   folder = make_copy(url, tmp_path / 'first', FIRST)
