@@ -163,7 +163,7 @@ def _train_and_evaluate(
     return None
   opened.synchronize()
   try:
-    with stoppable(result.step):
+    with stoppable():
       results = [_evaluate_and_store(run_config, path, system, log) for run_config, path in runs]
   except Interrupted as signal:
     log(f'stopped by {signal} while evaluating; run the same command again to repeat the evaluation')

@@ -15,6 +15,7 @@ from attention_jax.errors import UserError, choose
 from attention_jax.systems.base import System
 from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.initial_run import read_stored_initial, start_from
+from attention_jax.systems.ready_made import resolve_folder
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.runs import check_run_files, run_seeds
 from attention_jax.training.anneal import make_anneal, zero_scheduled
@@ -24,7 +25,6 @@ from attention_jax.training.frozen import freeze_loss
 from attention_jax.training.incidents import named_arrays, read_batch, stored_updates
 from attention_jax.training.loop import StateInitializer, Training, prepare_training
 from attention_jax.training.partition import MeshConfig, fetch, make_mesh
-from attention_jax.training.paths import run_path
 from attention_jax.training.side_by_side import SideBySide, prepare_side_by_side
 from attention_jax.training.state import TrainState
 from attention_jax.training.step import step_rngs
@@ -65,7 +65,7 @@ def replay(folder: str | Path, update: int = 0, seed: int | None = None) -> Repl
   """Repeats an update of a run from the last checkpoint before it, or the initial state, without writing anything.
 
   Args:
-    folder: the run folder, with a stored batch of that update.
+    folder: the run folder, or its URL, with a stored batch of that update.
     update: number of the update; 0 for the first one of which the batch is stored.
     seed: which of several runs side by side to repeat; by default the first one whose loss or gradient is not finite,
       or the last one if all are finite.
@@ -74,7 +74,7 @@ def replay(folder: str | Path, update: int = 0, seed: int | None = None) -> Repl
     UserError: if the folder holds no run, no stored batch of that update or no such seed, if the files of the run have
       changed, and if the data now yield another batch than the stored one.
   """
-  folder = run_path(folder)
+  folder = resolve_folder(folder)
   check_run_files(folder)
   config = fill_defaults(read_config(folder), f'{folder}/config.json')
   config |= {'mesh': dataclasses.asdict(MeshConfig())}  # that of this machine, which may have fewer devices

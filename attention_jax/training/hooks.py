@@ -275,7 +275,7 @@ class InterruptHandler(StopSignals):
   """
 
   def __call__(self, step, state, metrics, last):
-    return _interrupt_reason(self.reason(step))
+    return _interrupt_reason(self.reason())
 
   def after_training(self) -> InterruptReason | None:
     """Returns the reason if a signal has arrived, even one after the last update, while its state was saved."""

@@ -40,6 +40,11 @@ class StopRequest:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Numbers of the calls of `StopSignals.reason` in this program. Jax selects the number after the last one that a process
+# has passed, 0 at the start, and compares it for equality: the steps of a resumed run would begin after that number.
+_calls = itertools.count(1)
+
+
 class StopSignals:
   """Context manager that handles the signals of one process or of several that work together.
 
@@ -52,15 +57,14 @@ class StopSignals:
     self._stack = contextlib.ExitStack()
     self._is_multi_process = jax.process_count() > 1
 
-  def reason(self, step: int) -> str:
+  def reason(self) -> str:
     """Returns the name of the signal that requests a stop, or ''; the same in every process.
 
-    Args:
-      step: the same in every process, and larger at every call. All processes return the signal at the same step: the
-        first one after the signal that none of them has passed yet.
+    All processes make the same calls, and return the signal at the same call: the first one after the signal, even one
+    that has arrived while they were starting, that none of them has passed yet.
     """
     if self._is_multi_process:
-      return 'SIGTERM' if ocp.utils.reached_preemption(step) else ''
+      return 'SIGTERM' if ocp.utils.reached_preemption(next(_calls)) else ''
     return self._request.reason
 
   def last_reason(self) -> str:
@@ -87,17 +91,12 @@ _check: contextvars.ContextVar[Callable[[], None] | None] = contextvars.ContextV
 
 
 @contextlib.contextmanager
-def stoppable(step: int) -> Iterator[None]:
-  """Context manager in which `check_stop` raises Interrupted after a signal.
-
-  Args:
-    step: the last step of the preceding training, see StopSignals.reason.
-  """
-  steps = itertools.count(step + 1)
+def stoppable() -> Iterator[None]:
+  """Context manager in which `check_stop` raises Interrupted after a signal."""
   with StopSignals() as signals:
 
     def check() -> None:
-      if reason := signals.reason(next(steps)):
+      if reason := signals.reason():
         raise Interrupted(reason)
 
     token = _check.set(check)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from attention_jax.errors import choose
+from attention_jax.errors import UserError, choose
 from attention_jax.specs import Count, Fraction, NonNegative, Size, check_fields
 from attention_jax.training.ahead import CompileAhead
 from attention_jax.training.anneal import apply_schedules, make_anneal
@@ -151,7 +151,7 @@ def train_loop(
     stop: number of the last update.
 
   Returns:
-    The last state, and why training stopped.
+    The last state, and why training stopped. A stream that ends before that is a UserError.
   """
   reason = finished_reason(stop)
   for step, batch in enumerate(stream(start, stop), start + 1):
@@ -162,8 +162,8 @@ def train_loop(
         reason = stop_reason
         last = True
     if last:
-      break
-  return state, reason
+      return state, reason
+  raise UserError(f'stream({start}, {stop}) has yielded fewer than {stop - start} batches; expected one per update')
 
 
 def fit(
@@ -207,8 +207,8 @@ def fit(
     The last state, why training stopped, the best evaluation, and the number of batch shapes.
 
   Raises:
-    UserError: for an invalid option of training, if the loss or the gradient is not finite (with on_nonfinite='skip':
-      in more than hooks.MAX_SKIPPED updates in a row), or if a checkpoint cannot be read or written.
+    UserError: for an invalid option of training, if `stream` ends early, if a checkpoint cannot be read or written, and
+      if the loss or the gradient is not finite (with on_nonfinite='skip': in over hooks.MAX_SKIPPED updates in a row).
   """
   mesh = mesh or make_mesh()
   train_step, initializer = prepare_training(training, loss, init_params, mesh, training.seed)

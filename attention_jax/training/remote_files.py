@@ -68,6 +68,12 @@ class RemoteFiles:
     with self._errors('remove', name), contextlib.suppress(FileNotFoundError):
       self._system.rm_file(self._path(name))
 
+  def names(self, folder: str) -> list[str]:
+    """Returns the names of the files in a folder; none if there is no such folder."""
+    with self._errors('read', folder):
+      self._system.invalidate_cache()
+      return [posixpath.basename(path) for path in self._system.find(self._path(folder))]
+
   def _path(self, name: str) -> str:
     return posixpath.join(self._root, name)
 

@@ -7,6 +7,7 @@ people and for TensorBoard.
 """
 
 import contextlib
+import glob
 import hashlib
 import itertools
 import json
@@ -22,11 +23,13 @@ from attention_jax.atomic import is_unfinished, write_atomic, write_text
 from attention_jax.errors import UserError
 from attention_jax.training.checkpoint import BEST, DAMAGED, LATEST
 from attention_jax.training.remote_files import RemoteFiles
+from attention_jax.training.remote_lock import LostLockError
 
 MANIFEST = 'manifest.json'
 OBJECTS = 'objects'
 STATE = '.remote.json'  # in the working copy: the manifest of the last synchronisation
 NEXT_STATE = '.remote.next.json'  # in the working copy: the manifest of an upload, while it may be interrupted
+REPEATED = 'uploading again after the next checkpoint'
 ATTEMPTS = 3  # a state may be replaced while it is read
 UNFINISHED_CHECKPOINT = 'orbax-checkpoint-tmp'
 Files = dict[str, str]  # name below the folder -> digest
@@ -148,6 +151,18 @@ class RemoteFolder:
       copy = os.link if _is_checkpoint_file(name) else shutil.copyfile
       copy(self.local / name, folder / name)
 
+  def remove_remains(self) -> None:
+    """Removes snapshots and objects that killed or failed uploads have left; only for the process that has the lock.
+
+    Raises:
+      UserError: if objects cannot be listed or removed.
+    """
+    for snapshot in self.local.parent.glob(f'.{glob.escape(self.local.name)}.*'):
+      shutil.rmtree(snapshot, ignore_errors=True)
+    if manifest := self._manifest():
+      for digest in set(self.files.names(OBJECTS)) - set(manifest['files'].values()):
+        self.files.remove(f'{OBJECTS}/{digest}')
+
   def _finish_push(self, before: Files, files: Files) -> None:
     """Removes the objects that were replaced, and marks the working copy as uploaded."""
     for digest in set(before.values()) - set(files.values()):
@@ -180,6 +195,9 @@ class RemoteFolder:
       self._download(name, manifest['files'][name])
     for name in current.keys() - manifest['files'].keys():
       (self.local / name).unlink()
+    for path in self.local.rglob('*'):
+      if is_unfinished(path) and _is_checkpoint_file(path.relative_to(self.local).as_posix()):
+        path.unlink()  # of a killed download; its folder would look like a checkpoint
     _remove_empty_folders(self.local)
     write_text(self.local / STATE, json.dumps(manifest) + '\n')
 
@@ -229,13 +247,14 @@ class RemoteFolder:
 class Uploader:
   """Uploads the working copy of a folder in a thread.
 
-  As a context manager, it waits for the last upload; after an error, it also uploads the state at the error.
+  As a context manager, it first removes what earlier uploads have left. At the end it waits for the last upload; after
+  an error, it also uploads the state at the error.
 
   Args:
     folder: the folder.
-    check: raises UserError if this process has lost the lock.
-    log: called with a line if an upload in the thread fails, which is repeated after the next checkpoint, and if the
-      upload of the state at an error fails.
+    check: raises LostLockError if this process has lost the lock, or UserError if it cannot read the lock.
+    log: called with a line if the lock cannot be read or an upload in the thread fails, which is repeated after the
+      next checkpoint, and if the upload of the state at an error fails.
   """
 
   def __init__(self, folder: RemoteFolder, check: Callable[[], None], log: Callable[[str], None]):
@@ -246,16 +265,23 @@ class Uploader:
     self._has_failed = False  # whether `finish` has raised an error
 
   def __enter__(self) -> 'Uploader':
+    self._folder.remove_remains()
     return self
 
   def __call__(self) -> None:
     """Waits for the previous upload, then uploads the current state in a thread; call it between two updates.
 
     Raises:
-      UserError: if this process has lost the lock of the folder, or cannot read that lock.
+      LostLockError: if this process has lost the lock of the folder.
     """
     self._wait()
-    self._check()
+    try:
+      self._check()
+    except LostLockError:
+      raise
+    except UserError as error:  # the network: the check after the next checkpoint finds a lock that was lost meanwhile
+      self._log(f'{error}; {REPEATED}')
+      return
     snapshot = self._folder.local.with_name(f'.{self._folder.local.name}.{uuid.uuid4().hex}')
     self._folder.snapshot(snapshot)
     self._thread = threading.Thread(target=self._upload, args=[snapshot], name='upload')
@@ -269,9 +295,11 @@ class Uploader:
     """
     self._wait()
     self._has_failed = True  # reset below if nothing is raised
-    self._check()
     try:
+      self._check()
       self._folder.push(self._folder.local)
+    except LostLockError:
+      raise
     except UserError as error:
       raise UserError(
         f'{error}; {self._folder.local} has all files of the run; rerun the same command to upload them'
@@ -291,7 +319,7 @@ class Uploader:
     try:
       self._folder.push(snapshot)
     except UserError as error:
-      self._log(f'{error}; uploading again after the next checkpoint')
+      self._log(f'{error}; {REPEATED}')
     finally:
       shutil.rmtree(snapshot, ignore_errors=True)
 

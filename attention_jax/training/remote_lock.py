@@ -19,6 +19,10 @@ LEASE = 60.0  # seconds without renewal after which a lock has expired
 ABANDONED = 600.0  # seconds without renewal, by the clocks of both machines, after which a lock is taken at once
 
 
+class LostLockError(UserError):
+  """The lock file names another process, or does not exist any more."""
+
+
 class RemoteLock:
   """Exclusive ownership of a folder behind a URL, as a context manager.
 
@@ -61,12 +65,12 @@ class RemoteLock:
         self._files.remove(LOCK)
 
   def check(self) -> None:
-    """Raises UserError if the lock file names another process, does not exist or cannot be read."""
+    """Raises LostLockError if this process has lost the lock, or UserError if the lock file cannot be read."""
     record = self._files.read_json(LOCK)
     if record is None:
-      raise UserError(f'{self._files.url}: {LOCK} was removed; this process has lost its lock')
+      raise LostLockError(f'{self._files.url}: {LOCK} was removed; this process has lost its lock')
     if not self._is_mine(record):
-      raise UserError(f'{self._files.url}: {_describe(record)} trains in it; this process has lost its lock')
+      raise LostLockError(f'{self._files.url}: {_describe(record)} trains in it; this process has lost its lock')
 
   def _wait_for_expiry(self) -> None:
     """Returns when no process owns the lock; raises UserError if its owner renews it in the meantime."""

@@ -22,6 +22,7 @@ from attention_jax.training.hooks import (
   CheckpointSaver,
   Evaluator,
   InterruptHandler,
+  InterruptReason,
   MetricsLogger,
   Writer,
   is_due,
@@ -269,8 +270,9 @@ def fit_seeds(
     states, reason = train_loop(step_live_runs, states, clock.timed_stream(stream), hooks, start, training.steps)
     if jax.process_index() == 0:
       print(clock.describe())
-    interrupted = interrupts.after_training()
-    reasons = [interrupted or runs.stopped.get(i, reason) for i in range(len(seeds))]
+    reason = interrupts.after_training() or reason
+    stopped = {} if isinstance(reason, InterruptReason) else runs.stopped
+    reasons = [stopped.get(i, reason) for i in range(len(seeds))]
     return SeedResults(int(side_by_side.select(states, 0).step), reasons, side_by_side.compilations())
 
 

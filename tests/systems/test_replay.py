@@ -10,6 +10,7 @@ from attention_jax.errors import UserError
 from attention_jax.systems.replay import replay
 from attention_jax.systems.translation import TranslationSystem
 from attention_jax.training.incidents import stored_updates
+from attention_jax.training.remote_folder import RemoteFolder
 from tests.systems.helpers import tiny_config, train_quietly, two_devices, write_pairs
 
 BAD_ROW = 5
@@ -64,6 +65,17 @@ def test_the_row_of_a_stored_update_is_found(stopped_run, tmp_path):
     UserError, match=r'has no stored batch; expected a run with a loss or gradient that was not finite'
   ):
     replay(tmp_path / 'run')
+
+
+def test_a_run_behind_a_url_is_repeated(stopped_run, tmp_path, monkeypatch):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  url = f'file://{tmp_path}/bucket/run'
+  run = tmp_path / 'run'
+  shutil.copytree(stopped_run[1], run)
+  RemoteFolder(url, run).push(run)
+  (update,) = stored_updates(run)
+  with pytest.raises(UserError, match=rf"unknown update with a stored batch in .*: '1'.*; expected one of: {update}"):
+    replay(url, 1)
 
 
 def test_the_run_of_several_seeds_that_is_not_finite_is_repeated(poisoned, tmp_path):

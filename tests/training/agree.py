@@ -6,8 +6,11 @@ python -m tests.training.agree FOLDER [seeds]
 """
 
 import contextlib
+import itertools
 import shutil
+import signal
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -19,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from attention_jax.errors import UserError
 from attention_jax.training.checkpoint import Checkpoints
 from attention_jax.training.clock import TrainingClock
-from attention_jax.training.hooks import BestEvaluation, Evaluator
+from attention_jax.training.hooks import BestEvaluation, Evaluator, InterruptHandler
 from attention_jax.training.incidents import BatchRecorder
 from attention_jax.training.peers import check_agreement, copy_from_first, exchange, fail_together, map_batches
 from attention_jax.training.state import TrainState
@@ -82,6 +85,7 @@ def use_peers(folder: Path) -> None:
   copy_from_first(process_folder)
   report('checkpoint', lambda: save_and_restore(folder))
   report('evaluated', lambda: evaluate(100 / 3 + index))
+  report('signal', lambda: stop_while_starting(index))
 
 
 def evaluate(value: float) -> float:
@@ -100,6 +104,19 @@ def evaluate(value: float) -> float:
   )
   evaluator(1, TrainState(np.array(1, np.int32), {}, (), (), {}), {}, True)
   return evaluator.best.value
+
+
+def stop_while_starting(index: int) -> str:
+  """Sends a signal to process 1 before the first update of a resumed run; returns the update at which it stops."""
+  if index == 1:
+    signal.raise_signal(signal.SIGTERM)
+  time.sleep(2)  # until jax has told both processes
+  with InterruptHandler() as handler:
+    for step in itertools.count(1001):
+      if reason := handler(step, None, {}, False):
+        return f'{reason} at step {step}'
+      assert step < 1100, 'the signal was ignored'
+      time.sleep(0.05)
 
 
 def save_and_restore(folder: Path) -> list[float]:

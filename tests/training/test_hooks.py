@@ -1,6 +1,7 @@
 """Hooks one by one: when they are due, what they record and save, and when they stop training."""
 
 import functools
+import itertools
 import os
 import signal
 import threading
@@ -13,7 +14,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from attention_jax.errors import UserError
-from attention_jax.training import hooks
+from attention_jax.training import hooks, interrupts
 from attention_jax.training.checkpoint import BEST, LATEST
 from attention_jax.training.clock import TrainingClock
 from attention_jax.training.hooks import (
@@ -290,10 +291,11 @@ def test_other_threads_leave_signals_alone():
 def test_several_processes_stop_at_the_step_that_jax_selects(monkeypatch):
   previous_handler = signal.getsignal(signal.SIGTERM)
   monkeypatch.setattr(jax, 'process_count', lambda: 2)
-  monkeypatch.setattr(ocp.utils, 'reached_preemption', lambda step: step == 3)
+  monkeypatch.setattr(interrupts, '_calls', itertools.count(1))
+  monkeypatch.setattr(ocp.utils, 'reached_preemption', lambda call: call == 3)
   with InterruptHandler() as handler:
     assert signal.getsignal(signal.SIGTERM) == previous_handler
-    reasons = [handler(step, STATE, {}, False) for step in (1, 2, 3)]
+    reasons = [handler(step, STATE, {}, False) for step in (1001, 1002, 1003)]  # of a resumed run
   assert reasons == [None, None, 'stopped by SIGTERM'] and isinstance(reasons[2], InterruptReason)
 
 

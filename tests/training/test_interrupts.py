@@ -42,7 +42,7 @@ def test_other_threads_set_no_handlers():
 def test_check_stop_interrupts_work_inside_of_stoppable_only():
   check_stop()
   done = []
-  with pytest.raises(Interrupted, match=r'^SIGTERM$'), stoppable(step=3):
+  with pytest.raises(Interrupted, match=r'^SIGTERM$'), stoppable():
     for part in range(3):
       check_stop()
       done.append(part)

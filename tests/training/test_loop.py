@@ -21,7 +21,7 @@ from attention_jax.errors import UserError
 from attention_jax.training.ahead import CompileAhead
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.hooks import BestEvaluation, InterruptReason
-from attention_jax.training.loop import Training
+from attention_jax.training.loop import Training, train_loop
 from attention_jax.training.writers import read_metrics
 from tests import compiled
 from tests.training import helpers
@@ -244,6 +244,15 @@ def test_a_run_that_stopped_early_continues_only_with_more_patience(tmp_path):
   errors |= dict.fromkeys(range(14, 41, 2), 9.0)
   continued = run(patience=4)  # more patience continues the run
   assert continued.best == BestEvaluation(0.5, 12, 4) and continued.state.step == 20
+
+
+def test_a_stream_that_ends_early_is_an_error():
+  def count(state, batch):
+    return state + 1, {}
+
+  assert train_loop(count, 2, lambda start, stop: range(start, stop), [], 2, 5) == (5, 'all 5 steps are done')
+  with pytest.raises(UserError, match=r'^stream\(2, 5\) has yielded fewer than 3 batches; expected one per update$'):
+    train_loop(count, 2, lambda start, stop: range(2), [], 2, 5)
 
 
 def test_an_unknown_metric_is_an_error(tmp_path):

@@ -59,7 +59,7 @@ def test_batches_that_are_computed_at_once_are_in_order_and_a_signal_ends_them(m
     meeting.wait()  # returns only if two calls wait here
     return i * i
 
-  with interrupts.stoppable(5):
+  with interrupts.stoppable():
     assert list(map_batches(square, range(6))) == [(i, i * i) for i in range(6)]
     signal.raise_signal(signal.SIGTERM)
     with pytest.raises(interrupts.Interrupted):
@@ -85,6 +85,8 @@ def test_two_processes_agree_or_stop_with_one_line(tmp_path):
     assert lines['computed'] == ['[0, 2, 4]', '[1, 3, 4]'][index]
     assert lines['checkpoint'] == ['[0.0, 1.0]', '[2.0, 3.0]'][index]
     assert lines['evaluated'] == str(100 / 3)  # that of process 0, not rounded: a tie stays one on resuming
+    assert lines['signal'].startswith('stopped by SIGTERM at step 10')
+  assert len({line for output in outputs for line in output.splitlines() if line.startswith('signal: ')}) == 1
   assert read_batch(tmp_path / 'run', 1)['index'].tolist() == list(range(8))  # the rows of both processes
   assert read_batch(tmp_path / 'run', 2)['index'].tolist() == list(range(4))
   assert read_tree(tmp_path / '0') == read_tree(tmp_path / '1') == {'words': b'eins\nzwei\n', 'empty': b''}

@@ -10,6 +10,7 @@ import pytest
 from attention_jax.errors import UserError
 from attention_jax.training.remote_files import RemoteFiles
 from attention_jax.training.remote_folder import MANIFEST, NEXT_STATE, STATE, RemoteFolder, Uploader
+from attention_jax.training.remote_lock import LostLockError
 from tests.systems.helpers import read_tree
 
 
@@ -95,6 +96,38 @@ def test_an_upload_that_was_killed_after_its_commit_is_not_taken_for_that_of_ano
   second.pull(print)
   assert read_files(second.local) == read_files(first.local)
   assert names_behind(url) == {MANIFEST, 'metrics.jsonl'} | {f'objects/{x}' for x in second.digests().values()}
+
+
+def test_what_killed_uploads_have_left_is_removed(url, tmp_path, monkeypatch):
+  first = make_copy(url, tmp_path / 'train', FIRST)
+  with Uploader(first, lambda: None, print) as upload:
+    upload.finish()
+  write_files(first.local, SECOND)
+  with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+    patch.setattr(RemoteFiles, 'write_json', lambda *_: 1 / 0)
+    first.push(first.local)
+  for name in ('.train.12', '.train_1.12'):  # the second one of another working copy
+    first.snapshot(tmp_path / name)
+  second = make_copy(url, tmp_path / 'train')
+  second.pull(print)
+  assert len(names_behind(url)) > 2 + len(set(second.digests().values()))
+  with Uploader(second, lambda: None, print):
+    assert names_behind(url) == {MANIFEST, 'metrics.jsonl'} | {f'objects/{x}' for x in second.digests().values()}
+  assert sorted(os.listdir(tmp_path)) == ['.train_1.12', 'train']
+  assert read_files(second.local) == FIRST
+
+
+def test_a_killed_download_leaves_no_folder_that_looks_like_a_checkpoint(url, tmp_path):
+  first = make_copy(url, tmp_path / 'first', FIRST)
+  first.push(first.local)
+  reader = make_copy(url, tmp_path / 'reader')
+  reader.pull(print, read_only=True)
+  write_files(reader.local, {'checkpoints/2/.a.12.part': 'A'})
+  shutil.rmtree(first.local / 'checkpoints')
+  write_files(first.local, SECOND)
+  first.push(first.local)
+  reader.pull(print, read_only=True)
+  assert os.listdir(reader.local / 'checkpoints') == ['4'] and read_files(reader.local) == SECOND
 
 
 @pytest.mark.parametrize('method', ['upload', 'remove'])
@@ -208,6 +241,28 @@ def test_uploads_are_snapshots_and_failed_uploads_are_repeated(url, tmp_path, mo
   with pytest.raises(UserError, match=message), Uploader(folder, lambda: None, lines.append) as upload:
     upload.finish()
   assert lines == ['fails']  # the error is raised and not logged
+
+
+def test_a_lock_that_cannot_be_read_delays_an_upload_and_a_lost_lock_ends_training(url, tmp_path):
+  folder = make_copy(url, tmp_path / 'first', FIRST)
+  lines = []
+  errors = [UserError('cannot read lock.json'), None, UserError('cannot read lock.json')]
+
+  def check():
+    if error := errors.pop(0):
+      raise error
+
+  message = r'^cannot read lock\.json; .*first has all files of the run; rerun the same command to upload them$'
+  with pytest.raises(UserError, match=message), Uploader(folder, check, lines.append) as upload:
+    upload()
+    assert lines == ['cannot read lock.json; uploading again after the next checkpoint'] and not names_behind(url)
+    upload()
+    upload._wait()
+    assert MANIFEST in names_behind(url)
+    upload.finish()
+  errors += [LostLockError('another process trains in it')] * 2
+  with pytest.raises(LostLockError, match=r'^another process trains in it$'), Uploader(folder, check, print) as upload:
+    upload()
 
 
 def test_the_state_at_an_error_is_uploaded(url, tmp_path):

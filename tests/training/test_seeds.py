@@ -16,7 +16,7 @@ from attention_jax.data.vocab import train as train_vocabulary
 from attention_jax.errors import UserError
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
-from attention_jax.training.hooks import InterruptReason
+from attention_jax.training.hooks import InterruptHandler, InterruptReason
 from attention_jax.training.loop import Training, fit
 from attention_jax.training.partition import make_mesh
 from attention_jax.training.seeds import fit_seeds
@@ -200,6 +200,15 @@ def test_a_run_that_stops_early_stays_as_it_is_while_the_others_continue(tmp_pat
   continued = run(patience=3, steps=10)  # the stopped run stays as it is
   assert continued.step == 10 and continued.reasons[1] == results.reasons[1] and evaluations[1] == 3
   assert [latest_step(folder) for folder in folders] == [10, 6, 10, 10]
+
+
+def test_a_signal_at_the_update_after_which_every_run_stops_is_the_reason(tmp_path, monkeypatch):
+  """Several processes learn of their signal once, from `reason`: it would be lost."""
+  monkeypatch.setattr(InterruptHandler, 'reason', lambda self: 'SIGTERM')
+  fields = {'evaluate': lambda state: {'loss': float('nan')}, 'evaluate_every': 1, 'patience': 1}
+  results = fit_all(tmp_path, devices=1, **fields)
+  assert results.step == 1 and all(isinstance(reason, InterruptReason) for reason in results.reasons)
+  assert fit_all(tmp_path, devices=1, **fields).reasons[0].startswith('the metric to select by was NaN')
 
 
 def test_nan_is_reported_with_its_seed(tmp_path):
