@@ -61,10 +61,11 @@ def print_profile(profile: 'UpdateProfile', depth: int, rows: int) -> None:
     rows: maximum number of rows of each table.
   """
   total = sum(profile.times.values())
-  rate = f'{profile.flop / 1e9:.3g} GFLOP in products, {profile.flop / profile.seconds / 1e9:.3g} GFLOP/s'
+  flop = _format_number(profile.flop / 1e9)
+  rate = f'{flop} GFLOP in products, {_format_number(profile.flop / profile.seconds / 1e9)} GFLOP/s'
   shape = f'batch of shape ({profile.shape_names}) {profile.shape}'
-  print(f'{shape}: {profile.seconds * 1e3:.3g} ms an update, {rate}')
-  print(f'traced: {total * 1e3:.3g} ms of operations an update, summed over devices and threads')
+  print(f'{shape}: {_format_number(profile.seconds * 1e3)} ms an update, {rate}')
+  print(f'traced: {_format_number(total * 1e3)} ms of operations an update, summed over devices and threads')
   phases = ('forward', 'backward')
   modules = Table('module', box=box.SIMPLE_HEAD)
   for name in (*(f'{phase}, ms' for phase in phases), 'ms', 'share'):
@@ -80,6 +81,11 @@ def print_profile(profile: 'UpdateProfile', depth: int, rows: int) -> None:
   for name, seconds in itertools.islice(profile.by_kind().items(), rows):
     kinds.add_row(name, f'{seconds * 1e3:.2f}', f'{seconds / total:.1%}')
   _print_table(kinds)
+
+
+def _format_number(x: float) -> str:
+  """Three digits, without an exponent for large numbers."""
+  return f'{x:,.0f}' if x >= 1000 else f'{x:.3g}'
 
 
 def _print_table(table: Table) -> Console:

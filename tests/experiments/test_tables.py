@@ -25,6 +25,8 @@ def test_a_profile_is_printed_by_module_and_by_operation(capsys):
     Operation(('encoder', 'layers_0'), 'backward', 'exp'): 0.001,
     Operation((), 'optimiser', 'add'): 0.0005,
   }
+  print_profile(UpdateProfile((2, 3), 'rows, length', 1.35, 4e12, {}), depth=1, rows=1)
+  assert ': 1,350 ms an update, 4,000 GFLOP in products, 2,963 GFLOP/s' in capsys.readouterr().out
   print_profile(UpdateProfile((2, 3), 'rows, length', 0.01, 4e7, times), depth=1, rows=1)
   text = capsys.readouterr().out
   assert 'batch of shape (rows, length) (2, 3): 10 ms an update, 0.04 GFLOP in products, 4 GFLOP/s' in text
