@@ -22,7 +22,7 @@ def first_step_of_each_shape(batches: Any, start: int, stop: int) -> Iterator[in
     stop: the step after the last one.
   """
   remaining_shapes = set(batches.shapes)
-  steps = len(batches) if len(batches) > 1 else MAX_STEPS_WITHOUT_EPOCHS
+  steps = epoch_steps(batches, MAX_STEPS_WITHOUT_EPOCHS)
   for step in range(start, min(stop, start + steps)):
     shape = batches.shape(step)
     if shape in remaining_shapes:
@@ -30,6 +30,11 @@ def first_step_of_each_shape(batches: Any, start: int, stop: int) -> Iterator[in
       yield step
     if not remaining_shapes:
       return
+
+
+def epoch_steps(batches: Any, otherwise: int) -> int:
+  """Returns the number of steps of an epoch; `otherwise` for data without epochs, whose length is 1."""
+  return len(batches) if len(batches) > 1 else otherwise
 
 
 def stream(batches: Any, start: int, stop: int, threads: int = 2, ahead: int = 8) -> Iterator[Any]:

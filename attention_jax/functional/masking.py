@@ -25,13 +25,7 @@ def padding_mask(lengths: Int[ArrayLike, '...'], size: Dimension) -> Bool[Array,
       known, which excludes arguments of a jitted function.
   """
   check_size('padding_mask', 'size', size)
-  try:
-    array = jnp.asarray(lengths)
-  except (TypeError, ValueError):
-    raise UserError(f'padding_mask: lengths must be whole numbers, got {lengths!r}') from None
-  if not jnp.issubdtype(array.dtype, jnp.integer):
-    raise UserError(f'padding_mask: lengths must be whole numbers, got {array.dtype}')
-  lengths = array
+  lengths = _array_of('padding_mask', 'lengths', lengths, jnp.integer, 'whole numbers')
   if not isinstance(lengths, jax.core.Tracer) and lengths.is_fully_addressable:
     values = np.asarray(lengths)
     if values.size and not 0 <= values.min() <= values.max() <= size:
@@ -90,12 +84,17 @@ def check_mask(caller: str, mask: Any) -> None:
 
 def float_array(caller: str, name: str, x: Any) -> Array:
   """Returns `x` as an array; raises UserError unless it is one of floats."""
+  return _array_of(caller, name, x, jnp.floating, 'float')
+
+
+def _array_of(caller: str, name: str, x: Any, dtype: Any, expected: str) -> Array:
+  """Returns `x` as an array; raises UserError unless its dtype is a `dtype`, which the message calls `expected`."""
   try:
     array = jnp.asarray(x)
   except (TypeError, ValueError):
-    raise UserError(f'{caller}: {name} must be a float array, got {x!r}') from None
-  if not jnp.issubdtype(array.dtype, jnp.floating):
-    raise UserError(f'{caller}: {name} must be float, got {array.dtype}')
+    raise UserError(f'{caller}: {name} must be {expected}, got {x!r}') from None
+  if not jnp.issubdtype(array.dtype, dtype):
+    raise UserError(f'{caller}: {name} must be {expected}, got {array.dtype}')
   return array
 
 

@@ -53,12 +53,6 @@ def init_params(
   return params
 
 
-def check_sampling(caller: str, kind: str, row: Row, rng: jax.Array | None, deterministic: bool) -> None:
-  """Raises UserError if a row samples and there is no rng. Arguments: see `check_row_params` and `attend`."""
-  if 'rng' in row.required_inputs and rng is None and not (deterministic and row.at_test):
-    raise UserError(f'{caller}: this {kind} samples; rng must be a PRNG key, got None')
-
-
 def normalize_params(caller: str, params: Any) -> dict[str, Any]:
   """Returns params with {} for a missing 'score' or 'alignment'.
 
@@ -84,22 +78,43 @@ def normalize_params(caller: str, params: Any) -> dict[str, Any]:
   return params
 
 
-def check_row_params(caller: str, kind: str, row: Row, params: Mapping, sizes: Mapping[str, int]) -> None:
-  """Raises UserError for missing or unknown parameters of a row, and for those whose shapes do not match `sizes`.
+def check_variants(
+  caller: str,
+  rows: Mapping[str, Row],
+  params: Mapping[str, Any],
+  widths: Mapping[str, int],
+  rng: jax.Array | None,
+  deterministic: bool,
+) -> None:
+  """Checks the parameters of a score and an alignment, and whether there is an rng for those that sample.
 
   Args:
     caller: the function that the user called, for error messages.
-    kind: 'score' or 'alignment'.
-    row: a table row.
-    params: the entry `kind` of the params.
-    sizes: the widths that are known: 'query', 'key', 'value', 'features'.
+    rows: the table rows of 'score' and 'alignment'.
+    params: as `normalize_params` returns them.
+    widths: those of 'query', not yet projected, of 'key', projected, and of 'value'.
+    rng: a PRNG key, or None.
+    deterministic: whether variants that sample are replaced by their test-time counterparts.
+
+  Raises:
+    UserError: for missing or unknown parameters, for those of another shape, and for a missing rng.
   """
+  # A score that projects does not depend on the widths of query and key before the projection.
+  sizes = {'score': {'features': widths['key']} if rows['score'].project else widths, 'alignment': widths}
+  for kind, row in rows.items():
+    _check_names(caller, kind, row, params[kind])
+    if 'rng' in row.required_inputs and rng is None and not (deterministic and row.at_test):
+      raise UserError(f'{caller}: this {kind} samples; rng must be a PRNG key, got None')
+    _check_shapes(caller, kind, row, params[kind], sizes[kind])
+
+
+def _check_names(caller: str, kind: str, row: Row, params: Mapping) -> None:
+  """Raises UserError for missing or unknown parameters of a row."""
   expected = set(parameter_names(row))
   if expected != set(params):
     raise UserError(
       f"{caller}: params['{kind}'] must have the entries {sorted(expected)}, got {sorted(params)}; use init_params"
     )
-  _check_shapes(caller, kind, row, params, sizes)
 
 
 def _check_shapes(caller: str, kind: str, row: Row, params: Mapping, sizes: Mapping[str, int]) -> None:

@@ -31,7 +31,7 @@ from attention_jax.functional.attend import (
   zero_masked_memory,
 )
 from attention_jax.functional.masking import Dimension, check_mask, check_size, float_array
-from attention_jax.functional.params import check_row_params, check_sampling, normalize_params
+from attention_jax.functional.params import check_variants, normalize_params
 from attention_jax.functional.rngs import check_rng
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, lookup
@@ -165,12 +165,9 @@ def attend_step(
       f'attend_step: carry must have the state of this score and alignment, got {carry.state}; use init_carry'
     )
   check_rng('attend_step', rng)
-  sizes = {'query': query.shape[-1], 'key': key.shape[-1], 'value': value.shape[-1]}
-  # A score that projects does not depend on the widths of query and key before the projection.
-  score_sizes = {'features': key.shape[-1]} if rows[0].project else sizes
-  for kind, row, known in zip(('score', 'alignment'), rows, (score_sizes, sizes), strict=True):
-    check_row_params('attend_step', kind, row, params[kind], known)
-    check_sampling('attend_step', kind, row, rng, deterministic)
+  widths = {'query': query.shape[-1], 'key': key.shape[-1], 'value': value.shape[-1]}
+  by_kind = dict(zip(('score', 'alignment'), rows, strict=True))
+  check_variants('attend_step', by_kind, params, widths, rng, deterministic)
   options = {'bias': bias, 'rng': rng, 'deterministic': deterministic}
   return definition.attend_step(*rows, params, carry, query, memory, **options)
 

@@ -13,7 +13,7 @@ from attention_jax.functional import attend as definition
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended, Memory, project, without_key
 from attention_jax.functional.masking import float_array
-from attention_jax.functional.params import check_row_params, check_sampling, normalize_params
+from attention_jax.functional.params import check_variants, normalize_params
 from attention_jax.functional.rngs import check_rng
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, lookup
@@ -187,12 +187,9 @@ def attend(
   # Masked keys are zeroed before the projection: a NaN at a masked position would make its gradient NaN.
   key = project(definition.zero_masked_memory(Memory(key, value, mask)).key, params, 'key')
   params = without_key(params)
-  sizes = {'query': query.shape[-1], 'key': key.shape[-1], 'value': value.shape[-1]}
-  # A score that projects does not depend on the widths of query and key before the projection.
-  score_sizes = {'features': key.shape[-1]} if score.project else sizes
-  for kind, row, known in (('score', score, score_sizes), ('alignment', alignment, sizes)):
-    check_row_params('attend', kind, row, params[kind], known)
-    check_sampling('attend', kind, row, rng, deterministic)
+  rows = {'score': score, 'alignment': alignment}
+  widths = {'query': query.shape[-1], 'key': key.shape[-1], 'value': value.shape[-1]}
+  check_variants('attend', rows, params, widths, rng, deterministic)
   rngs = None if rng is None else jax.random.split(rng, math.prod(batch)).reshape((*batch, *rng.shape))
 
   def attend_one(query, key, value, mask, bias, rng):

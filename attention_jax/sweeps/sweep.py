@@ -371,9 +371,10 @@ def describe_plan(request: SweepRequest, resolved: Sequence[Resolved], log: Log)
     new_events, line = plan_adoption(fold(events), folder, adopted, resolved)
     events += new_events
     log(line)
-  for unit in removed_units(fold(events), folder):
+  state = fold(events)
+  for unit in removed_units(state, folder):
     log(_describe_removed(unit))
-  state = without_removed(fold(events), folder)
+  state = without_removed(state, folder)
   seeds = requested_seeds(request, resolved)
   costs = dict(measure_costs([(setting.id, setting.config) for setting in resolved], state.costs))
   if request.cluster:

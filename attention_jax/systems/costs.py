@@ -13,6 +13,7 @@ import jax
 from jax.extend import core
 from jax.interpreters import partial_eval
 
+from attention_jax.data.pipeline import epoch_steps
 from attention_jax.kernels.target import trace_for_counting
 from attention_jax.systems.base import System
 from attention_jax.training.step import step_rngs
@@ -30,8 +31,7 @@ def update_flop(system: System) -> float:
   count = flop_counter(system)
   flop_of: dict[tuple[int, ...], float] = {}
   total = 0.0
-  # Data without epochs have an epoch of one batch, but batches of several shapes.
-  steps = min(len(batches), COUNTED_BATCHES) if len(batches) > 1 else COUNTED_BATCHES
+  steps = min(epoch_steps(batches, COUNTED_BATCHES), COUNTED_BATCHES)
   for step in range(steps):
     shape = batches.shape(step)
     if shape not in flop_of:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from attention_jax.data.pipeline import epoch_steps
 from attention_jax.errors import UserError
 from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.costs import flop_counter
@@ -26,7 +27,7 @@ from attention_jax.training.loop import Training, prepare_training
 FORWARD, BACKWARD, OPTIMIZER = 'forward', 'backward', 'optimiser'
 LOSS = 'loss'  # operations outside of all modules
 UNNAMED = 'unnamed'  # operations that the compiler has added or renamed
-MAX_STEPS = 1000  # of an epoch, of which the most frequent shape is profiled
+MAX_STEPS = 1000  # at most, of which the most frequent shape is profiled
 
 _NAMED = re.compile(r'^\s*(?:ROOT )?%?([\w.\-]+) = .*metadata=\{[^}]*op_name="([^"]*)"', re.MULTILINE)
 # Parts of a name that are neither a module nor an operation: transformations, control flow and local functions.
@@ -55,7 +56,7 @@ class UpdateProfile:
     shape: the shape of the batch, as in `BatchSequence.shapes`.
     shape_names: what its numbers are.
     seconds: time of an update without the trace, the median.
-    flop: FLOP of its matrix products, see costs.update_flop.
+    flop: FLOP of its matrix products, see costs.flop_counter.
     times: seconds of each operation in one traced update, summed over devices and threads.
   """
 
@@ -139,8 +140,8 @@ def profile_update(config: Mapping[str, Any], updates: int, folder: Path | None 
 
 
 def _most_frequent(batches: Any) -> tuple[tuple[int, ...], Any]:
-  """Returns the most frequent shape of an epoch and the first batch that has it."""
-  shapes = [batches.shape(step) for step in range(min(len(batches), MAX_STEPS))]
+  """Returns the most frequent shape of the first steps, at most an epoch, and the first batch that has it."""
+  shapes = [batches.shape(step) for step in range(min(epoch_steps(batches, MAX_STEPS), MAX_STEPS))]
   ((shape, _),) = Counter(shapes).most_common(1)
   return shape, batches[shapes.index(shape)]
 

@@ -98,7 +98,7 @@ MEMORY = aj.Memory(KEY, KEY, MASK)
     ({'memory': (1, 2)}, r'memory must be a memory from remember, or a Memory, got \(1, 2\)'),
     ({'carry': None}, 'carry must be a Carry, from init_carry or the previous step, got None'),
     ({'bias': MASK}, 'bias must be float, got bool'),
-    ({'query': None}, 'query must be a float array, got None'),
+    ({'query': None}, 'query must be float, got None'),
     ({'params': [1]}, r'params must be a dictionary .* as returned by init_params, got \[1\]'),
     ({'params': {'alignment': 1}}, r"params\['alignment'\] must be a dictionary, got 1; use init_params"),
     ({'params': {'score': {'v': MASK}}}, r"params\['score'\] must have the entries \[\], got \['v'\]; use init_params"),

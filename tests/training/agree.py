@@ -110,7 +110,7 @@ def stop_while_starting(index: int) -> str:
   """Sends a signal to process 1 before the first update of a resumed run; returns the update at which it stops."""
   if index == 1:
     signal.raise_signal(signal.SIGTERM)
-  time.sleep(2)  # until jax has told both processes
+  time.sleep(2)  # until jax has reported the signal to both processes
   with InterruptHandler() as handler:
     for step in itertools.count(1001):
       if reason := handler(step, None, {}, False):
