@@ -41,7 +41,10 @@ def _linear(*, steps: int, peak: float = 1e-3, warmup: int = 0, end: float = 0.0
 
 
 def _wsd(*, steps: int, peak: float = 1e-3, warmup: int = 0, cooldown: float = 0.2, end: float = 0.0) -> Schedule:
-  """Warm-up, stable, decay (Hu et al. 2024): constant, then linear to `end` in the last `cooldown` of the run."""
+  """Warm-up, constant, then linear to `end` in the last `cooldown` of the run.
+
+  Hu et al. 2024 (WSD), whose decay is exponential; the linear one is that of Hägele et al. 2024.
+  """
   if not 0 <= cooldown <= 1:
     raise ValueError(f'cooldown must be a share of the run, between 0 and 1, got {cooldown}')
   after_warmup = max(steps - warmup, 1)
