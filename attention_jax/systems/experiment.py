@@ -133,6 +133,7 @@ def _train_in(opened: TrainingFolder, config: Config, log: Log) -> Results | Sum
       _check_data(system, log)
       if is_resumed:
         check_digests(folder, digests, log)
+        _check_steps(folder, config['training']['steps'])
       stack.enter_context(lock_folder(folder.absolute(), log))
     folder = _prepare_run_folder(folder, config, system, arrays, log)
     with peers.fail_together():
@@ -278,6 +279,17 @@ def _check_data(system: System, log: Log) -> None:
   system.check_data(log)
 
 
+def _check_steps(folder: Path, steps: int) -> None:
+  """Raises UserError if the run has made more updates than `steps`, the number that its results would state."""
+  with contextlib.closing(Checkpoints(folder, read_only=True)) as checkpoints:
+    made = checkpoints.latest() or 0
+  if made > steps:
+    raise UserError(
+      f'config.training.steps is {steps}, but the run in {folder} has made {made} updates; '
+      f'expected at least {made}, or another folder'
+    )
+
+
 def _describe(system: System, params: Any) -> str:
   devices = jax.devices()
   size = count_parameters(params)
@@ -358,11 +370,8 @@ def _describe_selection(folder: Path, system: System, select: str) -> str:
   """Describes which parameters the checkpoint name 'best' stands for."""
   if 'validation' not in system.splits:
     return 'the last'
-  checkpoints = Checkpoints(folder, read_only=True)
-  try:
+  with contextlib.closing(Checkpoints(folder, read_only=True)) as checkpoints:
     return f'the best by validation {select}' if checkpoints.steps(BEST) else f'the last, as {BEST}/ is empty'
-  finally:
-    checkpoints.close()
 
 
 def _summarize(folder: Path, seeds: list[int], runs: list[Results], log: Log) -> Summaries:

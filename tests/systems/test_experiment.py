@@ -190,6 +190,13 @@ def test_resuming_a_finished_run_by_a_relative_path_evaluates_it_again_and_chang
   assert read_tree(trained.folder) == before
 
 
+def test_fewer_steps_than_the_run_has_made_are_an_error(trained, config):
+  before = read_tree(trained.folder)
+  with pytest.raises(UserError, match=r'steps is 3, but the run in .* has made 4 updates; expected at least 4'):
+    train_quietly(config | {'training': config['training'] | {'steps': 3}}, trained.folder)
+  assert read_tree(trained.folder) == before
+
+
 @pytest.mark.long
 def test_more_steps_continue_a_finished_run(trained, config, tmp_path):
   """Quick forms in tests/training: `test_mutable_fields_may_differ_on_resume`, and
