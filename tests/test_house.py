@@ -117,6 +117,7 @@ TESTED_BY = {
   'systems/translation': 'systems/experiment',
   'systems/translation_checks': 'systems/experiment',
   'systems/variants': 'experiments/launch',
+  'training/initializer': 'training/loop',
   'training/loss': 'training/fit_own_model',
 }
 

@@ -23,7 +23,8 @@ from attention_jax.training.checkpoint import Checkpoints
 from attention_jax.training.folder import read_config
 from attention_jax.training.frozen import freeze_loss
 from attention_jax.training.incidents import named_arrays, read_batch, stored_updates
-from attention_jax.training.loop import StateInitializer, Training, prepare_training
+from attention_jax.training.initializer import StateInitializer
+from attention_jax.training.loop import Training, prepare_training
 from attention_jax.training.partition import MeshConfig, fetch, make_mesh
 from attention_jax.training.side_by_side import SideBySide, prepare_side_by_side
 from attention_jax.training.state import TrainState

@@ -14,9 +14,10 @@ from attention_jax.errors import UserError, choose
 from attention_jax.training.checkpoint import BEST, Checkpoints
 from attention_jax.training.clock import EVALUATION, SAVING, TrainingClock
 from attention_jax.training.incidents import BatchRecorder, SpikeDetector
-from attention_jax.training.interrupts import StopSignals
+from attention_jax.training.interrupts import Interrupted, StopSignals, stoppable
 from attention_jax.training.peers import gather
 from attention_jax.training.state import TrainState
+from attention_jax.training.writers import EVALUATION_PREFIX
 
 MAX_SKIPPED = 100  # updates in a row that are skipped before training stops: the parameters no longer change
 MAX_STORED = 5  # batches that are stored of consecutive updates that are not finite
@@ -200,8 +201,19 @@ class BestEvaluation(NamedTuple):
     return None
 
 
+class InterruptReason(str):
+  """Reason to stop, given by a signal: the run can be resumed."""
+
+
+def _interrupt_reason(signal_name: str) -> InterruptReason | None:
+  return InterruptReason(f'stopped by {signal_name}') if signal_name else None
+
+
 class Evaluator:
   """Hook that evaluates, saves the best state by one metric, and stops training when it no longer improves.
+
+  A signal stops training before or during an evaluation if `evaluate` calls `interrupts.check_stop`, as evaluations of
+  systems do after each batch.
 
   Args:
     every: updates between two evaluations, see `is_due`.
@@ -213,9 +225,11 @@ class Evaluator:
     writers: called with the metrics of each evaluation.
     clock: paused during evaluations.
     best: the best evaluation of a resumed run so far; BestEvaluation() for a new run.
+    signals: the signals that stop training.
 
   Attributes:
     best: the best evaluation so far.
+    is_interrupted: whether a signal has stopped the last evaluation, which has to be made again.
 
   Raises:
     UserError: for an unknown direction; when called, if `evaluate` lacks the metric or the state cannot be saved.
@@ -233,9 +247,12 @@ class Evaluator:
     writers: Sequence[Writer],
     clock: TrainingClock,
     best: BestEvaluation,
+    signals: StopSignals,
   ):
     choose(direction, ('min', 'max'), 'direction')
     self.best = best
+    self.is_interrupted = False
+    self._signals = signals
     self._every = every
     self._evaluate = evaluate
     self._select = select
@@ -250,21 +267,22 @@ class Evaluator:
       return None
     jax.block_until_ready(state)  # updates that are still running do not count as evaluation
     with self._clock.paused(EVALUATION):
-      results = self._evaluate(state)
+      try:
+        with stoppable(self._signals):
+          results = self._evaluate(state)
+      except Interrupted as signal:
+        self.is_interrupted = True
+        return _interrupt_reason(str(signal))
       value = float(results[choose(self._select, results, 'metric to select by')])
       # All processes must agree on which state is best, because they save it together.
       value = float(gather(np.asarray(value))[0])  # exactly: jax would round it to float32
       self.best = self.best.with_evaluation(step, value, self._direction)
-      record = {f'validation/{name}': x if isinstance(x, str) else float(x) for name, x in results.items()}
+      record = {f'{EVALUATION_PREFIX}{name}': x if isinstance(x, str) else float(x) for name, x in results.items()}
       for write in self._writers:
         write(step, record)
       if self.best.step == step:
         self._checkpoints.save(state, {'best': self.best._asdict()}, BEST)
     return self.best.stop_reason(self._patience)
-
-
-class InterruptReason(str):
-  """Reason to stop, given by a signal: the run can be resumed."""
 
 
 class InterruptHandler(StopSignals):
@@ -280,10 +298,6 @@ class InterruptHandler(StopSignals):
   def after_training(self) -> InterruptReason | None:
     """Returns the reason if a signal has arrived, even one after the last update, while its state was saved."""
     return _interrupt_reason(self.last_reason())
-
-
-def _interrupt_reason(signal_name: str) -> InterruptReason | None:
-  return InterruptReason(f'stopped by {signal_name}') if signal_name else None
 
 
 class CheckpointSaver:

@@ -91,12 +91,17 @@ _check: contextvars.ContextVar[Callable[[], None] | None] = contextvars.ContextV
 
 
 @contextlib.contextmanager
-def stoppable() -> Iterator[None]:
-  """Context manager in which `check_stop` raises Interrupted after a signal."""
-  with StopSignals() as signals:
+def stoppable(signals: StopSignals | None = None) -> Iterator[None]:
+  """Context manager in which `check_stop` raises Interrupted after a signal.
+
+  Args:
+    signals: signals that are being handled; None handles those that arrive inside of the block.
+  """
+  with contextlib.ExitStack() as stack:
+    handled = signals or stack.enter_context(StopSignals())
 
     def check() -> None:
-      if reason := signals.reason():
+      if reason := handled.reason():
         raise Interrupted(reason)
 
     token = _check.set(check)

@@ -1,7 +1,6 @@
 """The training loop, and `fit`, which adds checkpoints, exact resume, logging, evaluation and early stopping."""
 
 import contextlib
-import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,8 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from attention_jax.errors import UserError, choose
@@ -32,9 +29,11 @@ from attention_jax.training.hooks import (
   Writer,
 )
 from attention_jax.training.incidents import BatchRecorder
+from attention_jax.training.initializer import StateInitializer
+from attention_jax.training.interrupts import StopSignals
 from attention_jax.training.loss import Loss
 from attention_jax.training.optim import make_optimizer, make_schedule
-from attention_jax.training.partition import constrain, make_mesh, process_share, state_shardings
+from attention_jax.training.partition import make_mesh, process_share
 from attention_jax.training.state import TrainState, count_parameters, init_state
 from attention_jax.training.step import TrainStep, make_train_step
 from attention_jax.training.writers import JsonLines, Progress, TensorBoard
@@ -221,9 +220,9 @@ def fit(
       state, host = restored
       best = BestEvaluation(**host['best'])
       start = int(state.step)
-      reason = best.stop_reason(training.patience)
-      if reason or start >= training.steps:
-        return FitResult(state, reason or finished_reason(start), best, 0)
+      reason = best.stop_reason(training.patience) or (finished_reason(start) if start >= training.steps else None)
+      if reason and not host.get('awaits_evaluation'):
+        return FitResult(state, reason, best, 0)
 
     state_shapes = initializer.shapes
     ahead = CompileAhead(
@@ -233,25 +232,34 @@ def fit(
       None if restored else initializer,
     )
     stack.enter_context(ahead)
-    writers = _open_writers(Path(folder), start, training.steps, ahead.describe, stack)
+    awaits_evaluation = bool(restored and host.get('awaits_evaluation'))
+    writers = _open_writers(Path(folder), start, training.steps, ahead.describe, stack, awaits_evaluation)
     clock = TrainingClock()
+    interrupts = stack.enter_context(InterruptHandler())
     evaluator = None
     if evaluate:
       evaluate = ahead.wrap_evaluation(evaluate)
       evaluator = make_evaluator(
-        training, evaluate, direction, checkpoints=checkpoints, writers=writers, clock=clock, best=best
+        training,
+        evaluate,
+        direction,
+        checkpoints=checkpoints,
+        writers=writers,
+        clock=clock,
+        best=best,
+        signals=interrupts,
       )
-    interrupts = stack.enter_context(InterruptHandler())
 
     def best_so_far() -> BestEvaluation:
       return evaluator.best if evaluator else best
 
     def host_values() -> dict[str, Any]:
-      return {'best': best_so_far()._asdict()}
+      return {'best': best_so_far()._asdict(), 'awaits_evaluation': bool(evaluator and evaluator.is_interrupted)}
 
     # The order makes resuming exact. Records are written before the checkpoint that covers them, and an evaluation
     # precedes the checkpoint that stores its result. An interruption follows both, so that it neither logs nor
-    # evaluates where an uninterrupted run would not; the updates before it are checked, as they are not repeated.
+    # evaluates where an uninterrupted run would not; the updates before it are checked, as they are not repeated. An
+    # evaluation that it stops is made when the run is resumed, before the next update.
     guard = make_guard(training, evaluate, checkpoints, BatchRecorder(folder, stream, process_share(mesh)[0]))
     hooks = [
       guard,
@@ -270,63 +278,14 @@ def fit(
     if not restored:
       with clock.paused(COMPILATION):
         state = ahead.first_state()
-    state, reason = train_loop(compile_and_step, state, clock.timed_stream(stream), hooks, start, training.steps)
+    reason = finished_reason(start) if start >= training.steps else None
+    if awaits_evaluation and evaluator:
+      reason = evaluator(start, state, {}, start >= training.steps) or reason
+    if not reason:
+      state, reason = train_loop(compile_and_step, state, clock.timed_stream(stream), hooks, start, training.steps)
     if jax.process_index() == 0:
       print(clock.describe())
     return FitResult(state, interrupts.after_training() or reason, best_so_far(), train_step.compilations())
-
-
-class StateInitializer:
-  """Callable that builds the state before the first update: of one run, or of several side by side.
-
-  The state is created with its final sharding: no device holds it twice, or keeps the initial parameters beside it.
-
-  Args:
-    init_params: seed -> initial parameters.
-    init: parameters -> state.
-    mesh: the mesh of the devices.
-    seed: the seed of one run, or the seeds of several.
-  """
-
-  def __init__(
-    self, init_params: Callable[[int], Any], init: Callable[[Any], TrainState], mesh: Mesh, seed: int | Sequence[int]
-  ):
-    self._init_params = init_params
-    self._is_stacked = np.ndim(seed) > 0
-    self._seeds = seed if self._is_stacked else [seed]
-    self._mesh = mesh
-
-    def build_state(params: Sequence[Any]) -> TrainState:
-      """The state of the initial parameters of each run; of several runs, with a leading axis."""
-      if self._is_stacked:
-        state = jax.vmap(init)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *params))
-      else:
-        state = init(params[0])
-      return constrain(state, self._shardings(state))
-
-    self._build_state = build_state
-    self._compiled = jax.jit(build_state, compiler_options=compiler_options(1))
-
-  def __call__(self) -> TrainState:
-    # Arrays of the host are the same in every process, whatever the sharding of the state.
-    return self._compiled([jax.device_get(self._init_params(seed)) for seed in self._seeds])
-
-  def with_seed(self, seed: int) -> 'StateInitializer':
-    """Returns the initialiser of one run with another seed, which shares the compiled programs."""
-    initializer = copy.copy(self)
-    initializer._seeds = [seed]
-    return initializer
-
-  @functools.cached_property
-  def shapes(self) -> TrainState:
-    """The shapes, dtypes and shardings of the state, for which no values are computed."""
-    state = jax.eval_shape(lambda: self._build_state([self._init_params(seed) for seed in self._seeds]))
-    return jax.tree.map(
-      lambda x, layout: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout), state, self._shardings(state)
-    )
-
-  def _shardings(self, state: TrainState) -> TrainState:
-    return state_shardings(state, self._mesh, stacked=self._is_stacked)
 
 
 def prepare_training(
@@ -377,6 +336,7 @@ def make_evaluator(
   writers: Sequence[Writer],
   clock: TrainingClock,
   best: BestEvaluation,
+  signals: StopSignals,
 ) -> Evaluator:
   """Builds the evaluation hook of a run from the options of training; see hooks.Evaluator for the arguments."""
   return Evaluator(
@@ -389,6 +349,7 @@ def make_evaluator(
     writers=writers,
     clock=clock,
     best=best,
+    signals=signals,
   )
 
 
@@ -411,10 +372,19 @@ def make_guard(
 
 
 def _open_writers(
-  folder: Path, start: int, stop: int, activity: Callable[[], str], stack: contextlib.ExitStack
+  folder: Path,
+  start: int,
+  stop: int,
+  activity: Callable[[], str],
+  stack: contextlib.ExitStack,
+  awaits_evaluation: bool,
 ) -> list[Writer]:
   """The writers of a run, which `stack` closes; only the first process writes."""
   if jax.process_index() > 0:
     return []
-  writers = [Progress(start, stop, activity), JsonLines(folder, start), TensorBoard(folder, start)]
+  writers = [
+    Progress(start, stop, activity),
+    JsonLines(folder, start, awaits_evaluation),
+    TensorBoard(folder, start),
+  ]
   return [stack.enter_context(contextlib.closing(writer)) for writer in writers]

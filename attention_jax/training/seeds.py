@@ -60,6 +60,7 @@ class SeedRuns:
     best: the best evaluation of each run so far.
     stopped: why runs have stopped, by the index of the run.
     start: the step that the runs start from.
+    awaits_evaluation: whether the evaluation of that step is made again.
     select_run: (states, i) -> the state of run i.
     make_run_evaluator: builds the evaluation hook of a run from `checkpoints`, `writers` and `best`; None for no
       evaluation.
@@ -70,6 +71,7 @@ class SeedRuns:
 
   Attributes:
     stopped: why runs have stopped so far, by the index of the run.
+    is_interrupted: whether a signal has stopped the last evaluation, which has to be made again for all live runs.
   """
 
   def __init__(
@@ -80,6 +82,7 @@ class SeedRuns:
     best: Sequence[BestEvaluation],
     stopped: Mapping[int, str],
     start: int,
+    awaits_evaluation: bool,
     select_run: Callable[[TrainState, int], TrainState],
     make_run_evaluator: Callable[..., Evaluator] | None,
     activity: Callable[[], str],
@@ -91,6 +94,7 @@ class SeedRuns:
       return stack.enter_context(contextlib.closing(closable))
 
     self.stopped = dict(stopped)
+    self.is_interrupted = False
     self._training = training
     self._initial_best = list(best)
     self._select_run = select_run
@@ -101,7 +105,9 @@ class SeedRuns:
     self._writers = [[] for _ in folders]
     self._progress: Writer = _discard
     if jax.process_index() == 0:
-      self._writers = [[enter(JsonLines(path, start)), enter(TensorBoard(path, start))] for path in folders]
+      self._writers = [
+        [enter(JsonLines(path, start, awaits_evaluation)), enter(TensorBoard(path, start))] for path in folders
+      ]
       self._progress = enter(Progress(start, training.steps, activity))
     self._evaluators = []
     if make_run_evaluator:
@@ -137,9 +143,13 @@ class SeedRuns:
     is_evaluated = is_due(step, self._training.evaluate_every if self._evaluators else 0, last)
     is_saved = is_due(step, self._training.checkpoint_every, last)
     if is_evaluated or is_saved:
+      best, stopped = self.best, dict(self.stopped)
       for i in np.flatnonzero(self.live):
         state = self._select_run(states, i)
         reason = self._evaluators[i](step, state, metrics, last) if self._evaluators else None
+        if isinstance(reason, InterruptReason):
+          self._forget_evaluations(best, stopped)
+          return reason
         if reason:
           self.stopped[int(i)] = reason
         if reason or is_saved:
@@ -153,7 +163,18 @@ class SeedRuns:
 
   def host_values(self) -> dict[str, Any]:
     """Returns the values that are stored beside the states of all runs."""
-    return {'best': [best._asdict() for best in self.best], 'stopped': self.stopped}
+    return {
+      'best': [best._asdict() for best in self.best],
+      'stopped': self.stopped,
+      'awaits_evaluation': self.is_interrupted,
+    }
+
+  def _forget_evaluations(self, best: Sequence[BestEvaluation], stopped: Mapping[int, str]) -> None:
+    """Restores the results of earlier evaluations, as all runs are evaluated again."""
+    self.is_interrupted = True
+    self.stopped = dict(stopped)
+    for evaluator, run_best in zip(self._evaluators, best, strict=True):
+      evaluator.best = run_best
 
   def _progress_writer(self, seed: int) -> Writer:
     """Returns a writer of the evaluations of one run to the progress line."""
@@ -215,8 +236,10 @@ def fit_seeds(
       best = [BestEvaluation(**fields) for fields in host['best']]
       stopped = {int(i): reason for i, reason in host['stopped'].items()}  # JSON has string keys
       start = int(side_by_side.select(states, 0).step)
+    awaits_evaluation = bool(restored and host.get('awaits_evaluation'))
     clock = TrainingClock()
-    if len(stopped) == len(seeds) or start >= training.steps:
+    is_finished = len(stopped) == len(seeds) or start >= training.steps
+    if is_finished and not awaits_evaluation:
       reasons = [stopped.get(i, finished_reason(training.steps)) for i in range(len(seeds))]
       return SeedResults(start, reasons, 0)
 
@@ -227,10 +250,13 @@ def fit_seeds(
       None if restored else side_by_side.init_states,
     )
     stack.enter_context(ahead)
+    interrupts = stack.enter_context(InterruptHandler())
     make_run_evaluator = None
     if evaluate:
       evaluate = ahead.wrap_evaluation(evaluate)
-      make_run_evaluator = functools.partial(make_evaluator, training, evaluate, direction, clock=clock)
+      make_run_evaluator = functools.partial(
+        make_evaluator, training, evaluate, direction, clock=clock, signals=interrupts
+      )
     runs = SeedRuns(
       folders,
       seeds,
@@ -238,6 +264,7 @@ def fit_seeds(
       best,
       stopped,
       start,
+      awaits_evaluation,
       side_by_side.select,
       make_run_evaluator,
       ahead.describe,
@@ -246,7 +273,6 @@ def fit_seeds(
       stack,
     )
     recorder = BatchRecorder(folder, stream, process_share(mesh)[0], rows_axis=1)
-    interrupts = stack.enter_context(InterruptHandler())
     guard = make_guard(training, evaluate, checkpoints, recorder, seeds)
     hooks = [  # in the order of loop.fit
       guard,
@@ -267,7 +293,11 @@ def fit_seeds(
     if not restored:
       with clock.paused(COMPILATION):
         states = ahead.first_state()
-    states, reason = train_loop(step_live_runs, states, clock.timed_stream(stream), hooks, start, training.steps)
+    reason = finished_reason(start) if start >= training.steps else None
+    if awaits_evaluation:
+      reason = runs(start, states, {}, start >= training.steps) or reason
+    if not reason:
+      states, reason = train_loop(step_live_runs, states, clock.timed_stream(stream), hooks, start, training.steps)
     if jax.process_index() == 0:
       print(clock.describe())
     reason = interrupts.after_training() or reason

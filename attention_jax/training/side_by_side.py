@@ -9,7 +9,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from attention_jax.training.loop import StateInitializer, Training, prepare_training
+from attention_jax.training.initializer import StateInitializer
+from attention_jax.training.loop import Training, prepare_training
 from attention_jax.training.loss import Loss
 from attention_jax.training.partition import fetch, sharding
 from attention_jax.training.state import TrainState

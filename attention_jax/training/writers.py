@@ -23,6 +23,7 @@ Record = Mapping[str, Any]
 METRICS_FILE = 'metrics.jsonl'
 FIRST_REPORT = 15.0  # seconds without a record after which a line reports compilation, except on a terminal
 RATE = 'train/steps_per_second'
+EVALUATION_PREFIX = 'validation/'
 
 # Training metrics on the progress line and their labels, the most important first; the files hold all metrics.
 PROGRESS_LABELS = {
@@ -43,15 +44,16 @@ class JsonLines:
   Args:
     folder: the run folder.
     start: the step that the run starts from.
+    awaits_evaluation: whether the evaluation of that step is made again, and its record removed.
 
   Raises:
     UserError: if the file cannot be written, and when it is opened, if it cannot be read or parsed.
   """
 
-  def __init__(self, folder: Path, start: int):
+  def __init__(self, folder: Path, start: int, awaits_evaluation: bool = False):
     path = folder / METRICS_FILE
     with report_write_errors(path):
-      _remove_later_records(path, start)
+      _remove_later_records(path, start, awaits_evaluation)
       self._file = open(path, 'ab', buffering=0)  # noqa: SIM115 - closed by close()
 
   def __call__(self, step: int, record: Record) -> None:
@@ -63,14 +65,18 @@ class JsonLines:
     self._file.close()
 
 
-def _remove_later_records(path: Path, start: int) -> None:
-  """Keeps the records up to step `start`; an unfinished last line of a killed run belongs to a later step."""
+def _remove_later_records(path: Path, start: int, awaits_evaluation: bool) -> None:
+  """Keeps the records before the next one; an unfinished last line of a killed run belongs to a later step."""
+
+  def is_earlier(record: Record) -> bool:
+    is_repeated = awaits_evaluation and any(name.startswith(EVALUATION_PREFIX) for name in record)
+    return record['step'] < start + (not is_repeated)
+
   content = _read(path)
   whole_lines = content[: content.rfind(b'\n') + 1]
   lines = whole_lines.splitlines(keepends=True)
-  earlier = b''.join(
-    line for line, record in zip(lines, _parse(path, whole_lines), strict=True) if record['step'] <= start
-  )
+  records = _parse(path, whole_lines)
+  earlier = b''.join(line for line, record in zip(lines, records, strict=True) if is_earlier(record))
   if earlier != content:
     write_bytes(path, earlier)
 

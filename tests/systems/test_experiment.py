@@ -236,6 +236,23 @@ def test_a_signal_stops_training_and_the_same_call_resumes_it(trained, config, t
     jax.tree.map(np.testing.assert_array_equal, open_run(folder, kind).params, open_run(trained.folder, kind).params)
 
 
+def test_a_signal_stops_a_validation_and_the_same_call_makes_it(trained, config, tmp_path, monkeypatch):
+  def interrupted_batches(*args, **options):
+    signal.raise_signal(signal.SIGTERM)
+    return eval_batches(*args, **options)
+
+  folder = tmp_path / 'run'
+  with monkeypatch.context() as patch:
+    patch.setattr(experiment, '_make_compilation', lambda system: None)
+    patch.setattr(evaluation, 'eval_batches', interrupted_batches)
+    results, lines = train_quietly(config, folder)
+  assert results is None and lines[-1] == 'run the same command again to resume from step 2'
+  results, _ = train_quietly(config, folder)
+  assert results == trained.results
+  for kind in ('latest', 'best'):
+    jax.tree.map(np.testing.assert_array_equal, open_run(folder, kind).params, open_run(trained.folder, kind).params)
+
+
 def test_a_signal_stops_the_final_evaluation_and_the_same_call_repeats_it(trained, config, tmp_path, monkeypatch):
   def interrupted_batches(*args, **options):
     signal.raise_signal(signal.SIGTERM)

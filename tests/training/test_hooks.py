@@ -28,6 +28,7 @@ from attention_jax.training.hooks import (
   is_due,
 )
 from attention_jax.training.incidents import BatchRecorder
+from attention_jax.training.interrupts import StopSignals, check_stop
 
 STATE = {'step': jnp.int32(0)}
 
@@ -182,7 +183,7 @@ def test_patience_counts_evaluations_without_improvement():
 
 def make_evaluator(evaluate, checkpoints, **options):
   records = []
-  defaults = {'select': 'loss', 'direction': 'min', 'patience': 0, 'best': BestEvaluation()}
+  defaults = {'select': 'loss', 'direction': 'min', 'patience': 0, 'best': BestEvaluation(), 'signals': StopSignals()}
   evaluator = Evaluator(
     2,
     evaluate,
@@ -224,6 +225,20 @@ def test_evaluator_resumes_from_the_best_evaluation_so_far(checkpoints):
   assert evaluator.best == BestEvaluation(1.0, 10, 1) and not checkpoints.saved
 
 
+def test_a_signal_stops_an_evaluation_without_a_result(checkpoints):
+  def evaluate(state):
+    signal.raise_signal(signal.SIGTERM)
+    check_stop()
+    raise AssertionError
+
+  with InterruptHandler() as handler:
+    evaluator, records = make_evaluator(evaluate, checkpoints, best=BestEvaluation(1.0, 1, 0), signals=handler)
+    reason = evaluator(2, STATE, {}, False)
+  assert reason == 'stopped by SIGTERM' and isinstance(reason, InterruptReason)
+  assert evaluator.is_interrupted and evaluator.best == BestEvaluation(1.0, 1, 0)
+  assert not records and not checkpoints.saved
+
+
 def test_evaluation_does_not_count_as_training_time(time, checkpoints):
   def evaluate(state):
     time.now += 100.0
@@ -240,6 +255,7 @@ def test_evaluation_does_not_count_as_training_time(time, checkpoints):
     writers=[],
     clock=clock,
     best=BestEvaluation(),
+    signals=StopSignals(),
   )
   evaluator(1, STATE, {}, False)
   time.now += 1.0

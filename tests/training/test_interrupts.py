@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from attention_jax.training.interrupts import Interrupted, StopRequest, check_stop, stoppable
+from attention_jax.training.interrupts import Interrupted, StopRequest, StopSignals, check_stop, stoppable
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
@@ -50,3 +50,10 @@ def test_check_stop_interrupts_work_inside_of_stoppable_only():
         os.kill(os.getpid(), signal.SIGTERM)
   assert done == [0, 1]
   check_stop()
+
+
+def test_stoppable_reads_signals_that_arrived_before():
+  with StopSignals() as signals:
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(Interrupted, match=r'^SIGTERM$'), stoppable(signals):
+      check_stop()

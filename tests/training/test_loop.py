@@ -21,8 +21,9 @@ from attention_jax.errors import UserError
 from attention_jax.training.ahead import CompileAhead
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.hooks import BestEvaluation, InterruptReason
+from attention_jax.training.interrupts import check_stop
 from attention_jax.training.loop import Training, train_loop
-from attention_jax.training.writers import read_metrics
+from attention_jax.training.writers import METRICS_FILE, read_metrics
 from tests import compiled
 from tests.training import helpers
 from tests.training.helpers import fit_toy, state_bits
@@ -139,6 +140,32 @@ def test_a_signal_stops_cleanly_and_changes_nothing(uninterrupted, tmp_path, num
   result = fit_toy(tmp_path)
   assert state_bits(result.state) == state_bits(expected.state) and result.best == expected.best
   assert records_of(tmp_path) == records_of(expected_folder)
+
+
+def test_an_evaluation_that_a_signal_stops_is_made_before_the_next_update(uninterrupted, tmp_path):
+  """In the middle of training and at its end, and a second time when the run is resumed."""
+  expected, expected_folder = uninterrupted
+  steps = []
+
+  def interrupted_evaluation(state):
+    steps.append(int(state.step))
+    if len(steps) in (2, 3, 5):
+      signal.raise_signal(signal.SIGTERM)
+    check_stop()
+    return helpers.validate(state)
+
+  for step in (40, 40, 60):
+    result = fit_toy(tmp_path, evaluate=interrupted_evaluation)
+    assert result.reason == 'stopped by SIGTERM' and isinstance(result.reason, InterruptReason)
+    assert result.state.step == step == int(sorted(os.listdir(tmp_path / LATEST))[-1])
+  for _ in range(2):  # the checkpoint of the last step still awaits its evaluation
+    result = fit_toy(tmp_path, evaluate=interrupted_evaluation)
+    assert result.reason == 'all 60 steps are done'
+    assert state_bits(result.state) == state_bits(expected.state) and result.best == expected.best
+    assert records_of(tmp_path) == records_of(expected_folder)
+  assert steps == [20, 40, 40, 40, 60, 60, 60]
+  lines = (tmp_path / METRICS_FILE).read_text('utf-8')
+  assert lines.count('\n') == (expected_folder / METRICS_FILE).read_text('utf-8').count('\n')
 
 
 def start_toy(folder, pause):

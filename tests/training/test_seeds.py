@@ -17,6 +17,7 @@ from attention_jax.errors import UserError
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.hooks import InterruptHandler, InterruptReason
+from attention_jax.training.interrupts import check_stop
 from attention_jax.training.loop import Training, fit
 from attention_jax.training.partition import make_mesh
 from attention_jax.training.seeds import fit_seeds
@@ -160,6 +161,32 @@ def test_interrupted_runs_are_resumed_exactly(uninterrupted, tmp_path):
     assert latest_step(run_folder) == latest_step(expected_run_folder) == 12
     assert latest_step(run_folder, BEST) == latest_step(expected_run_folder, BEST)
   assert fit_all(tmp_path) == (12, expected.reasons, 0)  # a finished run is not trained again
+
+
+def test_evaluations_that_a_signal_stops_are_made_before_the_next_update(uninterrupted, tmp_path):
+  expected, expected_folder = uninterrupted
+  steps = []
+
+  def interrupted_evaluation(state):
+    """Stops the second evaluation and the last one, when two runs of four have finished theirs."""
+    step = int(state.step)
+    steps.append(step)
+    if step > 5 and steps.count(step) == 3:
+      signal.raise_signal(signal.SIGTERM)
+    check_stop()
+    return validate(state)
+
+  for step in (10, 12):
+    interrupted = fit_all(tmp_path, evaluate=interrupted_evaluation)
+    assert interrupted.step == step == latest_step(tmp_path) and set(interrupted.reasons) == {'stopped by SIGTERM'}
+  results = fit_all(tmp_path, evaluate=interrupted_evaluation)
+  assert results.reasons == expected.reasons and results.step == expected.step
+  assert steps == [5] * RUNS + [10] * (3 + RUNS) + [12] * (3 + RUNS)
+  for run_folder, expected_run_folder in zip(folders_in(tmp_path), folders_in(expected_folder), strict=True):
+    assert values_of(run_folder) == values_of(expected_run_folder)
+    assert values_of(run_folder, 'validation/loss') == values_of(expected_run_folder, 'validation/loss')
+    assert latest_step(run_folder) == latest_step(expected_run_folder) == 12
+    assert latest_step(run_folder, BEST) == latest_step(expected_run_folder, BEST)
 
 
 @pytest.mark.long
