@@ -191,12 +191,18 @@ def test_a_signal_to_any_process_stops_all_after_the_same_update(signalled, task
 
 
 @pytest.mark.long
-def test_a_signal_to_process_1_stops_the_final_evaluation_of_both(tmp_path):
+def test_a_signal_to_process_1_stops_the_validation_and_the_final_evaluation_of_both(tmp_path):
   task = write_task(tmp_path / 'task')
-  test = task / 'test.tsv'
-  test.write_text(test.read_text('utf-8') * 1000, 'utf-8')
+  for path in (task / 'dev.tsv', task / 'test.tsv'):
+    path.write_text(path.read_text('utf-8') * 1000, 'utf-8')
   folder = tmp_path / 'run'
   arguments = tiny_arguments(task, folder, *SETTINGS)
+  processes = start_together('experiments.train', '--distributed', *arguments)
+  wait_for_step(folder, 3, processes)  # the validation begins
+  processes[1].send_signal(signal.SIGTERM)
+  first, second = wait_for_outputs(processes, expected=INTERRUPTED)
+  assert 'run the same command again to resume from step 3' in first and 'step' not in second
+  assert not any('validation/loss' in record for record in read_metrics(folder))
   processes = start_together('experiments.train', '--distributed', *arguments)
   for line in processes[0].stdout:
     if 'evaluating test' in line:
@@ -205,6 +211,7 @@ def test_a_signal_to_process_1_stops_the_final_evaluation_of_both(tmp_path):
   first, second = wait_for_outputs(processes, expected=INTERRUPTED)
   assert 'stopped by SIGTERM while evaluating; run the same command again to repeat the evaluation\n' in first
   assert 'stopped' not in second and not (folder / 'results.json').exists()
+  assert 'validation/loss' in read_metrics(folder)[-1]
   wait_for_outputs(start_together('experiments.train', '--distributed', *arguments))
   assert (folder / 'hypotheses.test.txt').read_text('utf-8').count('\n') == 5000
 
