@@ -78,8 +78,10 @@ def grid(items: Iterable[Heatmap], path: str | Path, columns: int = 2) -> None:
     columns: heatmaps in a row.
 
   Raises:
-    UserError: as `heatmap`, and if there is no heatmap.
+    UserError: as `heatmap`, if there is no heatmap, and for fewer than one column.
   """
+  if columns < 1:
+    raise UserError(f'a grid must have at least one column, got columns={columns}')
   pictures = [_render(item) for item in items]
   if not pictures:
     raise UserError('a grid must have at least one heatmap, got none')
