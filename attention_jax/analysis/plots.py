@@ -10,6 +10,7 @@ import numpy as np
 
 from attention_jax.analysis.fonts import font_families, visible_form
 from attention_jax.analysis.picture_files import check_png_path
+from attention_jax.atomic import write_atomic
 from attention_jax.errors import UserError, report_write_errors
 
 DPI = 160
@@ -104,8 +105,8 @@ def _write(picture: np.ndarray, path: str | Path) -> None:
   from matplotlib.image import imsave
 
   check_png_path(path)
-  with report_write_errors(path):
-    imsave(path, picture, format='png', dpi=DPI)
+  with report_write_errors(path), write_atomic(path) as temporary:
+    imsave(temporary, picture, format='png', dpi=DPI)
 
 
 def _render(item: Heatmap) -> np.ndarray:
