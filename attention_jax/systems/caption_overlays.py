@@ -45,7 +45,13 @@ def overlay_files(
 
 
 def token_boxes(boxes: Sequence[Box | None], caption: str, vocabulary: Vocabulary) -> list[Box | None]:
-  """Returns the gold box of each token of a caption, from those of its words; None for a token of no word."""
+  """Returns the gold box of each token of a caption; None for a token without one, such as white space.
+
+  Args:
+    boxes: the gold box of each word of the caption, None for words that have none.
+    caption: the caption.
+    vocabulary: cuts it into tokens.
+  """
   return [boxes[word] if word >= 0 else None for word in vocabulary.word_ids(caption)]
 
 
