@@ -59,9 +59,10 @@ def main() -> None:
     if FLAGS.reverse:
       directions.append(swap_links(_align(FLAGS.reverse, swap_sides(corpus))))
   alignments = dict(zip(('forward', 'reverse'), directions, strict=False))
+  joined = directions[0]
   if len(directions) == 2:
-    alignments[method] = [symmetrise(*pair, method) for pair in zip(*directions, strict=True)]
-  for links in list(alignments.values())[-1]:
+    joined = alignments[method] = [symmetrise(*pair, method) for pair in zip(*directions, strict=True)]
+  for links in joined:
     print(format_pharaoh(links))
   if FLAGS.gold:
     for name, rows in alignments.items():

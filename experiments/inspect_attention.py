@@ -80,11 +80,14 @@ def main() -> None:
   path = Path(output or resolve_folder(folder) / system.plot_filename)
   has_readings = issubclass(system, SupportsReadings)
   if FLAGS.serve:
-    _check_serve(name, has_readings)
+    _check_readings('--serve', name, has_readings)
   elif has_readings:
     reading_files.check_format(path)
   else:
     _check_plot(name, system, path, output)
+  for other in FLAGS.compare:
+    other_name, other_system = runs.system_of(other)
+    _check_readings(f'--compare={other}', other_name, issubclass(other_system, SupportsReadings))
   for text in FLAGS.text:
     _check_text(text)
   run = runs.open_run(folder, FLAGS.checkpoint, dtype=FLAGS.dtype)
@@ -104,9 +107,10 @@ def main() -> None:
 
 def _check_flags() -> None:
   """Raises UserError for a flag that has no effect with, or without, another one."""
-  for flag, other in (('output', 'serve'), ('text', 'serve'), ('rows', 'serve'), ('rows', 'text')):
-    if _is_set(flag) and _is_set(other):
-      raise UserError(f'--{flag} has no effect with --{other}; leave one of them out')
+  for other, without_effect in (('serve', ('output', 'text', 'rows', 'split')), ('text', ('rows', 'split'))):
+    for flag in without_effect:
+      if _is_set(flag) and _is_set(other):
+        raise UserError(f'--{flag} has no effect with --{other}; leave one of them out')
   if _is_set('port') and not FLAGS.serve:
     raise UserError('--port has no effect without --serve')
 
@@ -153,10 +157,10 @@ def _rows() -> list[str]:
   return FLAGS.rows or ['']  # '' is not a number, so that an empty --rows= is reported as an error
 
 
-def _check_serve(name: str, has_readings: bool) -> None:
-  """Raises UserError for a run whose sources cannot be typed."""
+def _check_readings(flag: str, name: str, has_readings: bool) -> None:
+  """Raises UserError, which begins with a flag, for a run of a system without readings."""
   if not has_readings:
-    raise UserError(f"--serve: expected a run of system 'translation', got one of {name!r}")
+    raise UserError(f"{flag}: expected a run of system 'translation', got one of {name!r}")
 
 
 def _check_plot(name: str, system: type, path: Path, output: str | None) -> None:

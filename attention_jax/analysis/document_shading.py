@@ -78,7 +78,7 @@ def _render_document(document: ShadedDocument) -> str:
   style = 'prediction wrong' if document.label and prediction != document.label else 'prediction'
   probabilities = ', '.join(f'{escape(label)} {value:.3f}' for label, value in document.probabilities.items())
   lines = [
-    f'<h2>{escape(document.title[:200])}</h2>'
+    f'<h2 dir="auto">{escape(document.title[:200])}</h2>'
     f'<div class="{style}">predicted: {escape(prediction)}{gold} · {probabilities}</div>'
   ]
   if document.is_pair:
@@ -126,7 +126,7 @@ def _render_sentence(
   )
   width = 100 * min(sentence_weight, 1)
   bar = f'<span class="bar" title="{sentence_weight:.3f}"><i style="width:{width:.1f}%"></i></span>'
-  return f'<div class="sentence">{bar}<span>{words}</span></div>'
+  return f'<div class="sentence">{bar}<span dir="auto">{words}</span></div>'
 
 
 def _render_pair(document: ShadedDocument) -> Iterator[str]:

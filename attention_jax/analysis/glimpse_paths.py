@@ -8,6 +8,7 @@ import numpy as np
 
 from attention_jax.analysis import picture_page
 from attention_jax.analysis.picture_files import select_by_suffix
+from attention_jax.atomic import write_atomic
 from attention_jax.errors import report_write_errors
 from attention_jax.functional.spatial import affine_grid, bilinear_sample
 
@@ -95,7 +96,8 @@ def _write_picture(items: Sequence[GlimpsePath], path: str | Path, size: int, sc
     for number, (axes, patch) in enumerate(zip(glimpse_axes, _patches(item, size, scales), strict=False), 1):
       _draw_patch(axes, patch, size, framed_scales)
       axes.set_title(str(number), fontsize=9)
-  figure.savefig(path, dpi=110)
+  with write_atomic(path) as temporary:
+    figure.savefig(temporary, format='png', dpi=110)
 
 
 def _draw_path(axes, item: GlimpsePath, centres: np.ndarray, size: int) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from attention_jax.analysis import fonts, picture_page
 from attention_jax.analysis.picture_files import select_by_suffix
 from attention_jax.analysis.pointing_game import Box
+from attention_jax.atomic import write_atomic
 from attention_jax.errors import report_write_errors
 
 SIDE = 1.6  # inches of a panel
@@ -126,7 +127,8 @@ def _write_panels(items: Sequence[CaptionOverlay], path: Path) -> None:
   parts = figure.subfigures(len(items), 1, height_ratios=heights, squeeze=False)[:, 0]
   for part, item, count in zip(parts, items, rows, strict=True):
     _draw_item(part, item, count)
-  figure.savefig(path, dpi=110)
+  with write_atomic(path) as temporary:
+    figure.savefig(temporary, format='png', dpi=110)
 
 
 def _draw_item(figure, item: CaptionOverlay, rows: int) -> None:
@@ -184,7 +186,8 @@ def _words_from(words: Sequence[str], start: int) -> str:
 
 def _write_animation(items: Sequence[CaptionOverlay], path: Path) -> None:
   frames = [frame for item in items for frame in _render_frames(item)]
-  frames[0].save(path, save_all=True, append_images=frames[1:], duration=600, loop=0)
+  with write_atomic(path) as temporary:
+    frames[0].save(temporary, 'GIF', save_all=True, append_images=frames[1:], duration=600, loop=0)
 
 
 def _render_frames(item: CaptionOverlay) -> Iterator:

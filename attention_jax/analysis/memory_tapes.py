@@ -8,6 +8,7 @@ import numpy as np
 
 from attention_jax.analysis import picture_page
 from attention_jax.analysis.picture_files import select_by_suffix
+from attention_jax.atomic import write_atomic
 from attention_jax.errors import report_write_errors
 
 MIN_WEIGHT = 0.3  # all slots whose weight reaches this at some step are drawn
@@ -101,7 +102,8 @@ def _write_picture(items: Sequence[MemoryTape], path: str | Path) -> None:
     first_title = column[0].title
     title = f'{item.title}\n{first_title}' if item.title else first_title
     grid[0, number].set_title(title, fontsize=9, loc='left')
-  figure.savefig(path, dpi=110)
+  with write_atomic(path) as temporary:
+    figure.savefig(temporary, format='png', dpi=110)
 
 
 def _row_height(columns: Sequence[Sequence[Panel]], row: int) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 from attention_jax.analysis.reading import ReadingRequest, SupportsReadings, read_runs
 from attention_jax.analysis.reading_page import render_page
 from attention_jax.atomic import write_text
-from attention_jax.errors import UserError
+from attention_jax.errors import UserError, report_write_errors
 
 
 class Page:
@@ -29,8 +29,9 @@ class Page:
     return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{html.escape(self.text)}"></iframe>'
 
   def save(self, path: str | Path) -> None:
-    """Writes the page as a file, which opens from disk."""
-    write_text(path, self.text)
+    """Writes the page as a file, which opens from disk. Raises UserError if it cannot be written."""
+    with report_write_errors(path):
+      write_text(path, self.text)
 
 
 def show(

@@ -10,6 +10,7 @@ import numpy as np
 
 from attention_jax.analysis.fonts import font_families, visible_form
 from attention_jax.analysis.picture_files import check_png_path
+from attention_jax.atomic import write_atomic
 from attention_jax.errors import UserError, report_write_errors
 
 DPI = 160
@@ -78,8 +79,10 @@ def grid(items: Iterable[Heatmap], path: str | Path, columns: int = 2) -> None:
     columns: heatmaps in a row.
 
   Raises:
-    UserError: as `heatmap`, and if there is no heatmap.
+    UserError: as `heatmap`, if there is no heatmap, and for fewer than one column.
   """
+  if columns < 1:
+    raise UserError(f'a grid must have at least one column, got columns={columns}')
   pictures = [_render(item) for item in items]
   if not pictures:
     raise UserError('a grid must have at least one heatmap, got none')
@@ -102,8 +105,8 @@ def _write(picture: np.ndarray, path: str | Path) -> None:
   from matplotlib.image import imsave
 
   check_png_path(path)
-  with report_write_errors(path):
-    imsave(path, picture, format='png', dpi=DPI)
+  with report_write_errors(path), write_atomic(path) as temporary:
+    imsave(temporary, picture, format='png', dpi=DPI)
 
 
 def _render(item: Heatmap) -> np.ndarray:

@@ -112,7 +112,8 @@ def guided_predictions(
     test_features: [m, V].
 
   Raises:
-    UserError: for fewer examples than folds of the cross-validation, or if all labels are equal.
+    UserError: for fewer examples than folds of the cross-validation, or if all labels, or all those outside of one
+      fold, are equal.
   """
   num_labels = len(np.unique(labels))
   if len(labels) < FOLDS or num_labels < 2:
@@ -121,5 +122,9 @@ def guided_predictions(
       f'{num_labels}'
     )
   folds = KFold(FOLDS, shuffle=True, random_state=0)
+  if any(len(np.unique(labels[rest])) < 2 for rest, _ in folds.split(labels)):
+    raise UserError(
+      f'a guided probe has one label outside of one of its {FOLDS} folds; expected more of the rare labels'
+    )
   search = GridSearchCV(LogisticRegression(max_iter=ITERATIONS), {'C': REGULARISATION}, cv=folds)
   return search.fit(features, labels).predict(test_features)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from attention_jax.analysis.image_overlays import CaptionOverlay
-from attention_jax.data.pictures import Pictures, read_image
+from attention_jax.data.pictures import Box, Pictures, read_image
+from attention_jax.data.vocab import Vocabulary
 from attention_jax.inference.predictor import Hypothesis
 
 IMAGE_SIZE = 224  # side of a plotted image file, in pixels
@@ -43,24 +44,41 @@ def overlay_files(
   ]
 
 
+def token_boxes(boxes: Sequence[Box | None], caption: str, vocabulary: Vocabulary) -> list[Box | None]:
+  """Returns the gold box of each token of a caption; None for a token without one, such as white space.
+
+  Args:
+    boxes: the gold box of each word of the caption, None for words that have none.
+    caption: the caption.
+    vocabulary: cuts it into tokens.
+  """
+  return [boxes[word] if word >= 0 else None for word in vocabulary.word_ids(caption)]
+
+
 def overlay_rows(
-  pictures: Pictures, rows: Sequence[int], hypotheses: Sequence[Hypothesis], cell_centres: CellCentres
+  pictures: Pictures,
+  rows: Sequence[int],
+  hypotheses: Sequence[Hypothesis],
+  cell_centres: CellCentres,
+  vocabulary: Vocabulary,
 ) -> list[CaptionOverlay]:
   """Returns the plots of pictures of a split: each with a hypothesis, its captions, and the boxes of its first caption.
 
-  The boxes are assigned to the words of a hypothesis only if the hypothesis is equal to the first caption.
+  The boxes are assigned to the tokens of a hypothesis only if they are those of the first caption.
 
   Args:
     pictures: the split.
     rows: numbers of the pictures.
     hypotheses: one per row.
     cell_centres: the grid of the weights.
+    vocabulary: cuts captions into tokens.
   """
   overlays = []
   for row, hypothesis in zip(rows, hypotheses, strict=True):
     captions = [i for i, picture in enumerate(pictures.picture_index) if picture == row]
+    caption = pictures.captions[captions[0]]
     boxes = [] if pictures.boxes is None else pictures.boxes[captions[0]]
-    is_reference = pictures.boxes is not None and pictures.captions[captions[0]] == hypothesis.text
+    is_reference = pictures.boxes is not None and vocabulary.tokenize(caption) == hypothesis.tokens
     if pictures.files is None:
       image = pictures.pictures[row]
     else:
@@ -71,7 +89,7 @@ def overlay_rows(
         words=hypothesis.tokens,
         maps=weight_maps(hypothesis, cell_centres),
         title=pictures.names[row],
-        boxes=boxes if is_reference else None,
+        boxes=token_boxes(boxes, caption, vocabulary) if is_reference else None,
         cell_centres=cell_centres,
         references=[pictures.captions[i] for i in captions],
         gold=list(dict.fromkeys(filter(None, boxes))),

@@ -314,7 +314,7 @@ class CaptioningSystem(System):
       row_numbers = parse_rows(rows, split, len(pictures.names))
       names = [pictures.names[row] for row in row_numbers]
       hypotheses = self._best_hypotheses(params, pictures.pictures[row_numbers], names)
-      overlays = caption_overlays.overlay_rows(pictures, row_numbers, hypotheses, self._cell_centres)
+      overlays = caption_overlays.overlay_rows(pictures, row_numbers, hypotheses, self._cell_centres, self.vocabulary)
     image_overlays.write(overlays, path)
 
   def predict_lines(self, params: Any, lines: Sequence[str], name: str, first: int = 1) -> list[LinePrediction]:
@@ -393,7 +393,7 @@ class CaptioningSystem(System):
   def _pointing_metrics(self, pictures: Pictures, weights: Iterable[np.ndarray | None]) -> dict[str, MetricValue]:
     """Pointing game: share of phrases ('pointing') or tokens ('pointing_words') whose argmax is in their gold box."""
     rows = [
-      (matrix, [boxes[word] if word >= 0 else None for word in self.vocabulary.word_ids(caption)])
+      (matrix, caption_overlays.token_boxes(boxes, caption, self.vocabulary))
       for boxes, caption, matrix in zip(pictures.boxes, pictures.captions, weights, strict=True)
       if matrix is not None
     ]

@@ -12,7 +12,7 @@ from attention_jax.analysis.alignment import merge_weights
 from attention_jax.analysis.interventions import AnalysedPair, edited_model
 from attention_jax.analysis.reading import WEIGHTS, Reading, ReadingRequest
 from attention_jax.data import tasks
-from attention_jax.data.encoding import EncodedCorpus, encode
+from attention_jax.data.encoding import EncodedCorpus, assign_buckets, encode
 from attention_jax.data.splits import SPLITS
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
@@ -110,15 +110,16 @@ class Reader:
       raise UserError(f'hypotheses must be 1 for rows, which are read with their reference, got {request.hypotheses}')
     numbers = parse_rows(request.rows, request.split, len(corpus.source))
     selected = _select(corpus, numbers)
-    scorer = TeacherForcedScorer(self.model, self.buckets, len(numbers))
     ids = encode(selected, self.source_vocab, self.target_vocab)
-    scores = scorer(self.params, ids)
+    has_bucket = assign_buckets(ids, self.buckets) >= 0
+    if not has_bucket.all():
+      row = numbers[int(has_bucket.argmin())]
+      raise UserError(f"row {row} of split '{request.split}' fits no bucket; see config.data.buckets")
+    scores = TeacherForcedScorer(self.model, self.buckets, len(numbers))(self.params, ids)
     sure_ids = encode(selected._replace(possible=None), self.source_vocab, self.target_vocab)
     readings = []
     columns = (numbers, selected.source, selected.target, scores.weights)
     for i, (row, source, target, weights) in enumerate(zip(*columns, strict=True)):
-      if weights is None:
-        raise UserError(f"row {row} of split '{request.split}' fits no bucket; see config.data.buckets")
       gold = None if ids.links is None else ids.row_links(i)
       sure = None if ids.links is None or selected.possible is None else sure_ids.row_links(i)
       source_tokens = [*self.source_vocab.tokenize(source), END]

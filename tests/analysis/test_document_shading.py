@@ -38,6 +38,14 @@ def test_several_hops_are_shown_one_by_one(tmp_path):
   assert page.count('<details>') == 2
 
 
+def test_text_has_its_own_direction(tmp_path):
+  """Otherwise the full stop of a Hebrew sentence is on its right."""
+  words = [['שלום', '.'], ['hello', '.']]
+  weights = [np.full((1, 2), 0.5)] * 2
+  page = write_page(ShadedDocument('שלום.', '', {'a': 1.0}, words, weights, np.full((1, 2), 0.5)), tmp_path)
+  assert page.count('<span dir="auto"><span class="word"') == 2 and '<h2 dir="auto">' in page
+
+
 def test_pairs_show_which_word_attends_to_which(tmp_path):
   first = np.array([[1.0, 0.0], [0.25, 0.75], [0.0, 1.0], [0.0, 0.0]])  # by c, d, e and a filler word
   second = np.array([[0.1, 0.2, 0.7], [0.6, 0.4, 0.0]])  # by a and b

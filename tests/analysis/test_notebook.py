@@ -48,6 +48,8 @@ def test_a_notebook_gets_the_page_in_a_frame(run, tmp_path):
   assert html.unescape(frame.partition('srcdoc="')[2].removesuffix('"></iframe>')) == page.text
   page.save(tmp_path / 'page.html')
   assert (tmp_path / 'page.html').read_text('utf-8') == page.text
+  with pytest.raises(UserError, match=r'missing/page\.html: cannot be written \(No such file or directory\)'):
+    page.save(tmp_path / 'missing' / 'page.html')
 
 
 def test_show_raises_without_lines_and_for_systems_without_readings(run):

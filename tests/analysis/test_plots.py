@@ -156,6 +156,8 @@ def test_grid_contains_all_heatmaps(tmp_path):
 def test_empty_grid_raises(tmp_path):
   with pytest.raises(UserError, match='at least one heatmap'):
     grid([], tmp_path / 'none.png')
+  with pytest.raises(UserError, match='at least one column, got columns=0'):
+    grid([], tmp_path / 'none.png', columns=0)
 
 
 @pytest.mark.parametrize(

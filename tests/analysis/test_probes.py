@@ -77,3 +77,10 @@ def test_guided_probes_need_examples_of_two_labels(labels, message):
   features = scipy.sparse.csr_array(np.eye(len(labels)))
   with pytest.raises(UserError, match=f'at least 3 examples with at least two different labels, {message}'):
     guided_predictions(features, np.array(labels), features)
+
+
+def test_guided_probes_need_two_labels_outside_of_each_fold():
+  """Otherwise no regularisation strength has an accuracy."""
+  features = scipy.sparse.csr_array(np.eye(6))
+  with pytest.raises(UserError, match='one label outside of one of its 3 folds; expected more of the rare labels'):
+    guided_predictions(features, np.array([0, 1, 1, 1, 1, 1]), features)

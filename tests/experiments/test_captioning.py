@@ -8,6 +8,10 @@ import pytest
 from PIL import Image
 
 from attention_jax.data.builders import shapes
+from attention_jax.data.pictures import Pictures
+from attention_jax.data.vocab import char
+from attention_jax.inference.predictor import Hypothesis
+from attention_jax.systems.caption_overlays import overlay_rows
 from attention_jax.training.file_digests import FILE_DIGESTS
 from attention_jax.training.folder import read_config
 from tests.experiments.helpers import copy_interrupted_run, run
@@ -118,6 +122,17 @@ def test_new_pictures_are_drawn_and_rows_are_written_as_a_page(trained, tmp_path
   assert result.code == 0 and result.out == f'written to {page}\n' and page.stat().st_size > 10_000, result.err
   result = run('inspect_attention', f'--workdir={folder}', f'--text={tmp_path}/no.png', f'--output={tmp_path}/new.png')
   assert result.code == 2 and 'no.png: no such file' in result.err
+
+
+@pytest.mark.parametrize('caption', ['a dog', 'a cat'])
+def test_characters_have_the_gold_boxes_of_their_words(caption):
+  box = (1, 2, 3, 4)
+  scene = Pictures(np.zeros((1, 8, 8, 3), np.uint8), ['test 0'], ['a dog'], [0], [[None, box]])
+  hypothesis = Hypothesis(caption, list(caption), 0.0, 0.0, np.full((len(caption) + 1, 4), 0.25))
+  cell_centres = (np.array([0.25, 0.75]),) * 2
+  (overlay,) = overlay_rows(scene, [0], [hypothesis], cell_centres, char(['a dog']))
+  assert overlay.boxes == ([None, None, box, box, box] if caption == 'a dog' else None)
+  assert overlay.gold == [box] and overlay.maps.shape == (5, 2, 2)
 
 
 @pytest.mark.long

@@ -52,7 +52,7 @@ def test_splits_are_evaluated_and_drawn(trained, tmp_path):
   assert result.code == 0 and 'accuracy' in result.out and len((tmp_path / 'hypotheses.txt').read_text().split()) == 32
   assert run('inspect_attention', f'--workdir={folder}', '--split=validation', '--rows=0,3').code == 0
   page = (folder / 'attention.html').read_text('utf-8')
-  assert page.count('<h2>') == 2 and 'gold: blame' in page and page.count('class="sentence"') == 6
+  assert page.count('<h2 ') == 2 and 'gold: blame' in page and page.count('class="sentence"') == 6
   path = tmp_path / 'text.html'
   result = run('inspect_attention', f'--workdir={folder}', '--text=It was <fine>. So!', f'--output={path}')
   assert result.code == 0, result.err

@@ -155,6 +155,8 @@ def test_alignments_of_both_directions_are_joined_and_scored(tmp_path):
     'grow_diag_final_and: alignment error rate 14.29 %, precision 75.00 %, recall 100.00 %, 4 links, 2 sentences',
   ]
   assert run('align', *flags, '--symmetrisation=intersection').out == '0-0\n0-0\n'
+  assert run('align', *flags, '--symmetrisation=forward').out == '0-0 1-2\n0-0\n'
+  assert run('align', *flags, '--symmetrisation=reverse').out == '0-0 1-1\n0-0\n'
   assert_user_error(run('align', *flags, '--symmetrisation=gro'), ["unknown symmetrisation 'gro'"])
   for flag in ('--reverse=runs/b', '--checkpoint=latest', '--dtype=bfloat16'):
     assert_user_error(run('align', *flags, flag), [f'{flag.split("=")[0]} has no effect with --links'])

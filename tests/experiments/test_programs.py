@@ -318,6 +318,20 @@ def test_mistakes_of_inspect_attention_are_reported_in_one_line(trained, flag, m
   assert result.code == 2 and message in result.err and result.err.count('\n') == 1, result.err
 
 
+@pytest.mark.parametrize(('flag', 'other'), [('--text=zwei', 'text'), ('--serve', 'serve')])
+def test_a_split_without_rows_has_no_effect(flag, other):
+  result = run('inspect_attention', '--workdir=runs/x', '--split=validation', flag)
+  assert result.code == 2 and result.err == f'error: --split has no effect with --{other}; leave one of them out\n'
+
+
+def test_a_compared_run_of_another_system_is_an_error(trained, tmp_path, monkeypatch):
+  monkeypatch.setattr(runs, 'open_run', lambda *args, **kwargs: pytest.fail('the run was opened'))
+  (tmp_path / 'config.json').write_text('{"system": "recall"}')
+  result = run('inspect_attention', f'--workdir={trained[0]}', f'--compare={tmp_path}')
+  expected = f"error: --compare={tmp_path}: expected a run of system 'translation', got one of 'recall'\n"
+  assert (result.code, result.err) == (2, expected)
+
+
 @pytest.mark.parametrize('flag', ['--analyses=entropi', '--edit=unifrom', '--split=tset', '--rows=x', '--output=a.jpg'])
 def test_mistakes_of_inspect_attention_are_found_before_the_run_is_opened(trained, flag, monkeypatch):
   monkeypatch.setattr(runs, 'open_run', lambda *args, **kwargs: pytest.fail('the run was opened'))

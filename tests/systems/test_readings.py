@@ -89,6 +89,13 @@ def test_rows_have_their_sure_and_possible_links(reader):
   assert np.array(reading.gold).tolist() == [[0, 0]] and reading.sure is None
 
 
+@pytest.mark.parametrize('rows', [['1'], ['0', '1']])
+def test_a_row_that_fits_no_bucket_raises(reader, rows):
+  corpus = Corpus(['a b', 'a b c d e'], ['d', 'e'])
+  with pytest.raises(UserError, match="row 1 of split 'test' fits no bucket; see config"):
+    reader.read_rows(corpus, ReadingRequest(rows=rows))
+
+
 def test_weights_of_characters_are_merged_to_words(reader):
   letters = char(['ab cd'])
   model = build_transformer(sizes=(len(letters), len(letters)))
