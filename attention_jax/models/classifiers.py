@@ -26,7 +26,7 @@ class ClassifierOutput(NamedTuple):
   """Logits of the labels, and attention weights over words and sentences.
 
   Attributes:
-    logits: [B, L].
+    logits: [B, L], float32.
     word_weights: [B, N, H, W], weights of H heads over the W words of each of N sentences. H is the number of heads of
       the attention times the hops of the pooling, or 1 if it does not attend. For pairs of texts, see Decomposable.
     sentence_weights: [B, H, N], weights of H heads over the sentences; 1 everywhere if the classifier does not pool
@@ -91,7 +91,7 @@ class Classifier(nn.Module):
       x = drop(x, deterministic=deterministic)
       x = nn.relu(Dense(self.hidden, dtype=self.dtype, name='hidden')(x))
     x = drop(x, deterministic=deterministic)
-    return Dense(self.labels, dtype=self.dtype, name='labels')(x)
+    return Dense(self.labels, dtype=self.dtype, name='labels')(x).astype(jnp.float32)
 
 
 class Identity(nn.Module):
@@ -132,8 +132,9 @@ class Flat(Classifier):
     inverse_order = jnp.argsort(order, axis=1)
     weights = jnp.take_along_axis(weights, inverse_order[:, None], 2)
     word_weights = jnp.moveaxis(weights.reshape(batch, -1, sentences, words), 1, 2)
+    ponder = jax.tree.map(lambda x: jnp.take_along_axis(x, inverse_order, 1), encoded.ponder)
     sentence_weights = jnp.ones((batch, 1, sentences), jnp.float32)
-    return ClassifierOutput(self.classify(summary, deterministic), word_weights, sentence_weights, encoded.ponder)
+    return ClassifierOutput(self.classify(summary, deterministic), word_weights, sentence_weights, ponder)
 
 
 class Hierarchical(Classifier):
@@ -290,7 +291,7 @@ class ClassifierEnsemble:
     """
     pairs = zip(self.models, variables['params'], strict=True)
     outputs = [model.apply({'params': params}, source, source_mask) for model, params in pairs]
-    log_probs = jnp.stack([jax.nn.log_softmax(output.logits.astype(jnp.float32)) for output in outputs])
+    log_probs = jnp.stack([jax.nn.log_softmax(output.logits) for output in outputs])
     logits = jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(outputs))
     word_weights = [output.word_weights for output in outputs]
     if self.takes_pairs:

@@ -415,6 +415,5 @@ class Attention(nn.Module):
       context = self.difference(context)
     if self.gate:
       context = context * jax.nn.sigmoid(self._split_heads(query, self.gate_kernel))
-    joined = jnp.moveaxis(context, 1, -2)
-    joined = self.join(joined.reshape(*joined.shape[:-2], -1))
+    joined = self.join(jax.lax.collapse(jnp.moveaxis(context, 1, -2), -2))
     return Attended(joined, weights if weights is None or self.heads > 1 else weights[:, 0])

@@ -146,7 +146,7 @@ def attend_heads(
   context, weights = jax.vmap(attend_head)(kernels | variant_params, values, rngs)
   if 'join' not in params:
     return Attended(context[0], weights[0])
-  joined = jnp.moveaxis(context, 0, -2).reshape(*context.shape[1:-1], -1) @ params['join']['kernel']
+  joined = jax.lax.collapse(jnp.moveaxis(context, 0, -2), -2) @ params['join']['kernel']
   return Attended(joined, weights[0] if len(weights) == 1 else jnp.moveaxis(weights, 0, -3))
 
 
@@ -166,6 +166,12 @@ def _check_supported(params: Mapping[str, Mapping[str, jax.Array]]) -> None:
   heads = [len(params[name]['kernel']) for name in ('query_kernel', 'key_kernel', 'value_kernel') if name in params]
   if len(set(heads)) > 1:
     raise UserError(f'attention: expected parameters of Attention with kv_heads=0, got kernels of {heads} heads')
+  missing = {'value_kernel', 'join'} - params.keys()
+  if missing and (len(missing) == 1 or max(heads, default=1) > 1):
+    raise UserError(
+      "attention: params must have both 'value_kernel' and 'join' if there are several heads, else both or neither; "
+      f'got {", ".join(params)}'
+    )
 
 
 def _zero_masked(encoded: jax.Array, mask: jax.Array | None) -> jax.Array:

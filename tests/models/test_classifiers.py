@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attention_jax.errors import UserError
-from attention_jax.models.classifiers import ClassifierConfig, ClassifierEnsemble, build_classifier
+from attention_jax.models.classifiers import CLASSIFIERS, ClassifierConfig, ClassifierEnsemble, build_classifier
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.pooling import POOLINGS
 from tests.modules.helpers import assert_close, draw, variables
@@ -86,6 +86,20 @@ def test_flat_output_is_independent_of_padding_between_sentences(fields):
   wide = run(params, *(np.pad(x, ((0, 0), (0, 1), (0, 2))) for x in (SOURCE, MASK)))
   assert_close(wide.logits, tight.logits)
   assert_close(wide.word_weights[:, :3, :, :5], tight.word_weights)
+
+
+def test_flat_ponder_is_at_the_positions_of_the_words():
+  model = build_small(classifier='flat', pooling='mean', encoder='act(features=6, limit=3)')
+  (ponder,) = jax.jit(model.apply)(variables(model, SOURCE, MASK), SOURCE, MASK).ponder
+  np.testing.assert_array_equal(ponder.updates > 0, MASK.reshape(3, -1))
+
+
+@pytest.mark.parametrize('classifier', CLASSIFIERS)
+def test_logits_of_16_bit_models_are_float32(classifier):
+  model = build_small(classifier=classifier, dtype='bfloat16')
+  texts = (SOURCE[:, :2], MASK[:, :2])
+  outputs, _ = jax.eval_shape(lambda: model.init_with_output(jax.random.key(0), *texts))
+  assert outputs.logits.dtype == jnp.float32
 
 
 def test_pair_weights_of_several_heads_are_grouped_by_head():

@@ -161,6 +161,30 @@ def test_parameters_that_are_not_supported_are_errors(options, message):
     attend_heads(params, query, encoded, mask[:, None], score='scaled_dot')
 
 
+@pytest.mark.parametrize('missing', ['value_kernel', 'join', 'both'])
+def test_several_heads_without_values_of_their_own_or_a_join_are_an_error(missing):
+  query, encoded, _ = inputs()
+  params = init_heads(jax.random.key(0), query=DQ, key=DK, features=FEATURES, heads=2)
+  left_out = ('value_kernel', 'join') if missing == 'both' else (missing,)
+  with pytest.raises(aj.UserError, match=r"must have both 'value_kernel' and 'join' if .*; got query_kernel"):
+    attend_heads({name: entry for name, entry in params.items() if name not in left_out}, query, encoded)
+
+
+@pytest.mark.parametrize('shape', [(B, 0, DQ), (0, 3, DQ)])
+def test_several_heads_attend_with_no_query_at_all(shape):
+  query = jnp.zeros(shape)
+  encoded = jnp.zeros((shape[0], S, DK))
+  params = init_heads(jax.random.key(0), query=DQ, key=DK, features=FEATURES, heads=2)
+  module = aj.Attention(features=FEATURES, heads=2)
+  mask = jnp.ones((shape[0], S), bool)
+
+  def run(module):
+    return module.parallel(query, module.remember(encoded, mask))
+
+  for attend in (lambda: attend_heads(params, query, encoded), lambda: module.apply({'params': params}, method=run)):
+    assert jax.eval_shape(attend).context.shape == (*shape[:2], FEATURES)
+
+
 def test_parameters_of_positions_are_an_error():
   query, encoded, mask = inputs()
   params, _ = linen('scaled_dot', 'softmax', 2)
