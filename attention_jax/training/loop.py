@@ -194,7 +194,8 @@ def fit(
     first_of_each_shape: (start, stop) -> the first batch of each shape among those batches, in their order. The later
       shapes are compiled ahead of their use, see ahead.CompileAhead.
     evaluate: state -> metrics by name, among them `training.select`; `training.state.evaluation_params` returns the
-      parameters to evaluate.
+      parameters to evaluate. A signal stops it where it calls `training.interrupts.check_stop`; it is then called again
+      when the run is resumed.
     compile_evaluation: (shapes of a state, is_stopped) -> None; compiles the programs of `evaluate` ahead of its first
       call, and returns soon after `is_stopped()` becomes true. None leaves that to the first evaluation.
     direction: 'min' if a lower value of `training.select` is better, 'max' if a higher one is.
