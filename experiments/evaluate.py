@@ -149,7 +149,9 @@ def _evaluate_bins(run: Any, lines: Sequence[str], plot: str | None) -> Any:
   if _has_teacher_forcing_metrics(system):
     vocabularies = (run.predictor.source_vocab, run.predictor.target_vocab)
     pairs = score_pairs(run.model, run.params, corpora[0], *vocabularies, run.config['data']['buckets'])
-    bins = add_teacher_forcing_metrics(bins, *corpora, pairs, vocabularies, run.model.traits.attends)
+    unlinked_targets = run.config['evaluation']['unlinked_targets']
+    attends = run.model.traits.attends
+    bins = add_teacher_forcing_metrics(bins, *corpora, pairs, vocabularies, attends, unlinked_targets)
   if plot:
     atomic.write_bytes(plot, draw_bins(bins))
   return bins
