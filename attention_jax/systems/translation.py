@@ -19,7 +19,7 @@ from attention_jax.data.resegment import make_resegmenter
 from attention_jax.data.text import Corpus
 from attention_jax.data.word_vectors import EmbeddingText
 from attention_jax.decoding.ensemble import Ensemble
-from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking
+from attention_jax.decoding.ranking import DEFAULT_RANKING, Exponent, Factor, Ranking
 from attention_jax.errors import UserError
 from attention_jax.inference.evaluation import (
   ALIGNMENT_METRICS,
@@ -37,7 +37,7 @@ from attention_jax.losses.auxiliary import auxiliary_losses, check_weights
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig, build
 from attention_jax.modules.attention import Attention
-from attention_jax.specs import Count, NonNegative, OutputLength, Repeats, Size, check_fields, parse
+from attention_jax.specs import Count, OutputLength, Repeats, Size, check_fields, parse
 from attention_jax.systems.base import (
   Config,
   Log,
@@ -115,9 +115,9 @@ class TranslationEvaluationConfig:
   metrics: tuple[str, ...] = ('exact_match', 'character_error_rate')
   group_references: bool = False
   beams: Repeats = 5
-  alpha: NonNegative = DEFAULT_RANKING.alpha
-  beta: NonNegative = DEFAULT_RANKING.beta
-  gamma: NonNegative = DEFAULT_RANKING.gamma
+  alpha: Exponent = DEFAULT_RANKING.alpha
+  beta: Factor = DEFAULT_RANKING.beta
+  gamma: Factor = DEFAULT_RANKING.gamma
   max_length: OutputLength = 0
   batch_size: Size = 128
   replace_unknown: bool = False
