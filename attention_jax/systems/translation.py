@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,7 @@ class TranslationSystem(System):
     self._load_data = load_data
     self._folder = folder
     self._predictor: Predictor | None = None
+    self._lexicon_lock = threading.Lock()
 
   @classmethod
   def load(cls, config: Config, folder: str | None) -> 'TranslationSystem':
@@ -244,9 +246,14 @@ class TranslationSystem(System):
     """The splits, as text and as ids."""
     return self._load_data()
 
-  @functools.cached_property
+  @property
   def lexicon(self) -> Lexicon:
-    """Translations of source tokens, from which shortlists are made."""
+    """Translations of source tokens, from which shortlists are made; made once, whatever number of threads search."""
+    with self._lexicon_lock:  # cached_property has no lock since Python 3.12
+      return self._lexicon
+
+  @functools.cached_property
+  def _lexicon(self) -> Lexicon:
     return load_or_make_lexicon(self._folder, lambda: self.data)
 
   def corpus(self, split: str) -> Corpus:
