@@ -63,6 +63,8 @@ def main() -> None:
     compute_metric(spec, ['a'], [['a']])  # reports a mistake in the spec before the search
   output = Path(check_output_path(FLAGS.output, 'output')) if FLAGS.output else None
   plot = _check_bins()
+  if plot and output == Path(plot):
+    raise UserError(f'--output and --plot must be two files, got {plot} for both')
   if FLAGS.metrics:
     overrides['metrics'] = FLAGS.metrics
   run = runs.open_run_or_ensemble(require_flag('workdir'), FLAGS.checkpoint, overrides, FLAGS.dtype)
