@@ -63,6 +63,8 @@ def main() -> None:
     compute_metric(spec, ['a'], [['a']])  # reports a mistake in the spec before the search
   output = Path(check_output_path(FLAGS.output, 'output')) if FLAGS.output else None
   plot = _check_bins()
+  if plot and output == Path(plot):
+    raise UserError(f'--output and --plot must be two files, got {plot} for both')
   if FLAGS.metrics:
     overrides['metrics'] = FLAGS.metrics
   run = runs.open_run_or_ensemble(require_flag('workdir'), FLAGS.checkpoint, overrides, FLAGS.dtype)
@@ -149,7 +151,9 @@ def _evaluate_bins(run: Any, lines: Sequence[str], plot: str | None) -> Any:
   if _has_teacher_forcing_metrics(system):
     vocabularies = (run.predictor.source_vocab, run.predictor.target_vocab)
     pairs = score_pairs(run.model, run.params, corpora[0], *vocabularies, run.config['data']['buckets'])
-    bins = add_teacher_forcing_metrics(bins, *corpora, pairs, vocabularies, run.model.traits.attends)
+    unlinked_targets = run.config['evaluation']['unlinked_targets']
+    attends = run.model.traits.attends
+    bins = add_teacher_forcing_metrics(bins, *corpora, pairs, vocabularies, attends, unlinked_targets)
   if plot:
     atomic.write_bytes(plot, draw_bins(bins))
   return bins

@@ -214,14 +214,14 @@ def _sampling_options():
 
 def _check_search_flags() -> None:
   """Raises UserError for flags of diverse beam search and reranking that are wrong or have no effect."""
-  from attention_jax.inference.metrics import higher_is_better
+  from attention_jax.inference.metrics import compute_metric
 
   if FLAGS.samples and FLAGS.groups > 1:
     raise UserError(f'--samples={FLAGS.samples} cannot be combined with --groups={FLAGS.groups}, an option of search')
   if FLAGS.groups == 1 and FLAGS.diversity != FLAGS['diversity'].default:
     raise UserError(f'--diversity={FLAGS.diversity} is an option of --groups, which must be at least 2')
   if FLAGS.mbr is not None:
-    higher_is_better(FLAGS.mbr)  # raises UserError for an unknown metric
+    compute_metric(FLAGS.mbr, ['a'], [['a']])  # reports a mistake in the spec before the search
 
 
 def _check_stream_flags(workdir: str, checkpoint: str) -> None:

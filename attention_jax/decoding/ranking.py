@@ -8,6 +8,10 @@ import jax.numpy as jnp
 
 from attention_jax.specs import Range, check_fields
 
+# Greater numbers might let the scores of long outputs overflow in float32.
+Exponent = Annotated[float, Range(0, 10)]
+Factor = Annotated[float, Range(0, 10_000)]
+
 MIN_COVERAGE = 1e-6  # lower bound of a position's coverage, which keeps the logarithm of the penalty finite
 
 
@@ -27,9 +31,9 @@ class Ranking:
     UserError: for a negative number, or one so large that scores of long outputs may overflow in float32.
   """
 
-  alpha: Annotated[float, Range(0, 10)] = 0.6
-  beta: Annotated[float, Range(0, 10_000)] = 0.0
-  gamma: Annotated[float, Range(0, 10_000)] = 0.0
+  alpha: Exponent = 0.6
+  beta: Factor = 0.0
+  gamma: Factor = 0.0
 
   def __post_init__(self):
     check_fields(self, 'ranking')

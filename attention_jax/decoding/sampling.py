@@ -40,7 +40,8 @@ class Sampling:
 
   samples: Repeats = 1
   seed: Annotated[int, Range(0, 2**31 - 1)] = 0
-  temperature: Annotated[float, Range(1e-3)] = 1.0
+  # Far above the limit, tokens of IMPOSSIBLE_SCORE would be sampled too, such as those that a prefix excludes.
+  temperature: Annotated[float, Range(1e-3, 1e6)] = 1.0
   top_k: Count = 0
   top_p: Annotated[float, Range(0, 1, include_low=False)] = 1.0
   min_p: Probability = 0.0

@@ -11,7 +11,7 @@ For a batch, vmap a function that calls all three.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -160,7 +160,7 @@ def attend_step(
       raise UserError(f'attend_step: {name} must be for the {size} positions of the memory, got shape {shape}')
   rows = _rows(score, alignment)
   expected = jax.eval_shape(lambda: definition.init_carry(*rows, size))
-  if jax.tree.structure(carry) != jax.tree.structure(expected):
+  if _shapes(carry) != _shapes(expected):
     raise UserError(
       f'attend_step: carry must have the state of this score and alignment, got {carry.state}; use init_carry'
     )
@@ -170,6 +170,12 @@ def attend_step(
   check_variants('attend_step', by_kind, params, widths, rng, deterministic)
   options = {'bias': bias, 'rng': rng, 'deterministic': deterministic}
   return definition.attend_step(*rows, params, carry, query, memory, **options)
+
+
+def _shapes(tree: Any) -> tuple:
+  """The structure of a tree, and the shapes of its leaves."""
+  leaves, structure = jax.tree.flatten(tree)
+  return structure, [jnp.shape(leaf) for leaf in leaves]
 
 
 def _rows(score: Variant, alignment: Variant) -> tuple[Row, Row]:

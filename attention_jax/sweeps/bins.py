@@ -129,6 +129,7 @@ def add_teacher_forcing_metrics(
   pairs: Sequence[ScoredPair],
   vocabularies: tuple[Vocabulary, Vocabulary],
   attends: bool,
+  unlinked_targets: bool = False,
 ) -> BinnedMetrics:
   """Adds metrics by teacher forcing: the loss and, with gold links and attention weights, the alignment error rate.
 
@@ -141,6 +142,7 @@ def add_teacher_forcing_metrics(
     pairs: the scores of all rows of the split.
     vocabularies: source and target vocabulary of the run.
     attends: whether the model has attention weights.
+    unlinked_targets: as for `evaluation.alignment_metrics`.
   """
   values = np.array(PROPERTIES[table.by](corpus, train))
   losses = np.array([-sum(pair.log_probs) for pair in pairs])
@@ -150,7 +152,7 @@ def add_teacher_forcing_metrics(
   units = {'loss': 'nat/token'}
   if attends and corpus.links is not None:
     rows = range(len(pairs))
-    links = predict_links(corpus, [pair.weights for pair in pairs], rows, *vocabularies)
+    links = predict_links(corpus, [pair.weights for pair in pairs], rows, *vocabularies, unlinked_targets)
     counts['alignment_error_rate'] = _link_errors(links)
     scales['alignment_error_rate'] = 100
     units['alignment_error_rate'] = '%'

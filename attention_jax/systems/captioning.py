@@ -54,6 +54,7 @@ from attention_jax.systems.base import (
   trace_loss,
 )
 from attention_jax.systems.translation import TranslationEvaluationConfig, initializer_for_batch, text_metric_directions
+from attention_jax.systems.translation_checks import check_no_source_words
 from attention_jax.tokens import EOS
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
@@ -133,6 +134,7 @@ class CaptioningSystem(System):
 
   @classmethod
   def open(cls, config: Config, folder: str) -> 'CaptioningSystem':
+    check_no_source_words(config)
     vocabulary = vocab.load_stored(config['data']['vocabulary'], folder, 'target')
     if vocabulary is None:
       raise UserError(f'{folder} holds no target vocabulary; expected the folder of a training run')
@@ -153,8 +155,7 @@ class CaptioningSystem(System):
     bind(config['data']['task'], PICTURES, 'task')
     vocab.parse_kind(config['data']['vocabulary'])
     TranslationEvaluationConfig(**config['evaluation'])
-    if config['evaluation']['replace_unknown']:
-      raise UserError('evaluation.replace_unknown must be False for pictures, which have no source words; got True')
+    check_no_source_words(config)
     for spec in config['evaluation']['metrics']:
       compute_metric(spec, ['a'], [['a']])  # some options are checked only when the metric is computed
     model = build_captioner(config['model'], 5)
@@ -412,8 +413,7 @@ def _dummy_batch(model: EncoderDecoder, shape: Sequence[int]) -> Batch:
   """One picture of the given shape with a caption of two tokens, for tracing."""
   pictures = np.zeros((1, *shape), model.encoder.input_dtype)
   target = np.zeros((1, 2), np.int32)
-  target_mask = np.ones((1, 2), bool)
-  return Batch(pictures, np.ones((1, 1), bool), target, target_mask, np.zeros(1, np.int32))
+  return Batch(pictures, np.ones((1, 1), bool), target, np.ones((1, 2), bool), np.zeros(1, np.int32))
 
 
 def _loss(model: EncoderDecoder, training: Training) -> Loss:

@@ -140,7 +140,7 @@ def open_run(
 
   Raises:
     UserError: as `resolve_folder` and `check_run_files`; if the folder holds no run or several, if the checkpoint
-      cannot be read, and for an unknown field or dtype.
+      cannot be read, and for an unknown field, an invalid value of a field and an unknown dtype.
   """
   folder = resolve_folder(folder)
   check_run_files(folder)
@@ -148,6 +148,7 @@ def open_run(
   for field in evaluation:
     choose(field, config['evaluation'], f'field of config.evaluation of {folder}:')
   config['evaluation'] |= evaluation
+  SYSTEMS[config['system']].config_groups['evaluation'](**config['evaluation'])  # raises UserError for an invalid value
   if dtype:
     config['model']['dtype'] = dtype
   if config['seeds'] > 1:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from attention_jax.data.resegment import make_resegmenter
 from attention_jax.data.text import Corpus
 from attention_jax.data.word_vectors import EmbeddingText
 from attention_jax.decoding.ensemble import Ensemble
-from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking
+from attention_jax.decoding.ranking import DEFAULT_RANKING, Exponent, Factor, Ranking
 from attention_jax.errors import UserError
 from attention_jax.inference.evaluation import (
   ALIGNMENT_METRICS,
@@ -37,7 +38,7 @@ from attention_jax.losses.auxiliary import auxiliary_losses, check_weights
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig, build
 from attention_jax.modules.attention import Attention
-from attention_jax.specs import Count, NonNegative, OutputLength, Repeats, Size, check_fields, parse
+from attention_jax.specs import Count, OutputLength, Repeats, Size, check_fields, parse
 from attention_jax.systems.base import (
   Config,
   Log,
@@ -115,9 +116,9 @@ class TranslationEvaluationConfig:
   metrics: tuple[str, ...] = ('exact_match', 'character_error_rate')
   group_references: bool = False
   beams: Repeats = 5
-  alpha: NonNegative = DEFAULT_RANKING.alpha
-  beta: NonNegative = DEFAULT_RANKING.beta
-  gamma: NonNegative = DEFAULT_RANKING.gamma
+  alpha: Exponent = DEFAULT_RANKING.alpha
+  beta: Factor = DEFAULT_RANKING.beta
+  gamma: Factor = DEFAULT_RANKING.gamma
   max_length: OutputLength = 0
   batch_size: Size = 128
   replace_unknown: bool = False
@@ -172,6 +173,7 @@ class TranslationSystem(System):
     self._load_data = load_data
     self._folder = folder
     self._predictor: Predictor | None = None
+    self._lexicon_lock = threading.Lock()
 
   @classmethod
   def load(cls, config: Config, folder: str | None) -> 'TranslationSystem':
@@ -244,9 +246,14 @@ class TranslationSystem(System):
     """The splits, as text and as ids."""
     return self._load_data()
 
-  @functools.cached_property
+  @property
   def lexicon(self) -> Lexicon:
-    """Translations of source tokens, from which shortlists are made."""
+    """Translations of source tokens, from which shortlists are made; made once, whatever number of threads search."""
+    with self._lexicon_lock:  # cached_property has no lock since Python 3.12
+      return self._lexicon
+
+  @functools.cached_property
+  def _lexicon(self) -> Lexicon:
     return load_or_make_lexicon(self._folder, lambda: self.data)
 
   def corpus(self, split: str) -> Corpus:

@@ -100,3 +100,10 @@ def _accepts(model: EncoderDecoder, bucket: Sequence[int]) -> bool:
   except UserError:
     return False
   return True
+
+
+def check_no_source_words(config: Config) -> None:
+  """Raises UserError for options of the search that need the words of a source."""
+  for name, expected in (('replace_unknown', False), ('shortlist', 0)):
+    if value := config['evaluation'][name]:
+      raise UserError(f'evaluation.{name} must be {expected} for pictures, which have no source words; got {value}')

@@ -134,7 +134,8 @@ def test_samples_depend_on_the_seed_and_on_the_number_of_the_source_alone():
   ('options', 'message'),
   [
     ({'samples': 0}, 'sampling.samples must be at least 1 and at most 10000, got 0'),
-    ({'temperature': 0.0}, 'sampling.temperature must be at least 0.001, got 0.0'),
+    ({'temperature': 0.0}, 'sampling.temperature must be at least 0.001 and at most 1000000.0, got 0.0'),
+    ({'temperature': 1e30}, 'sampling.temperature must be at least 0.001 and at most 1000000.0, got 1e'),
     ({'seed': 2**31}, 'sampling.seed must be at least 0 and at most 2147483647, got 2147483648'),
     ({'top_k': -1}, 'sampling.top_k must be at least 0, got -1'),
     ({'top_p': 0.0}, 'sampling.top_p must be greater than 0 and at most 1, got 0.0'),

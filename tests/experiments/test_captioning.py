@@ -98,6 +98,12 @@ def test_metrics_by_a_property_of_the_source_are_an_error(trained):
   assert result.code == 0 and 'target_length' in result.out
 
 
+@pytest.mark.parametrize('flag', ['replace_unknown', 'shortlist=5'])
+def test_options_that_need_source_words_are_errors(trained, flag):
+  result = run('evaluate', f'--workdir={trained[0]}', f'--{flag}')
+  assert result.code == 2 and 'for pictures, which have no source words' in result.err, result
+
+
 def test_metrics_by_a_property_need_metrics(trained, tmp_path):
   folder = tmp_path / 'run'
   shutil.copytree(trained[0], folder)
@@ -172,6 +178,7 @@ def test_a_selection_by_boxes_needs_boxes_in_the_validation_split_if_there_is_on
     ('model.encoder=grid(halvings=-1)', 'option halvings must be at least'),
     ('data.buckets=(2,)', 'rows fits a bucket'),
     ('evaluation.replace_unknown=True', 'evaluation.replace_unknown must be False for pictures'),
+    ('evaluation.shortlist=20', 'evaluation.shortlist must be 0 for pictures, which have no source words; got 20'),
     (
       'model.decoder=plain(features=8)',
       "training.select='pointing' measures weights: expected a decoder with attention",

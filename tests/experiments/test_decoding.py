@@ -208,6 +208,11 @@ def test_mistakes_are_reported_in_one_line(trained, flags, message):
   ), result.err
 
 
+def test_a_mistake_in_mbr_is_reported_before_the_run_is_opened():
+  result = run('translate', '--workdir=none', "--mbr=bleu(tokenize='spm')", stdin=INPUT)
+  assert result.code == 2 and result.err.startswith("error: unknown tokenizer of bleu 'spm'"), result.err
+
+
 def test_searches_and_samples_use_shortlists_of_a_stored_lexicon(trained, task, tmp_path, monkeypatch):
   copy = tmp_path / 'run'
   shutil.copytree(trained[0], copy)

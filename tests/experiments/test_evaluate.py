@@ -41,6 +41,10 @@ def test_mistakes_are_reported_in_one_line(trained, tmp_path):
     (['--plot=x.png'], '--plot needs --by'),
     (['--by=source_length', '--plot=x.pdf'], 'x.pdf: expected a path that ends with .png'),
     (['--by=source_length', f'--plot={tmp_path / "a.png"}'], 'exists; choose another --plot'),
+    (
+      ['--by=source_length', f'--plot={tmp_path / "b.png"}', f'--output={tmp_path / "b.png"}'],
+      '--output and --plot must be two files',
+    ),
   ]:
     result = run('evaluate', f'--workdir={folder}', *arguments)
     assert result.code == 2 and message in result.err and result.err.count('\n') == 1, result.err

@@ -136,7 +136,9 @@ def test_unknown_variants_raise():
     aj.init_carry('dott', 'softmax', 3)
 
 
-@pytest.mark.parametrize(('carry_of', 'used_by'), [('softmax', 'forward'), ('forward', 'forward_agent')])
+@pytest.mark.parametrize(
+  ('carry_of', 'used_by'), [('softmax', 'forward'), ('forward', 'forward_agent'), ('monotonic', 'hard')]
+)
 def test_a_carry_of_another_alignment_raises(carry_of, used_by):
   memory = aj.remember(jnp.ones((5, 4)), jnp.ones((5, 4)))
   params = aj.init_params(jax.random.key(0), score='dot', alignment=used_by, query=4, key=4, features=3)

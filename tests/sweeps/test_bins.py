@@ -85,6 +85,10 @@ def test_loss_and_alignment_error_rate_of_a_bin_are_those_of_its_rows():
   np.testing.assert_allclose([interval.value for interval in table.metrics['loss']], expected)
   # In the third row, the weights link 0-0 (possible), 1-1 (wrong) and 2-2 (sure): 1 - (1 + 2) / (3 + 3).
   assert [interval.value for interval in table.metrics['alignment_error_rate']] == pytest.approx([0, 50])
+  corpus = corpus._replace(links=[((0, 0),), ((0, 0),), ((0, 0),)], possible=None)
+  for unlinked_targets, percent in ((False, 0), (True, 50)):  # two of the three links of the third row count or do not
+    table = add_teacher_forcing_metrics(table, corpus, corpus, pairs, vocabularies, True, unlinked_targets)
+    assert table.metrics['alignment_error_rate'][1].value == pytest.approx(percent)
   assert (
     'alignment_error_rate'
     not in add_teacher_forcing_metrics(table._replace(metrics={}), corpus, corpus, pairs, (), False).metrics

@@ -63,6 +63,7 @@ CONFIG_ERRORS = [
   ({'model__decoder': 'plain', 'evaluation__replace_unknown': True}, 'but this decoder has no attention'),
   ({'mesh__fsdp': 3}, 'config.mesh (data=-1, fsdp=3, tensor=1) must multiply to the 2 devices'),
   ({'data__vocabulary': 'wrd'}, "unknown vocabulary 'wrd'"),
+  ({'evaluation__alpha': 20.0}, 'config.evaluation.alpha must be at least 0 and at most 10, got 20.0'),
   ({'evaluation__metrics': ('bleu', 'bleu')}, "must name each metric once, got 'bleu' more than once"),
 ]
 # The same for mistakes that only the data reveal.

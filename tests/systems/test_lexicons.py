@@ -1,6 +1,10 @@
 """The lexicon of a run folder: made once, remade when the data changed, and not stored in a read-only folder."""
 
+import contextlib
 import dataclasses
+import functools
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,6 +17,7 @@ from attention_jax.errors import UserError
 from attention_jax.systems import lexicons
 from attention_jax.systems.lexicons import load_or_make_lexicon
 from attention_jax.systems.runs import check_run_files
+from attention_jax.systems.translation import TranslationSystem
 from attention_jax.training.data_digests import compute_digests, store_digests
 
 
@@ -46,6 +51,22 @@ def test_a_lexicon_is_made_once(tmp_path):
   assert_equal(load_or_make_lexicon(str(tmp_path), data), made)
   assert data.calls == 1 and made.digest == compute_digests(data().encoded)['train']
   assert sorted(path.name for path in tmp_path.iterdir()) == ['data.json', 'digests.json', 'lexicon.npz']
+
+
+def test_threads_that_search_make_one_lexicon(monkeypatch):
+  for descriptor in vars(TranslationSystem).values():
+    if isinstance(descriptor, functools.cached_property):
+      monkeypatch.setattr(descriptor, 'lock', contextlib.nullcontext(), raising=False)  # as since Python 3.12
+  data = CountedData()
+
+  def load():
+    time.sleep(0.1)
+    return data()
+
+  system = TranslationSystem({}, None, None, None, load)
+  with ThreadPoolExecutor(4) as pool:
+    list(pool.map(lambda _: system.lexicon, range(4)))
+  assert data.calls == 1
 
 
 def test_a_deleted_lexicon_is_made_again_and_a_damaged_one_is_an_error(tmp_path):

@@ -187,6 +187,18 @@ def test_overrides_change_the_opened_config_and_not_the_stored_config(trained):
     open_run(trained.folder, evaluation={'beam': 1})
 
 
+@pytest.mark.parametrize(
+  ('fields', 'message'),
+  [
+    ({'alpha': 20.0}, r'^config\.evaluation\.alpha must be at least 0 and at most 10, got 20\.0$'),
+    ({'metrics': ['bleu', 'bleu(lowercase=True)']}, "must name each metric once, got 'bleu' more than once"),
+  ],
+)
+def test_invalid_overrides_are_errors(trained, fields, message):
+  with pytest.raises(UserError, match=message):
+    open_run(trained.folder, evaluation=fields)
+
+
 def test_a_run_translates(trained):
   run = open_run(trained.folder)
   assert run.predictor is run.predictor
