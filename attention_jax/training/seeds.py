@@ -295,7 +295,9 @@ def fit_seeds(
         states = ahead.first_state()
     reason = finished_reason(start) if start >= training.steps else None
     if awaits_evaluation:
-      reason = runs(start, states, {}, start >= training.steps) or reason
+      # Due, even if it followed the last step and `steps` was raised.
+      followed_last = not is_due(start, training.evaluate_every)
+      reason = runs(start, states, {}, followed_last or start >= training.steps) or reason
     if not reason:
       states, reason = train_loop(step_live_runs, states, clock.timed_stream(stream), hooks, start, training.steps)
     if jax.process_index() == 0:

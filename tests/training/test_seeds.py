@@ -189,6 +189,24 @@ def test_evaluations_that_a_signal_stops_are_made_before_the_next_update(uninter
     assert latest_step(run_folder, BEST) == latest_step(expected_run_folder, BEST)
 
 
+def test_evaluations_after_the_last_step_that_a_signal_stops_are_made_although_steps_is_raised(tmp_path):
+  steps = []
+
+  def interrupted_evaluation(state):
+    steps.append(int(state.step))
+    if len(steps) == 3:  # when two runs of four have finished theirs
+      signal.raise_signal(signal.SIGTERM)
+    check_stop()
+    return validate(state)
+
+  options = {'evaluate': interrupted_evaluation, 'evaluate_every': 0, 'devices': 1}
+  assert set(fit_all(tmp_path, steps=2, **options).reasons) == {'stopped by SIGTERM'}
+  assert fit_all(tmp_path, steps=3, **options).step == 3
+  assert steps == [2] * (3 + RUNS) + [3] * RUNS
+  for run_folder in folders_in(tmp_path):
+    assert [step for step, _ in values_of(run_folder, 'validation/loss')] == [2, 3]
+
+
 @pytest.mark.long
 def test_the_number_of_devices_does_not_matter(uninterrupted, tmp_path):
   _, expected_folder = uninterrupted
