@@ -197,6 +197,17 @@ def test_fewer_steps_than_the_run_has_made_are_an_error(trained, config):
   assert read_tree(trained.folder) == before
 
 
+def test_fewer_steps_than_the_best_state_of_a_killed_run_are_an_error(trained, config, tmp_path):
+  """It was killed after the evaluation of step 4, and before the latest state of that step was on disk."""
+  folder = tmp_path / 'run'
+  shutil.copytree(trained.folder, folder)
+  shutil.rmtree(folder / 'best')
+  (folder / 'best').mkdir()
+  (folder / 'checkpoints' / '4').rename(folder / 'best' / '4')
+  with pytest.raises(UserError, match=r'steps is 3, but the run in .* has made 4 updates; expected at least 4'):
+    train_quietly(config | {'training': config['training'] | {'steps': 3}}, folder)
+
+
 @pytest.mark.long
 def test_more_steps_continue_a_finished_run(trained, config, tmp_path):
   """Quick forms in tests/training: `test_mutable_fields_may_differ_on_resume`, and
