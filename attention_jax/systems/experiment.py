@@ -255,6 +255,9 @@ def check_config(config: Config) -> None:
     raise UserError(f'config.seeds must be at most {MAX_SEEDS}, got {config["seeds"]}; start several runs instead')
   if config['initial_run'] and config['initial_vectors']:
     raise UserError('config.initial_run and config.initial_vectors are both set; expected one of them at most')
+  for field in ('initial_run', 'initial_vectors'):
+    if not isinstance(config[field], str):
+      raise UserError(f'config.{field} must be a string, got {config[field]!r}')
   MeshConfig(**config['mesh'])
   training = Training(**config['training'])
   make_optimizer(training.optimizer, make_schedule(training.schedule, training.steps), training.clip)

@@ -116,6 +116,12 @@ def test_a_batch_without_rows_is_an_error_of_the_config(system):
     experiment.check_config(config.to_dict())
 
 
+@pytest.mark.parametrize('field', ['initial_run', 'initial_vectors'])
+def test_a_list_of_sources_of_initial_parameters_is_an_error(config, field, tmp_path):
+  with pytest.raises(UserError, match=rf"^config\.{field} must be a string, got \['a', 'b'\]$"):
+    train_quietly(config | {field: ['a', 'b']}, tmp_path / 'run')
+
+
 def test_unknown_fields_are_an_error(config, tmp_path):
   with pytest.raises(UserError, match=r'unknown fields in the config: training\.sed; expected the fields of'):
     train_quietly(config | {'training': config['training'] | {'sed': 1}}, tmp_path / 'run')
