@@ -257,8 +257,10 @@ class ClassificationSystem(System):
     metrics = {
       'loss': MetricValue(sums['loss'] / sums['tokens'], 'nat/document', signature),
       'accuracy': MetricValue(100 * sums['accuracy'] / sums['tokens'], '%', signature),
-      'entropy': MetricValue(float(np.concatenate(entropies).mean()), 'nat', f'words of a sentence|{signature}'),
     }
+    if entropies:  # an alignment such as softpick may give weights of 0 to all words
+      mean = float(np.concatenate(entropies).mean())
+      metrics['entropy'] = MetricValue(mean, 'nat', f'words of a sentence|{signature}')
     return metrics, predictions
 
   def format_predictions(self, predictions: Sequence[ClassificationPrediction]) -> list[str]:

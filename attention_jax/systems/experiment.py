@@ -37,7 +37,7 @@ from attention_jax.systems.runs import (
 from attention_jax.systems.variants import store_variants
 from attention_jax.training import peers
 from attention_jax.training.batch_progress import batch_progress
-from attention_jax.training.checkpoint import BEST, Checkpoints
+from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.data_digests import DATA_DIGESTS_FILE, check_digests, compute_digests, store_digests
 from attention_jax.training.file_digests import add_file_digests, drop_file_digests
 from attention_jax.training.folder import CONFIG, check_folder, lock_folder, prepare_folder
@@ -133,7 +133,7 @@ def _train_in(opened: TrainingFolder, config: Config, log: Log) -> Results | Sum
       _check_data(system, log)
       if is_resumed:
         check_digests(folder, digests, log)
-        _check_steps(folder, config['training']['steps'])
+        _check_steps([folder, *(seed_folder(folder, seed) for seed in seeds)], config['training']['steps'])
       stack.enter_context(lock_folder(folder.absolute(), log))
     folder = _prepare_run_folder(folder, config, system, arrays, log)
     with peers.fail_together():
@@ -255,6 +255,9 @@ def check_config(config: Config) -> None:
     raise UserError(f'config.seeds must be at most {MAX_SEEDS}, got {config["seeds"]}; start several runs instead')
   if config['initial_run'] and config['initial_vectors']:
     raise UserError('config.initial_run and config.initial_vectors are both set; expected one of them at most')
+  for field in ('initial_run', 'initial_vectors'):
+    if not isinstance(config[field], str):
+      raise UserError(f'config.{field} must be a string, got {config[field]!r}')
   MeshConfig(**config['mesh'])
   training = Training(**config['training'])
   make_optimizer(training.optimizer, make_schedule(training.schedule, training.steps), training.clip)
@@ -279,15 +282,19 @@ def _check_data(system: System, log: Log) -> None:
   system.check_data(log)
 
 
-def _check_steps(folder: Path, steps: int) -> None:
-  """Raises UserError if the run has made more updates than `steps`, the number that its results would state."""
-  with contextlib.closing(Checkpoints(folder, read_only=True)) as checkpoints:
-    made = checkpoints.latest() or 0
-  if made > steps:
-    raise UserError(
-      f'config.training.steps is {steps}, but the run in {folder} has made {made} updates; '
-      f'expected at least {made}, or another folder'
-    )
+def _check_steps(folders: Sequence[Path], steps: int) -> None:
+  """Raises UserError if a run has made more updates than `steps`, the number that its results would state.
+
+  `folders`: the run folder and those of its seeds, if any. A killed run may have its best state after its latest one.
+  """
+  for folder in folders:
+    with contextlib.closing(Checkpoints(folder, read_only=True)) as checkpoints:
+      made = max(checkpoints.latest(kind) or 0 for kind in (LATEST, BEST))
+    if made > steps:
+      raise UserError(
+        f'config.training.steps is {steps}, but the run in {folder} has made {made} updates; '
+        f'expected at least {made}, or another folder'
+      )
 
 
 def _describe(system: System, params: Any) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 
 from attention_jax.atomic import write_text
 from attention_jax.errors import UserError
+from attention_jax.modules.weights import SUFFIX
 from attention_jax.systems.experiment import HYPOTHESES_PREFIX, RESULTS
 from attention_jax.systems.initial_run import INITIAL_FILE
 from attention_jax.systems.lexicons import LEXICON_FILE
@@ -51,19 +52,19 @@ def export_run(folder: str | Path, target: str | Path, checkpoint: str = 'best')
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix='.export') as temporary:
       unfinished = Path(temporary) / target.name
-      _write_run(run, unfinished)
+      _write_run(run, unfinished, checkpoint)
       unfinished.rename(target)  # the folder appears whole or not at all
   except OSError as error:
     raise UserError(f'cannot export to {target}: {error.strerror}') from error
   return sum(path.stat().st_size for path in target.rglob('*') if path.is_file())
 
 
-def _write_run(run: Run, folder: Path) -> None:
+def _write_run(run: Run, folder: Path, checkpoint: str) -> None:
   folder.mkdir()
   run.system.save(str(folder))
   names = {*digested_files(run.folder), *FILES}
   omitted = {INITIAL_FILE}  # which training alone needs
-  if not _has_results_of(run):
+  if checkpoint.endswith(SUFFIX) or not _has_results_of(run):  # a file may hold the parameters of any run
     omitted |= {name for name in names if name == RESULTS or name.startswith(HYPOTHESES_PREFIX)}
   for name in names - omitted:
     if (run.folder / name).exists():
@@ -78,7 +79,7 @@ def _write_run(run: Run, folder: Path) -> None:
     checkpoints.close()
   (folder / LATEST).rmdir()  # created by Checkpoints, and empty
   # Training in this folder reports that its latest checkpoint is missing, instead of starting again.
-  write_text(folder / SAVED_FILE, json.dumps({BEST: run.step, LATEST: run.step}) + '\n')
+  write_text(folder / SAVED_FILE, json.dumps({BEST: run.step, LATEST: max(run.step, 1)}) + '\n')
 
 
 def _has_results_of(run: Run) -> bool:

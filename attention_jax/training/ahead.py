@@ -100,10 +100,12 @@ class CompileAhead(contextlib.AbstractContextManager):
     return evaluate_alone
 
   def describe(self) -> str:
-    """Returns what is being compiled, such as 'compiling shape 3 of 7'; '' if nothing is."""
+    """Returns what is being compiled, such as 'compiling shape 3 of 7', or 'evaluating' before any update; else ''."""
     states = [ready.is_set() for ready in self._ready.copy().values()]
     if self._evaluation_lock.locked() and not self._evaluation_begun.is_set():
       return 'compiling the evaluation'
+    if self._evaluation_lock.locked() and not states:  # of a resumed run, before its first update
+      return 'evaluating'
     if all(states) and (not self._is_running() or len(states) >= self._num_shapes > 0):
       return ''
     total = max(self._num_shapes, len(states))

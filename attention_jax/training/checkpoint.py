@@ -139,6 +139,8 @@ class Checkpoints:
     items = ocp.args.Composite(state=ocp.args.PyTreeSave(state._asdict()), host=ocp.args.JsonSave(metadata))
     with self._saving_errors(kind, step), contextlib.ExitStack() as message_filter:
       message_filter.enter_context(without_orbax_messages())
+      if repeated:
+        self._record({kind: 0})  # a run that is killed before the new state is on disk makes it again
       for stored in repeated:
         self._managers[kind].delete(stored)
       self._managers[kind].save(step, args=items, force=True)
@@ -181,7 +183,7 @@ class Checkpoints:
     self.require(LATEST)
     saved_best = self._saved().get(BEST, 0)
     if saved_best > (self.latest() or 0) and not self.steps(BEST):
-      # The run was killed while `save` replaced this state. It is saved again if it is still the best.
+      # It is saved again if it is still the best.
       log(f'{self.folder / BEST / str(saved_best)} is missing; its updates are run again')
       self._record({BEST: 0})
     else:

@@ -281,7 +281,8 @@ def fit(
         state = ahead.first_state()
     reason = finished_reason(start) if start >= training.steps else None
     if awaits_evaluation and evaluator:
-      reason = evaluator(start, state, {}, start >= training.steps) or reason
+      # Due, even if it followed the last step and `steps` was raised.
+      reason = evaluator(start, state, {}, True) or reason
     if not reason:
       state, reason = train_loop(compile_and_step, state, clock.timed_stream(stream), hooks, start, training.steps)
     if jax.process_index() == 0:

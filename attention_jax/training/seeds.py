@@ -142,6 +142,7 @@ class SeedRuns:
   def __call__(self, step: int, states: TrainState, metrics: Mapping[str, jax.Array], last: bool) -> str | None:
     is_evaluated = is_due(step, self._training.evaluate_every if self._evaluators else 0, last)
     is_saved = is_due(step, self._training.checkpoint_every, last)
+    interrupt = None
     if is_evaluated or is_saved:
       best, stopped = self.best, dict(self.stopped)
       for i in np.flatnonzero(self.live):
@@ -149,7 +150,8 @@ class SeedRuns:
         reason = self._evaluators[i](step, state, metrics, last) if self._evaluators else None
         if isinstance(reason, InterruptReason):
           self._forget_evaluations(best, stopped)
-          return reason
+          interrupt = reason
+          break
         if reason:
           self.stopped[int(i)] = reason
         if reason or is_saved:
@@ -159,7 +161,7 @@ class SeedRuns:
         # The checkpoint of all runs refers to the checkpoints of each run, which must be on disk before it.
         for checkpoints in self._checkpoints:
           checkpoints.wait()
-    return None if self.live.any() else 'every run has stopped'
+    return interrupt or (None if self.live.any() else 'every run has stopped')
 
   def host_values(self) -> dict[str, Any]:
     """Returns the values that are stored beside the states of all runs."""
@@ -295,7 +297,9 @@ def fit_seeds(
         states = ahead.first_state()
     reason = finished_reason(start) if start >= training.steps else None
     if awaits_evaluation:
-      reason = runs(start, states, {}, start >= training.steps) or reason
+      # Due, even if it followed the last step and `steps` was raised.
+      followed_last = not is_due(start, training.evaluate_every)
+      reason = runs(start, states, {}, followed_last or start >= training.steps) or reason
     if not reason:
       states, reason = train_loop(step_live_runs, states, clock.timed_stream(stream), hooks, start, training.steps)
     if jax.process_index() == 0:

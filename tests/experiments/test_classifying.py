@@ -2,11 +2,14 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
 from attention_jax.systems import runs
+from attention_jax.systems.classification import ClassificationSystem
 from attention_jax.systems.classification_outputs import ClassificationPrediction, CutDocument, shade_document
+from attention_jax.systems.config import default_config
 from tests.experiments.helpers import copy_interrupted_run, run
 
 LABELS = {'good': 'praise', 'fine': 'praise', 'bad': 'blame', 'dull': 'blame'}
@@ -44,6 +47,19 @@ def test_training_learns_the_labels_and_reports_the_data(trained):
   assert results['accuracy']['value'] == 100 and results['loss']['unit'] == 'nat/document'
   labels = (folder / 'hypotheses.validation.txt').read_text().split()
   assert labels == list(LABELS.values()) * 8
+
+
+def test_documents_without_weights_have_no_entropy(tmp_path):
+  """Scores of 0 get weights of 0 from softpick."""
+  lines = [json.dumps({'text': f'It was {word}.', 'label': label}) for word, label in LABELS.items()]
+  (tmp_path / 'train.jsonl').write_text('\n'.join(lines), 'utf-8')
+  config = default_config('classification')
+  config.data.task = "jsonl(train='train.jsonl')"
+  config.data.folder = str(tmp_path)
+  config.model.attention.alignment = 'softpick'
+  system = ClassificationSystem.load(config.to_dict(), None)
+  params = jax.tree.map(np.zeros_like, system.initializer()(0))
+  assert set(system.evaluate(params, 'train')[0]) == {'loss', 'accuracy'}
 
 
 def test_splits_are_evaluated_and_drawn(trained, tmp_path):

@@ -117,6 +117,12 @@ def test_a_batch_without_rows_is_an_error_of_the_config(system):
     experiment.check_config(config.to_dict())
 
 
+@pytest.mark.parametrize('field', ['initial_run', 'initial_vectors'])
+def test_a_list_of_sources_of_initial_parameters_is_an_error(config, field, tmp_path):
+  with pytest.raises(UserError, match=rf"^config\.{field} must be a string, got \['a', 'b'\]$"):
+    train_quietly(config | {field: ['a', 'b']}, tmp_path / 'run')
+
+
 def test_unknown_fields_are_an_error(config, tmp_path):
   with pytest.raises(UserError, match=r'unknown fields in the config: training\.sed; expected the fields of'):
     train_quietly(config | {'training': config['training'] | {'sed': 1}}, tmp_path / 'run')
@@ -196,6 +202,17 @@ def test_fewer_steps_than_the_run_has_made_are_an_error(trained, config):
   with pytest.raises(UserError, match=r'steps is 3, but the run in .* has made 4 updates; expected at least 4'):
     train_quietly(config | {'training': config['training'] | {'steps': 3}}, trained.folder)
   assert read_tree(trained.folder) == before
+
+
+def test_fewer_steps_than_the_best_state_of_a_killed_run_are_an_error(trained, config, tmp_path):
+  """It was killed after the evaluation of step 4, and before the latest state of that step was on disk."""
+  folder = tmp_path / 'run'
+  shutil.copytree(trained.folder, folder)
+  shutil.rmtree(folder / 'best')
+  (folder / 'best').mkdir()
+  (folder / 'checkpoints' / '4').rename(folder / 'best' / '4')
+  with pytest.raises(UserError, match=r'steps is 3, but the run in .* has made 4 updates; expected at least 4'):
+    train_quietly(config | {'training': config['training'] | {'steps': 3}}, folder)
 
 
 @pytest.mark.long

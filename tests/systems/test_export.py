@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from attention_jax.errors import UserError
+from attention_jax.modules.weights import save_weights
 from attention_jax.systems.export import export_run
 from attention_jax.systems.runs import evaluate_split, open_run
 from tests.systems.helpers import train_quietly
@@ -78,6 +79,17 @@ def test_a_run_without_digests_is_exported(trained, tmp_path):
 def test_training_in_an_exported_run_is_an_error(config, exported):
   with pytest.raises(UserError, match='has no checkpoints, but one was saved after step'):
     train_quietly(config, exported[0])
+
+
+def test_parameters_of_a_file_are_exported_without_results_and_without_training(trained, config, tmp_path):
+  """The file may hold parameters of another run at the step of the results, or name no step."""
+  run = open_run(trained.folder)
+  for name, metadata in (('steps', {'steps': str(run.step)}), ('no_steps', {})):
+    save_weights(run.params, tmp_path / f'{name}.safetensors', metadata)
+    export_run(trained.folder, tmp_path / name, str(tmp_path / f'{name}.safetensors'))
+    assert not (tmp_path / name / 'results.json').exists()
+    with pytest.raises(UserError, match='has no checkpoints, but one was saved after step'):
+      train_quietly(config, tmp_path / name)
 
 
 def test_a_folder_that_exists_is_an_error(trained, tmp_path):

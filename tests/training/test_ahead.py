@@ -178,6 +178,11 @@ def test_no_progress_once_all_shapes_are_compiled():
     assert ahead.wrap_evaluation(describe_when_compiled)('state') == ''
 
 
+def test_progress_of_an_evaluation_before_the_first_update():
+  with CompileAhead(compile_at_once, first_of_each_shape(Batches(), 0, 100)) as ahead:
+    assert ahead.wrap_evaluation(lambda _: ahead.describe())('state') == 'evaluating'
+
+
 def test_an_error_in_the_thread_is_left_to_the_update():
   failed = threading.Event()
 

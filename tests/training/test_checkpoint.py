@@ -284,6 +284,22 @@ def test_a_best_state_that_is_made_again_may_be_missing(saved, open_saved):
   assert len(lines) == 1
 
 
+def test_a_best_state_that_is_lost_while_it_is_replaced_is_made_again(saved, open_saved, monkeypatch):
+  """A kill after the deletion, at the step of the latest state: its evaluation is made when the run is resumed."""
+  writer = open_saved()
+  writer.save(make_state(20, value=2), {}, BEST)
+  writer.wait()
+
+  def kill(*args, **kwargs):
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    patch.setattr(type(writer._managers[BEST]), 'save', kill)
+    writer.save(make_state(20, value=2), {}, BEST)
+  assert not (saved / BEST / '20').exists()
+  assert open_saved().resume(lambda: make_state(0))[0].step == 20
+
+
 def test_other_processes_resume_without_a_best_state_that_is_made_again(saved, monkeypatch):
   """Processes other than 0 write no saved.json, and may read it before process 0 has changed it."""
   (saved / 'saved.json').write_text(json.dumps({LATEST: 20, BEST: 25}))

@@ -168,6 +168,22 @@ def test_an_evaluation_that_a_signal_stops_is_made_before_the_next_update(uninte
   assert lines.count('\n') == (expected_folder / METRICS_FILE).read_text('utf-8').count('\n')
 
 
+def test_an_evaluation_after_the_last_step_that_a_signal_stops_is_made_although_steps_is_raised(tmp_path):
+  steps = []
+
+  def interrupted_evaluation(state):
+    steps.append(int(state.step))
+    if len(steps) == 1:
+      signal.raise_signal(signal.SIGTERM)
+    check_stop()
+    return helpers.validate(state)
+
+  options = LIGHT | {'evaluate': interrupted_evaluation, 'evaluate_every': 0}
+  assert isinstance(fit_toy(tmp_path, steps=4, **options).reason, InterruptReason)
+  assert fit_toy(tmp_path, steps=6, **options).state.step == 6
+  assert steps == [4, 4, 6] and list(values_of(tmp_path, 'validation/loss')) == [4, 6]
+
+
 def start_toy(folder, pause):
   """Starts helpers.py as a program."""
   settings = {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(Path(__file__).parents[2])} | compiled.cache_environment()

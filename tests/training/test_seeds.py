@@ -65,7 +65,9 @@ def folders_in(folder):
   return [folder / f'seed_{seed}' for seed in SEEDS]
 
 
-def fit_all(folder, *, devices=4, params=init_params, stream=stacked_stream, evaluate=validate, **fields):
+def fit_all(
+  folder, *, devices=4, params=init_params, stream=stacked_stream, evaluate=validate, after_save=None, **fields
+):
   for run_folder in folders_in(folder):
     run_folder.mkdir(parents=True, exist_ok=True)
   return fit_seeds(
@@ -77,6 +79,7 @@ def fit_all(folder, *, devices=4, params=init_params, stream=stacked_stream, eva
     stream=stream,
     evaluate=evaluate,
     mesh=make_mesh(jax.devices()[:devices], RUNS),
+    after_save=after_save,
   )
 
 
@@ -187,6 +190,51 @@ def test_evaluations_that_a_signal_stops_are_made_before_the_next_update(uninter
     assert values_of(run_folder, 'validation/loss') == values_of(expected_run_folder, 'validation/loss')
     assert latest_step(run_folder) == latest_step(expected_run_folder) == 12
     assert latest_step(run_folder, BEST) == latest_step(expected_run_folder, BEST)
+
+
+def test_evaluations_after_the_last_step_that_a_signal_stops_are_made_although_steps_is_raised(tmp_path):
+  steps = []
+
+  def interrupted_evaluation(state):
+    steps.append(int(state.step))
+    if len(steps) == 3:  # when two runs of four have finished theirs
+      signal.raise_signal(signal.SIGTERM)
+    check_stop()
+    return validate(state)
+
+  options = {'evaluate': interrupted_evaluation, 'evaluate_every': 0, 'devices': 1}
+  assert set(fit_all(tmp_path, steps=2, **options).reasons) == {'stopped by SIGTERM'}
+  assert fit_all(tmp_path, steps=3, **options).step == 3
+  assert steps == [2] * (3 + RUNS) + [3] * RUNS
+  for run_folder in folders_in(tmp_path):
+    assert [step for step, _ in values_of(run_folder, 'validation/loss')] == [2, 3]
+
+
+def test_nothing_is_being_written_when_interrupted_evaluations_have_been_saved(tmp_path, monkeypatch):
+  """`after_save` copies the folder while the best states of two runs would still be written."""
+  writing = set()
+  save, wait = Checkpoints.save, Checkpoints.wait
+
+  def recorded_save(checkpoints, *args):
+    save(checkpoints, *args)
+    writing.add(checkpoints.folder)
+
+  def recorded_wait(checkpoints):
+    wait(checkpoints)
+    writing.discard(checkpoints.folder)
+
+  def interrupted_evaluation(state):
+    if len(writing) == 2:
+      signal.raise_signal(signal.SIGTERM)
+    check_stop()
+    return validate(state)
+
+  written = []
+  monkeypatch.setattr(Checkpoints, 'save', recorded_save)
+  monkeypatch.setattr(Checkpoints, 'wait', recorded_wait)
+  options = {'evaluate': interrupted_evaluation, 'evaluate_every': 0, 'devices': 1}
+  results = fit_all(tmp_path, steps=2, after_save=lambda: written.append(set(writing)), **options)
+  assert set(results.reasons) == {'stopped by SIGTERM'} and written == [set()]
 
 
 @pytest.mark.long
