@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from attention_jax.data import sentences
 from attention_jax.data.files import join_path, read_lines
 from attention_jax.data.splits import SPLITS
-from attention_jax.data.tfds_sets import TfdsRows, open_tfds_set, tfds_split_parts
+from attention_jax.data.tfds_sets import TfdsRows, decode_text, open_tfds_set, tfds_split_parts
 from attention_jax.errors import UserError, choose
 from attention_jax.specs import bind
 
@@ -124,24 +124,16 @@ def tfds(
     labels = []
     for number, row in enumerate(rows):
       where = f'{name} {part}:{number}'
-      texts.append([_decode_text(row[text], text, where)])
+      texts.append([decode_text(row[text], text, where)])
       labels.append(_tfds_label(row[label], label_names, label, where))
     splits[split] = _split_sentences(texts, labels, f'{name} {part}', range(len(rows)), language, html)
   return splits
 
 
-def _decode_text(value: Any, feature: str, where: str) -> str:
-  """The text of a feature of tfds, which stores texts as bytes. Raises UserError for anything but UTF-8."""
-  try:
-    return value.decode('utf-8')
-  except (AttributeError, UnicodeDecodeError):
-    raise UserError(f'{where}: {feature} must be a text in UTF-8, got {value!r}') from None
-
-
 def _tfds_label(value: Any, names: Sequence[str] | None, feature: str, where: str) -> str:
   """The label of a row of tfds, or the name of its class. Raises UserError for a missing class or invalid UTF-8."""
   if isinstance(value, bytes):
-    return _decode_text(value, feature, where)
+    return decode_text(value, feature, where)
   if names and value < 0:
     raise UserError(f'{where}: {feature} is missing (class {value})')
   return names[value] if names else str(value)

@@ -121,6 +121,23 @@ def tfds_split_parts(builder: Any, name: str, validation: str | None) -> dict[st
   }
 
 
+def decode_text(value: Any, feature: str, where: str) -> str:
+  """Returns the text of a feature, which tfds stores as bytes.
+
+  Args:
+    value: the value of the feature.
+    feature: its name, for the error.
+    where: the row, for the error.
+
+  Raises:
+    UserError: for anything but bytes in UTF-8.
+  """
+  try:
+    return value.decode('utf-8')
+  except (AttributeError, UnicodeDecodeError):
+    raise UserError(f'{where}: {feature} must be a text in UTF-8, got {value!r}') from None
+
+
 def _check_name(name: str) -> None:
   """Raises UserError for a name that tfds cannot parse."""
   import tensorflow_datasets as tfds

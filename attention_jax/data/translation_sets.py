@@ -1,9 +1,10 @@
 """Translation data sets in tfds format (`wmt14_translate/de-en` and the like), read without TensorFlow."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attention_jax.data.text import Corpus, format_count, from_pairs
-from attention_jax.data.tfds_sets import TfdsRows, open_tfds_set, tfds_split_parts
+from attention_jax.data.tfds_sets import TfdsRows, decode_text, open_tfds_set, tfds_split_parts
 from attention_jax.errors import UserError, choose
 
 
@@ -22,8 +23,8 @@ def read(
     A corpus for each of 'train', 'validation' and 'test' that has examples.
 
   Raises:
-    UserError: as `open_tfds_set` and `from_pairs` do, for a data set without training examples, and unless `source` and
-      `target` are two of its languages.
+    UserError: as `open_tfds_set` and `from_pairs` do, for a data set without training examples, unless `source` and
+      `target` are two of its languages, and for a text that is not UTF-8 or a feature that is no text.
   """
   builder = open_tfds_set(folder, name)
   source, target = _choose_languages(name, source, target, sorted(builder.info.features))
@@ -34,7 +35,10 @@ def read(
 
 
 class TrainingPairs:
-  """The training split of a data set, read when its pairs are used; line breaks inside texts become spaces."""
+  """The training split of a data set, read when its pairs are used; line breaks inside texts become spaces.
+
+  Raises UserError as `read` does.
+  """
 
   def __init__(self, folder: str, name: str, source: str | None, target: str | None):
     builder = open_tfds_set(folder, name)
@@ -46,8 +50,7 @@ class TrainingPairs:
     return len(self._rows)
 
   def __getitem__(self, row: int) -> tuple[str, str]:
-    example = self._rows[row]
-    source, target = (_as_line(example[language].decode('utf-8')) for language in self._languages)
+    source, target = map(_as_line, _texts(self._rows[row], self._languages, f'{self.name}:{row}'))
     return source, target
 
 
@@ -69,9 +72,8 @@ def _read_split(builder: Any, split: str, source: str, target: str) -> Corpus:
   name = f'{builder.info.full_name} {split}'
   num_with_breaks = 0
   columns = {source: [], target: []}
-  for example in TfdsRows(builder, split):
-    for language, column in columns.items():
-      text = example[language].decode('utf-8')
+  for row, example in enumerate(TfdsRows(builder, split)):
+    for text, column in zip(_texts(example, columns, f'{name}:{row}'), columns.values(), strict=True):
       line = _as_line(text)
       num_with_breaks += line != text
       column.append(line)
@@ -80,6 +82,10 @@ def _read_split(builder: Any, split: str, source: str, target: str) -> Corpus:
     return corpus
   note = f'{name}: line breaks inside {format_count(num_with_breaks, "text")} read as spaces'
   return corpus._replace(report=(*corpus.report, note))
+
+
+def _texts(example: Mapping[str, Any], languages: Iterable[str], where: str) -> list[str]:
+  return [decode_text(example[language], language, where) for language in languages]
 
 
 def _as_line(text: str) -> str:

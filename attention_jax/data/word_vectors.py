@@ -12,6 +12,7 @@ import numpy as np
 
 from attention_jax.atomic import write_bytes
 from attention_jax.data.files import iter_raw_lines
+from attention_jax.data.text import format_count
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError
 from attention_jax.tokens import SPECIAL_TOKENS
@@ -69,7 +70,8 @@ def read_word_vectors(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, in
         )
       vectors[id] = vector
   if not vectors:
-    raise UserError(f'{path}: has a vector for none of the {len(ids)} tokens of the vocabulary')
+    size = f'a vector of {format_count(features, "number")}'  # that of a header may be wrong
+    raise UserError(f'{path}: has {size} for none of the {len(ids)} tokens of the vocabulary')
   file_vectors = np.stack(list(vectors.values()))
   table = np.random.default_rng(0).normal(0, file_vectors.std(), (len(vocabulary), features)).astype(np.float32)
   table[list(vectors)] = file_vectors
@@ -160,7 +162,8 @@ def _quote_beginning(line: bytes) -> str:
 def _parse_vector(numbers: Sequence[bytes], features: int) -> np.ndarray | None:
   """The numbers of a line; None unless there are `features` finite numbers."""
   try:
-    vector = np.array([float(number) for number in numbers], np.float32)
+    with np.errstate(over='ignore'):
+      vector = np.array([float(number) for number in numbers], np.float32)
   except ValueError:
     return None
   return vector if len(vector) == features and np.isfinite(vector).all() else None

@@ -282,7 +282,7 @@ def check_temperature(name: str, temperature: float | Array) -> None:
 
 
 def check_at_least(name: str, option: str, value: float | Array, minimum: float) -> None:
-  """Checks a number; the value of an array is not checked.
+  """Checks that an option is one number; the value of an array is not checked.
 
   Args:
     name: name of the variant, for the error message.
@@ -291,7 +291,8 @@ def check_at_least(name: str, option: str, value: float | Array, minimum: float)
     minimum: the smallest allowed value.
 
   Raises:
-    UserError: for a number below `minimum`.
+    UserError: for a number below `minimum`, and for a vector.
   """
+  check_number(name, option, value)
   if isinstance(value, NUMBERS) and not value >= minimum:
     raise UserError(f'{name}: {option} must be at least {minimum}, got {value}')

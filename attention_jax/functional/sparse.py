@@ -9,7 +9,16 @@ import jax.numpy as jnp
 
 from attention_jax.annotations import Array, Float
 from attention_jax.errors import UserError
-from attention_jax.functional.dense import NUMBERS, Mask, Scores, Weights, check_single_query, normalised, subtract_max
+from attention_jax.functional.dense import (
+  NUMBERS,
+  Mask,
+  Scores,
+  Weights,
+  check_number,
+  check_single_query,
+  normalised,
+  subtract_max,
+)
 from attention_jax.functional.masking import at_least_float32, vary_like
 
 
@@ -35,6 +44,7 @@ def entmax(scores: Scores, mask: Mask, *, alpha: float | Float[Array, '']) -> We
   Raises:
     UserError: for a number alpha <= 1 (softmax is the limit at 1), or one that is infinite in the dtype of the weights.
   """
+  check_number('entmax', 'alpha', alpha)
   scores = at_least_float32(scores)
   if isinstance(alpha, NUMBERS):
     if not alpha > 1:

@@ -110,7 +110,8 @@ def operands(score: Row, alignment: Row, params, query, memory: Memory, bias) ->
   scale, transform, sink = jax.tree.map(lambda x: jnp.asarray(x, dtype), terms)
   scale = jnp.atleast_1d(scale)[:, None]  # [T or 1, 1]
   if bias is not None:
-    bias = clamp_to_finite(zero_masked(bias, mask).astype(dtype) * scale)
+    finite_bias = clamp_to_finite(zero_masked(bias, mask).astype(dtype))  # the scale may be 0
+    bias = clamp_to_finite(finite_bias * scale)
   return q.astype(dtype) * scale, k.astype(dtype), memory.value.astype(dtype), mask, bias, transform, sink
 
 

@@ -18,7 +18,9 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
   """Returns the reason why this pair is not supported, or ''."""
   if not (isinstance(score.form, Product) and score.form.nonnegative):
     return 'the score is not a product q . k of vectors without negative entries'
-  return '' if alignment.fn is proportional else 'the alignment is not proportional, or dropout or an edit changes it'
+  if alignment.fn is not proportional or alignment.at_test:
+    return 'the alignment is not proportional, or dropout, an edit or a test-time counterpart changes it'
+  return ''
 
 
 def attend(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from attention_jax.data import tasks
+from attention_jax.data.pair_streams import open_pairs
 from attention_jax.data.splits import SPLITS
 from attention_jax.data.tasks import get_split, load, load_vocabularies, save_vocabularies
 from tests.data.helpers import error_message, write_tfds_set
@@ -270,6 +271,23 @@ def test_damaged_records_of_a_tfds_set_are_reported(prepared, tmp_path, damage):
   message = error_message(load, make_config("tfds(name='tiny/de-en')", copy), None)
   start = f"tfds set 'tiny/de-en/1.0.0' in '{records.parent}', split 'train' cannot be read ("
   assert message.startswith(start) and '\n' not in message
+
+
+def test_tfds_rows_that_are_no_texts_are_reported(tmp_path):
+  pairs = [{'de': b'\xff', 'en': 'a dog', 'id': 7}]
+  write_tfds_set(
+    tmp_path,
+    lambda tfds: tfds.features.FeaturesDict(
+      {'de': tfds.features.Text(), 'en': tfds.features.Text(), 'id': tfds.features.ClassLabel(num_classes=8)}
+    ),
+    {'train': pairs},
+    'de-en',
+  )
+  for source, got in (('de', "b'\\xff'"), ('id', '7')):
+    config = make_config(f"tfds(name='tiny/de-en', source='{source}', target='en')", tmp_path)
+    message = f'tiny/de-en/1.0.0 train:0: {source} must be a text in UTF-8, got {got}'
+    assert error_message(load, config, None) == message
+    assert error_message(lambda stream: list(stream.pairs()), open_pairs(config)[0]) == message
 
 
 def test_a_tfds_split_without_rows_is_left_out(tmp_path):

@@ -52,7 +52,9 @@ def test_tokens_may_contain_spaces(tmp_path):
 @pytest.mark.parametrize(
   ('text', 'message'),
   [
-    ('bird 1 2\n', 'vectors.txt: has a vector for none of the 6 tokens of the vocabulary'),
+    ('bird 1 2\n', 'vectors.txt: has a vector of 2 numbers for none of the 6 tokens of the vocabulary'),
+    ('2 1\ncat 1 2\n', 'vectors.txt: has a vector of 1 number for none of the 6 tokens of the vocabulary'),
+    ('cat 1 1e50\n', "vectors.txt:1: expected a token and 2 finite numbers, got 'cat 1 1e50'"),
     ('cat 1 2\ndog 1\n', "vectors.txt:2: expected a token and 2 finite numbers, got 'dog 1'"),
     ('cat 1 2\ndog 1 nan\n', "vectors.txt:2: expected a token and 2 finite numbers, got 'dog 1 nan'"),
     ('cat 1 2\ndog 1 x\n', "vectors.txt:2: expected a token and 2 finite numbers, got 'dog 1 x'"),

@@ -260,10 +260,21 @@ def test_invalid_options_of_functions_raise():
     aj.alignments.softmax(scores, mask, temperature=np.float32(-1))
 
 
-@pytest.mark.parametrize('implementation', ['xla', 'flash'])
+SOFTMAX_OPTIONS = [
+  ('softmax', 'temperature'),
+  ('sink_softmax', 'sink'),
+  ('scalable_softmax', 'scale'),
+  ('capped_softmax', 'cap'),
+]
+
+
 @pytest.mark.parametrize(
-  ('alignment', 'option'),
-  [('softmax', 'temperature'), ('sink_softmax', 'sink'), ('scalable_softmax', 'scale'), ('capped_softmax', 'cap')],
+  ('alignment', 'option', 'implementation'),
+  [
+    *((*case, name) for case in SOFTMAX_OPTIONS for name in ('xla', 'flash')),
+    ('entmax', 'alpha', 'xla'),
+    ('coverage_penalised', 'penalty', 'xla'),
+  ],
 )
 def test_an_option_that_is_a_vector_raises(alignment, option, implementation):
   """It would be one number per position, or in 'flash' per query."""

@@ -181,6 +181,15 @@ def test_a_bias_that_is_or_becomes_infinite_counts_as_the_nearest_finite_score(s
   assert_close(compute_gradients('flash', **options), expected)
 
 
+def test_an_infinite_bias_of_a_single_position_gives_it_all_the_weight():
+  """The scale of `scalable_softmax`, a log n, is 0 there."""
+  mask = aj.padding_mask(1, size=S)
+  options = {'bias': jnp.full((B, T, S), jnp.inf), 'alignment': 'scalable_softmax(scale=0.43)'}
+  attended = aj.attend(*make_problem()[1:], mask, implementation='flash', **options)
+  np.testing.assert_array_equal(attended.weights[..., 0], 1)
+  np.testing.assert_array_equal(attended.context, jnp.broadcast_to(make_problem()[3][:, :1], attended.context.shape))
+
+
 # In float32, -1e9 and 8e7 are so large that adding the log of a sum of exponentials has no effect.
 @pytest.mark.parametrize(
   'size', [pytest.param(-1e9, marks=pytest.mark.long), pytest.param(8e5, marks=pytest.mark.long), 8e7]

@@ -78,6 +78,10 @@ def test_weights_are_those_of_the_definition():
   [
     ({'score': 'dot'}, "'linear' cannot compute this: the score is not a product q . k of vectors without negative"),
     ({'alignment': 'softmax'}, "'linear' cannot compute this: the alignment is not proportional"),
+    (
+      {'alignment': aj.Row(aj.alignments.proportional, at_test=aj.alignments.hardmax)},
+      "'linear' cannot compute this: the alignment is not proportional, or .* a test-time counterpart changes it",
+    ),
   ],
 )
 def test_other_pairs_are_errors(variants, message):
