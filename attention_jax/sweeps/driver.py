@@ -50,6 +50,7 @@ class Driver:
     self._stop = stop
     self._jobs: dict[str, Job] = {}
     self._start_times: dict[str, float] = {}  # time.monotonic() by the id of a unit
+    self._waiting: set[str] = set()  # units of which the log says that they wait for another process
 
   def run(self, ids: Sequence[str], steps: Callable[[Unit], int]) -> None:
     """Runs units until each has finished, failed or been interrupted, or until a signal arrives.
@@ -97,8 +98,12 @@ class Driver:
       if len(self._jobs) + len(ready) >= self._executor.slots:
         break
       unit_id = queue.popleft()
-      if is_training(self._ledger.folder / self._ledger.state.units[unit_id].unit.folder):
+      folder = self._ledger.folder / self._ledger.state.units[unit_id].unit.folder
+      if is_training(folder):
         queue.append(unit_id)
+        if unit_id not in self._waiting:
+          self._waiting.add(unit_id)
+          self._progress.log(f'{unit_id} waits until another process that trains in {folder} has ended')
       else:
         ready.append(unit_id)
     if not ready:
