@@ -399,7 +399,8 @@ def describe_plan(request: SweepRequest, resolved: Sequence[Resolved], log: Log)
   times = [estimate.seconds.get(unit.setting_id, 0.0) * len(unit.seeds) for unit in units if unit.id in pending]
   time = ''
   if estimate.seconds:
-    time = f'{format_seconds(sum(times) / slots)} for the {len(times)} processes to be run, estimated from '
+    seconds = max(sum(times) / slots, *times, 0.0)  # free slots do not shorten a process
+    time = f'{format_seconds(seconds)} for the {len(times)} processes to be run, estimated from '
   log(f'time: {time}{estimate.source}')
 
 
