@@ -7,9 +7,11 @@ import re
 import pytest
 
 from attention_jax.errors import UserError
+from attention_jax.sweeps.adopt import plan_adoption
 from attention_jax.sweeps.collect import collect_folders, collect_sweep
 from attention_jax.sweeps.ledger import FINISHED, PLANNED, RUNG, open_ledger, planned_event, read_state
 from attention_jax.sweeps.report import folders_report, sweep_report
+from attention_jax.sweeps.resolve import resolve
 from attention_jax.training.file_digests import add_file_digests, drop_file_digests
 from tests.sweeps.helpers import NO_ROWS, SETTINGS, base_config, make_base, make_sweep, write_run
 
@@ -76,6 +78,12 @@ def test_runs_side_by_side_share_the_time_of_their_updates(tmp_path):
   assert [run.training_seconds for run in pair] == [single[0].training_seconds / 2] * 2
   first, second = collect_folders([together / 'seed_0', together / 'seed_1'])  # the same as by the folder of both
   assert [*first.runs, *second.runs] == pair
+  setting = resolve(make_base(), {})
+  with open_ledger(tmp_path / 'sweep') as ledger:  # adopted, one seed at a time
+    for event in plan_adoption(ledger.state, ledger.folder, together / 'seed_1', [setting]).events:
+      ledger.append(**event)
+    (adopted,) = collect_sweep(ledger.folder, ledger.state)
+  assert adopted.runs == pair[1:]
 
 
 def test_settings_of_a_sweep_that_was_extended_with_other_flags_are_distinguished(tmp_path):
