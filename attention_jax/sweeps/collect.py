@@ -159,7 +159,7 @@ def _runs_beside(folder: Path, seed: int) -> int:
 def collect_sweep(folder: Path, state: SweepState) -> list[SettingRuns]:
   """Returns the settings of a sweep that have finished runs, in the order in which they were planned.
 
-  Settings that successive halving dropped are left out, because their runs had fewer updates. Factors are the fields
+  Settings that successive halving dropped are left out unless they were then trained further. Factors are the fields
   that any setting sets and, if several settings agree in all of these, the other config fields in which they differ.
 
   Args:

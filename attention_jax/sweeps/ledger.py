@@ -109,9 +109,14 @@ class SweepState:
 
   @property
   def reported(self) -> list[UnitState]:
-    """The units that reports read: those that have finished, without those of dropped settings."""
+    """The units that reports read: those that have finished and, of dropped settings, were then trained further.
+
+    A sweep without successive halving trains the dropped settings further.
+    """
     return [
-      entry for entry in self.units.values() if entry.state == FINISHED and entry.unit.setting_id not in self.dropped
+      entry
+      for entry in self.units.values()
+      if entry.state == FINISHED and entry.steps > self.dropped.get(entry.unit.setting_id, -1)
     ]
 
   def covered_seeds(self, setting_id: str) -> set[int]:

@@ -327,7 +327,7 @@ def _notes(
   commits = sorted({run.commit or 'unknown' for setting in settings for run in setting.runs})
   if len(commits) > 1:
     notes.append(f'The runs are of different versions of the code: {", ".join(commits)}.')
-  if dropped := len(state.dropped):
+  if dropped := len(state.dropped.keys() - {entry.unit.setting_id for entry in state.reported}):
     notes.append(f'{format_count(dropped, "setting")} dropped early by successive halving: not shown.')
   updates = sorted({entry.steps for entry in state.reported})
   if (state.dropped or state.compared) and len(updates) > 1:

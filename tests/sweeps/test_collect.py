@@ -19,7 +19,7 @@ from tests.sweeps.helpers import NO_ROWS, SETTINGS, base_config, make_base, make
 def test_dropped_settings_are_left_out_and_single_runs_are_not_tested(tmp_path):
   resolved = make_sweep(tmp_path, SETTINGS, seeds=1)
   with open_ledger(tmp_path) as ledger:
-    ledger.append(RUNG, steps=10, dropped=[resolved[1].id])
+    ledger.append(RUNG, steps=100, dropped=[resolved[1].id])
     dropped = next(entry.unit for entry in ledger.state.units.values() if entry.unit.setting_id == resolved[1].id)
     ledger.append(PLANNED, **planned_event(dataclasses.replace(dropped, id='never started')))
   settings = collect_sweep(tmp_path, read_state(tmp_path))
@@ -31,6 +31,14 @@ def test_dropped_settings_are_left_out_and_single_runs_are_not_tested(tmp_path):
   assert not any('p values are those' in note for note in report.notes)
   assert not any('updates' in note for note in report.notes)
   assert all(math.isnan(row.cells[report.columns[0]].mean.low) for row in report.rows)
+
+
+def test_dropped_settings_that_were_then_trained_to_the_end_are_reported(tmp_path):
+  resolved = make_sweep(tmp_path, SETTINGS, seeds=1)
+  with open_ledger(tmp_path) as ledger:  # the runs have 100 updates
+    ledger.append(RUNG, steps=50, dropped=[resolved[1].id])
+  report = sweep_report(tmp_path, NO_ROWS, print)
+  assert len(report.rows) == 4 and not any('dropped' in note for note in report.notes)
 
 
 def test_runs_in_different_rungs_of_halving_are_noted(tmp_path):
