@@ -153,6 +153,18 @@ def test_a_unit_whose_folder_is_locked_waits_and_is_named_once(ledger, tmp_path,
   ]
 
 
+def test_units_that_are_not_run_are_not_counted_as_left(ledger, tmp_path):
+  for name in ('of another setting', 'finished'):
+    ledger.append(PLANNED, **planned_event(Unit(name, 'id', {}, 'f.py', {}, (0,), name)))
+  ledger.append(FINISHED, unit='finished', steps=40)
+  counted = []
+  progress = RecordedProgress()
+  progress.update = lambda entries, running: counted.append([entry.unit.id for entry in entries])
+  executor = FakeExecutor([FakeJob(0), FakeJob(0), FakeJob(0)], tmp_path)
+  Driver(ledger, executor, make_command, progress, StopRequest()).run(['u0', 'u1', 'u2'], lambda unit: 40)
+  assert counted and all(ids == ['u0', 'u1', 'u2', 'finished'] for ids in counted)
+
+
 def test_a_job_that_still_runs_is_taken_over(ledger, tmp_path):
   ledger.append(STARTED, unit='u0', job={'job': '17'})
   executor = FakeExecutor([FakeJob(0), FakeJob(0)], tmp_path, found=[FakeJob(0, 3)])
