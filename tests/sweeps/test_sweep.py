@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from attention_jax.errors import UserError, UserErrors
-from attention_jax.sweeps.estimate import Costs, TimeEstimate
+from attention_jax.sweeps.estimate import Costs
 from attention_jax.sweeps.ledger import FAILED, FINISHED, LEDGER, read_events, read_state
 from attention_jax.sweeps.resolve import Base
 from attention_jax.sweeps.space import grid
@@ -218,14 +218,6 @@ def test_a_plan_counts_the_processes_of_a_cluster_and_those_at_a_time(
 ):
   lines = plan(make_request(folder, cluster=cluster), monkeypatch)
   assert f'8 runs in {processes} processes: 4 settings x 2 seeds; {at_a_time} at a time' in lines
-
-
-@pytest.mark.parametrize(('cluster', 'time'), [('slurm', '0:01:30'), ('local(jobs=2)', '0:03:00')])
-def test_the_time_of_a_plan_is_at_least_that_of_its_longest_process(folder, monkeypatch, cluster, time):
-  request = make_request(folder, seeds=1, cluster=cluster)
-  estimate = TimeEstimate({setting.id: 90.0 for setting in check_request(request)}, 'made-up times')
-  monkeypatch.setattr('attention_jax.sweeps.sweep.estimate_seconds', lambda *args: estimate)
-  assert plan(request, monkeypatch)[-1] == f'time: {time} for the 4 processes to be run, estimated from made-up times'
 
 
 def test_finished_runs_are_adopted(folder, tmp_path, monkeypatch):
