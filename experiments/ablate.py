@@ -46,7 +46,7 @@ flags.DEFINE_integer('search_seed', 0, 'seed of --search')
 flags.DEFINE_bool('dry_run', False, 'print what would be run, and run nothing')
 flags.DEFINE_bool('retry', False, 'run the failed units again, and nothing else')
 flags.DEFINE_multi_string('adopt', [], 'the folder of a finished run, of one seed or several, to add to the sweep')
-flags.DEFINE_integer('workers', 1, 'number of parallel processes, each with its own cores or devices')
+flags.DEFINE_integer('workers', 1, 'number of parallel processes on this machine, each with its own cores or devices')
 flags.DEFINE_string('together', 'auto', 'whether one process trains all seeds of a setting: auto, yes or no')
 flags.DEFINE_string('cluster', '', 'slurm(partition="gpu", timeout_min=120): run as jobs of a cluster')
 flags.DEFINE_string(

@@ -27,8 +27,11 @@ def sweep_request(folder: Path, overrides: Mapping[str, Any], train: Sequence[st
     train: the command of the training program, as in SweepRequest.
 
   Raises:
-    UserError: for flags that cannot be parsed, and for flags of settings if the config file defines get_sweep().
+    UserError: for flags that cannot be parsed, for flags of settings if the config file defines get_sweep(), and for
+      --workers with --cluster.
   """
+  if FLAGS.cluster and FLAGS['workers'].present:
+    raise UserError('--workers has no effect with --cluster, whose option jobs is the number of jobs at a time')
   path = config_path()
   sweep = load_sweep(path)
   settings = _settings_of_flags()

@@ -14,6 +14,7 @@ from attention_jax.inference.metrics import MetricSummary, MetricValue
 
 if TYPE_CHECKING:  # loads scipy, which only evaluate --by needs here
   from attention_jax.sweeps.bins import BinnedMetrics
+  from attention_jax.sweeps.statistics import Interval
   from attention_jax.systems.profiling import UpdateProfile
 
 
@@ -48,8 +49,16 @@ def print_bins(bins: 'BinnedMetrics') -> None:
   table = Table(bins.by, 'rows', *(f'{name} ({bins.units[name]})' for name in bins.metrics), box=box.SIMPLE_HEAD)
   for i, bin in enumerate(bins.bins):
     intervals = [values[i] for values in bins.metrics.values()]
-    table.add_row(bin.name, str(len(bin.rows)), *(f'{x.value:.2f} [{x.low:.2f}, {x.high:.2f}]' for x in intervals))
+    table.add_row(bin.name, str(len(bin.rows)), *map(_format_interval, intervals))
   _print_table(table)
+
+
+def _format_interval(interval: 'Interval') -> str:
+  """'12.50 [10.00, 15.00]'; without ends that are not known, as of one row, and '' if there is no value."""
+  if math.isnan(interval.value):
+    return ''
+  ends = '' if math.isnan(interval.low) else f' [{interval.low:.2f}, {interval.high:.2f}]'
+  return f'{interval.value:.2f}{ends}'
 
 
 def print_profile(profile: 'UpdateProfile', depth: int, rows: int) -> None:

@@ -2,6 +2,7 @@
 
 import datetime
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -102,7 +103,7 @@ def setting_rows(
 
   Differences are those of runs with the same seed, or of two single runs, with the interval of the t distribution; the
   p of a paired t-test is corrected for the number of all comparisons (Benjamini & Hochberg). The difference is empty if
-  neither direction of a metric is better.
+  neither direction of a metric is better, and if a setting has no seed in common with its baseline.
 
   Args:
     settings: the settings.
@@ -113,8 +114,15 @@ def setting_rows(
     within: names of factors; a setting is compared with the baseline that has the same values of these.
 
   Raises:
-    UserError: unless each group of settings has one baseline.
+    UserError: unless each group of settings has one baseline and every run has all metrics, such as for the sweep of
+      another claim.
   """
+  for setting, metric in itertools.product(settings, metrics):
+    if (count := len(setting.values(split, metric))) < len(setting.runs):
+      raise UserError(
+        f'{setting.label}: {count} of {len(setting.runs)} runs have the metric {split}/{metric}; expected the sweep of '
+        'the claim, whose runs all have it'
+      )
   groups: dict[tuple[Any, ...], list[SettingRuns]] = {}
   for setting in settings:
     groups.setdefault(tuple(factor.of(setting) for factor in factors if factor.name in within), []).append(setting)
@@ -135,10 +143,9 @@ def setting_rows(
   for setting in settings:
     entries = {}
     for metric in metrics:
-      if values := list(setting.values(split, metric).values()):
-        # Of the baseline there is no entry 'difference'; an empty one is a difference that could not be computed.
-        difference = {} if setting.id in baselines else {'difference': differences.get((setting.id, metric), {})}
-        entries[f'{split}/{metric}'] = summarize(values) | difference
+      # Of the baseline there is no entry 'difference'; an empty one is a difference that could not be computed.
+      difference = {} if setting.id in baselines else {'difference': differences.get((setting.id, metric), {})}
+      entries[f'{split}/{metric}'] = summarize(list(setting.values(split, metric).values())) | difference
     parameters = {'parameters': f'{setting.runs[0].parameters:,}'}
     rows.append(claim_row(setting, factors, parameters, entries))
   return rows
@@ -379,4 +386,4 @@ def spread_rows(rows: int, count: int) -> np.ndarray:
 
 
 def _discard(line: str) -> None:
-  """Logs nothing: `contrast_all` has lines to log only when it compares outputs row by row."""
+  """Logs nothing: the difference of a setting without a seed of its baseline is empty in the table."""

@@ -104,12 +104,11 @@ def check_finished(folder: Path) -> None:
     raise UserError(f'{folder} has been continued since its {RESULTS}, and has not finished; expected a finished run')
 
 
-def read_run(folder: Path, runs_in_process: int = 1) -> FinishedRun:
+def read_run(folder: Path) -> FinishedRun:
   """Reads a finished run with one seed.
 
   Args:
     folder: its folder.
-    runs_in_process: see FinishedRun.
 
   Raises:
     UserError: if it has not finished, or if its files have changed or cannot be read.
@@ -131,7 +130,7 @@ def read_run(folder: Path, runs_in_process: int = 1) -> FinishedRun:
     parameters=record.get('parameters', 0),
     commit=record.get('commit', ''),
     records=records,
-    runs_in_process=runs_in_process,
+    runs_in_process=_runs_beside(folder, config['training']['seed']),
   )
 
 
@@ -144,9 +143,8 @@ def read_runs(folder: Path) -> list[FinishedRun]:
   folder = folder.expanduser()
   config = fill_defaults(read_config(folder), f'{folder}/config.json')
   if config['seeds'] == 1:
-    return [read_run(folder, _runs_beside(folder, *run_seeds(config)))]
-  seeds = run_seeds(config)
-  return [read_run(seed_folder(folder, seed), len(seeds)) for seed in seeds]
+    return [read_run(folder)]
+  return [read_run(seed_folder(folder, seed)) for seed in run_seeds(config)]
 
 
 def _runs_beside(folder: Path, seed: int) -> int:
@@ -161,7 +159,7 @@ def _runs_beside(folder: Path, seed: int) -> int:
 def collect_sweep(folder: Path, state: SweepState) -> list[SettingRuns]:
   """Returns the settings of a sweep that have finished runs, in the order in which they were planned.
 
-  Settings that successive halving dropped are left out, because their runs had fewer updates. Factors are the fields
+  Settings that successive halving dropped are left out unless they were then trained further. Factors are the fields
   that any setting sets and, if several settings agree in all of these, the other config fields in which they differ.
 
   Args:
@@ -179,8 +177,7 @@ def collect_sweep(folder: Path, state: SweepState) -> list[SettingRuns]:
     presets.setdefault(entry.unit.setting_id, entry.unit.path.partition(':')[2])
   for entry in state.reported:
     unit = entry.unit
-    folders = run_folders(unit, folder).values()
-    runs.setdefault(unit.setting_id, []).extend(read_run(path, len(unit.seeds)) for path in folders)
+    runs.setdefault(unit.setting_id, []).extend(map(read_run, run_folders(unit, folder).values()))
   runs = {
     setting_id: sorted(runs[setting_id], key=lambda run: run.seed) for setting_id in settings if setting_id in runs
   }

@@ -48,8 +48,10 @@ class Driver:
     self._make_command = make_command
     self._progress = progress
     self._stop = stop
+    self._ids: frozenset[str] = frozenset()  # of the units of `run`
     self._jobs: dict[str, Job] = {}
     self._start_times: dict[str, float] = {}  # time.monotonic() by the id of a unit
+    self._waiting: set[str] = set()  # units of which the log says that they wait for another process
 
   def run(self, ids: Sequence[str], steps: Callable[[Unit], int]) -> None:
     """Runs units until each has finished, failed or been interrupted, or until a signal arrives.
@@ -59,6 +61,7 @@ class Driver:
       steps: unit -> its number of updates.
     """
     queue = deque(ids)
+    self._ids = frozenset(ids)
     self._find_jobs(queue)
     while queue or self._jobs:
       if self._stop.reason:
@@ -97,8 +100,12 @@ class Driver:
       if len(self._jobs) + len(ready) >= self._executor.slots:
         break
       unit_id = queue.popleft()
-      if is_training(self._ledger.folder / self._ledger.state.units[unit_id].unit.folder):
+      folder = self._ledger.folder / self._ledger.state.units[unit_id].unit.folder
+      if is_training(folder):
         queue.append(unit_id)
+        if unit_id not in self._waiting:
+          self._waiting.add(unit_id)
+          self._progress.log(f'{unit_id} waits until another process that trains in {folder} has ended')
       else:
         ready.append(unit_id)
     if not ready:
@@ -155,7 +162,9 @@ class Driver:
       self._progress.log_with_counts(self._entries(), self._running_seconds(), line)
 
   def _entries(self) -> list[UnitState]:
-    return list(self._ledger.state.units.values())
+    """The units that the progress counts: those of `run`, and those that have ended; no other will be started."""
+    entries = self._ledger.state.units.values()
+    return [entry for entry in entries if entry.unit.id in self._ids or entry.state in (FINISHED, FAILED)]
 
   def _running_seconds(self) -> dict[str, float]:
     return {unit_id: time.monotonic() - start for unit_id, start in self._start_times.items()}

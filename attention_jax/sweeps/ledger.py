@@ -109,9 +109,14 @@ class SweepState:
 
   @property
   def reported(self) -> list[UnitState]:
-    """The units that reports read: those that have finished, without those of dropped settings."""
+    """The units that reports read: those that have finished and, of dropped settings, were then trained further.
+
+    A sweep without successive halving trains the dropped settings further.
+    """
     return [
-      entry for entry in self.units.values() if entry.state == FINISHED and entry.unit.setting_id not in self.dropped
+      entry
+      for entry in self.units.values()
+      if entry.state == FINISHED and entry.steps > self.dropped.get(entry.unit.setting_id, -1)
     ]
 
   def covered_seeds(self, setting_id: str) -> set[int]:
@@ -178,7 +183,8 @@ class Ledger:
 
   Attributes:
     state: the state after the events so far.
-    report: one line for each line of the file that is left out, such as a truncated last line.
+    report: one line for each line of the file that is left out, such as a truncated last line, and one if the folder
+      cannot be locked.
   """
 
   def __init__(self, folder: Path):
@@ -274,15 +280,19 @@ def open_ledger(folder: Path) -> Iterator[Ledger]:
     folder.mkdir(parents=True, exist_ok=True)
   except OSError as error:
     raise UserError(f'cannot use {folder} as the folder of a sweep: {error.strerror}') from error
-  lock = filelock.FileLock(folder / LOCK, timeout=0)
+  lock = filelock.FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)
+  report = []
   try:
     lock.acquire()
   except filelock.Timeout as error:
     raise UserError(
       f'another process runs the sweep in {folder}; wait until it ends, or choose another folder'
     ) from error
+  except (NotImplementedError, OSError) as error:
+    report.append(f'cannot lock {folder} ({error}): another process that runs the sweep would not be detected')
   try:
     with contextlib.closing(Ledger(folder)) as ledger:
+      ledger.report += report
       yield ledger
   finally:
     lock.release()

@@ -185,6 +185,7 @@ def _build(
     not_compared.append(f'{line[0].upper()}{line[1:]}.')
 
   contrasts = contrast_all(settings, baseline, columns, options.test, options.compares_rows, log_and_note)
+  rows = [_row(setting, columns, flop.get(setting.id, math.nan)) for setting in settings]
   entries = list(state.units.values())
   failed = [entry for entry in entries if entry.state == FAILED]
   return Report(
@@ -192,11 +193,16 @@ def _build(
     folder=folder,
     created=datetime.datetime.now().astimezone().strftime('%Y-%m-%d %H:%M %Z'),
     columns=columns,
-    rows=[_row(setting, columns, flop.get(setting.id, math.nan)) for setting in settings],
+    rows=rows,
     baseline=baseline,
     contrasts=contrasts,
     findings=_findings(contrasts, baseline, columns),
-    notes=[*_notes(settings, contrasts, state, options), *not_compared, *_signature_notes(settings, columns)],
+    notes=[
+      *_notes(settings, contrasts, state, options),
+      *not_compared,
+      *_signature_notes(settings, columns),
+      *_missing_notes(rows),
+    ],
     fields=[] if state.units else list(settings[0].factors),
     failed=failed,
     unfinished=sum(
@@ -327,7 +333,7 @@ def _notes(
   commits = sorted({run.commit or 'unknown' for setting in settings for run in setting.runs})
   if len(commits) > 1:
     notes.append(f'The runs are of different versions of the code: {", ".join(commits)}.')
-  if dropped := len(state.dropped):
+  if dropped := len(state.dropped.keys() - {entry.unit.setting_id for entry in state.reported}):
     notes.append(f'{format_count(dropped, "setting")} dropped early by successive halving: not shown.')
   updates = sorted({entry.steps for entry in state.reported})
   if (state.dropped or state.compared) and len(updates) > 1:
@@ -345,6 +351,16 @@ def _signature_notes(settings: Sequence[SettingRuns], columns: Sequence[MetricCo
     if len(signatures) > 1:
       notes.append(f'{column.name} was not measured in the same way in all runs: {"; ".join(signatures)}.')
   return notes
+
+
+def _missing_notes(rows: Sequence[ReportRow]) -> list[str]:
+  """A note for each cell that some runs of its setting lack, such as those of an older version of the code."""
+  return [
+    f'{row.setting.label}: {len(cell.values)} of {len(row.setting.runs)} runs have {column.name}.'
+    for row in rows
+    for column, cell in row.cells.items()
+    if len(cell.values) < len(row.setting.runs)
+  ]
 
 
 TEST_NAMES = {'t': 't-test', 'wilcoxon': 'Wilcoxon test', 'permutation': 'permutation test'}

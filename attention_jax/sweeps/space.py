@@ -78,16 +78,24 @@ def parse_grid(text: str) -> list[Setting]:
   Raises:
     UserError: for anything else, and for a field or a value of a field that occurs twice.
   """
-  return grid(_parse_axes(text, '--grid'))
+  axes = _parse_axes(text, '--grid')
+  for field, values in axes.items():
+    if repeated := [value for value in values if values.count(value) > 1]:
+      raise UserError(f'--grid={field}={",".join(values)}: value {repeated[0]!r} must occur once')
+  return grid(axes)
 
 
 def parse_pair(text: str) -> list[Setting]:
   """Parses 'field=value,value; field=value,value', whose values are paired by position. Values stay text.
 
   Raises:
-    UserError: as `parse_grid`, and if the fields have different numbers of values.
+    UserError: for anything else, for a field that occurs twice, for fields with different numbers of values, and for a
+      pair that occurs twice; a value of one field may repeat.
   """
-  return zipped(_parse_axes(text, '--pair'))
+  settings = zipped(_parse_axes(text, '--pair'))
+  if repeated := [setting for setting in settings if settings.count(setting) > 1]:
+    raise UserError(f'--pair={text}: {label(repeated[0])} must occur once')
+  return settings
 
 
 def parse_setting(text: str, flag: str = '--setting') -> Setting:
@@ -117,8 +125,6 @@ def _parse_axes(text: str, flag: str) -> dict[str, list[str]]:
     if field in axes:
       raise UserError(f'{flag}={text}: {field} must be set once')
     axes[field] = [value.strip() for value in split_outside_brackets(values, ',')]
-    if repeated := [value for value in axes[field] if axes[field].count(value) > 1]:
-      raise UserError(f'{flag}={part.strip()}: value {repeated[0]!r} must occur once')
   if not axes:
     raise UserError(f'{flag} is empty; expected field=value,value,...')
   return axes

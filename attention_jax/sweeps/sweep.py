@@ -117,7 +117,10 @@ def check_request(request: SweepRequest) -> list[Resolved]:
   resolved = resolve_settings(request.base, request.settings)
   if not request.halving:
     return resolved
-  halving.parse_halving(request.halving)
+  first, _ = halving.parse_halving(request.halving)
+  total = max(setting.config['training']['steps'] for setting in resolved)
+  if first >= total:
+    raise UserError(f'--halving: first must be below training.steps={total}, got {first}; no setting would be dropped')
   _check_select(resolved, read_events(request.folder)[0])
   fixed: dict[str, Resolved] = {}  # by id: two settings may differ only in whether their schedules are fixed already
   for before in resolved:
@@ -399,7 +402,8 @@ def describe_plan(request: SweepRequest, resolved: Sequence[Resolved], log: Log)
   times = [estimate.seconds.get(unit.setting_id, 0.0) * len(unit.seeds) for unit in units if unit.id in pending]
   time = ''
   if estimate.seconds:
-    time = f'{format_seconds(sum(times) / slots)} for the {len(times)} processes to be run, estimated from '
+    seconds = max(sum(times) / slots, *times, 0.0)  # free slots do not shorten a process
+    time = f'{format_seconds(seconds)} for the {len(times)} processes to be run, estimated from '
   log(f'time: {time}{estimate.source}')
 
 

@@ -215,13 +215,18 @@ class LocalExecutor:
 
 
 def is_training(folder: Path) -> bool:
-  """Returns whether another process holds the lock of a run folder, for example to save its last checkpoint."""
+  """Returns whether another process holds the lock of a run folder, for example to save its last checkpoint.
+
+  On a file system without locks, where `lock_folder` has logged that it takes none, the answer is False.
+  """
   if not (folder / LOCK).exists():
     return False
-  lock = filelock.FileLock(folder / LOCK, timeout=0)
+  lock = filelock.FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)
   try:
     lock.acquire()
   except filelock.Timeout:
     return True
+  except (NotImplementedError, OSError):
+    return False
   lock.release()
   return False

@@ -31,6 +31,7 @@ MISTAKES = [
   (['--workdir=x', CONFIG, '--pair=seed=1,2; steps=3'], ['paired fields must have the same number of values']),
   (['--workdir=x', CONFIG, '--search=model.dropout=log(low=0.1)'], ['needs high']),
   (['--workdir=x', CONFIG, '--points=5'], ['--points needs --search, which draws the settings']),
+  (['--workdir=x', CONFIG, '--cluster=local', '--workers=2'], ['--workers has no effect with --cluster, whose option']),
   (['--workdir=x', CONFIG, '--search='], ['--search is empty; expected field=log(low=1e-4, high=1e-2)']),
   (
     ['--workdir=x', CONFIG, *2 * ['--search=model.dropout=linear(low=0.1, high=0.2)']],

@@ -69,6 +69,13 @@ def test_the_sweep_of_another_claim_is_a_user_error(folder):
     setting_rows(finished_settings(folder), 'test', METRICS, [Factor('model.attention.heads', 'heads')], {'heads': '1'})
 
 
+def test_runs_without_a_metric_are_a_user_error(folder):
+  """Otherwise the sweep of another claim with the same factors would replace its record by an empty one."""
+  message = 'embedding=8, score=dot: 0 of 3 runs have the metric test/bleu; expected the sweep of the claim'
+  with pytest.raises(UserError, match=message):
+    setting_rows(finished_settings(folder), 'test', [*METRICS, 'bleu'], FACTORS, {'score': 'general'}, within=['width'])
+
+
 def test_one_pair_of_runs_has_a_difference_without_an_interval(tmp_path):
   make_sweep(tmp_path, SETTINGS[:2], seeds=1)
   first, _ = setting_rows(finished_settings(tmp_path), 'test', METRICS, FACTORS, {'score': 'general'})

@@ -7,9 +7,11 @@ import re
 import pytest
 
 from attention_jax.errors import UserError
+from attention_jax.sweeps.adopt import plan_adoption
 from attention_jax.sweeps.collect import collect_folders, collect_sweep
 from attention_jax.sweeps.ledger import FINISHED, PLANNED, RUNG, open_ledger, planned_event, read_state
 from attention_jax.sweeps.report import folders_report, sweep_report
+from attention_jax.sweeps.resolve import resolve
 from attention_jax.training.file_digests import add_file_digests, drop_file_digests
 from tests.sweeps.helpers import NO_ROWS, SETTINGS, base_config, make_base, make_sweep, write_run
 
@@ -17,7 +19,7 @@ from tests.sweeps.helpers import NO_ROWS, SETTINGS, base_config, make_base, make
 def test_dropped_settings_are_left_out_and_single_runs_are_not_tested(tmp_path):
   resolved = make_sweep(tmp_path, SETTINGS, seeds=1)
   with open_ledger(tmp_path) as ledger:
-    ledger.append(RUNG, steps=10, dropped=[resolved[1].id])
+    ledger.append(RUNG, steps=100, dropped=[resolved[1].id])
     dropped = next(entry.unit for entry in ledger.state.units.values() if entry.unit.setting_id == resolved[1].id)
     ledger.append(PLANNED, **planned_event(dataclasses.replace(dropped, id='never started')))
   settings = collect_sweep(tmp_path, read_state(tmp_path))
@@ -29,6 +31,14 @@ def test_dropped_settings_are_left_out_and_single_runs_are_not_tested(tmp_path):
   assert not any('p values are those' in note for note in report.notes)
   assert not any('updates' in note for note in report.notes)
   assert all(math.isnan(row.cells[report.columns[0]].mean.low) for row in report.rows)
+
+
+def test_dropped_settings_that_were_then_trained_to_the_end_are_reported(tmp_path):
+  resolved = make_sweep(tmp_path, SETTINGS, seeds=1)
+  with open_ledger(tmp_path) as ledger:  # the runs have 100 updates
+    ledger.append(RUNG, steps=50, dropped=[resolved[1].id])
+  report = sweep_report(tmp_path, NO_ROWS, print)
+  assert len(report.rows) == 4 and not any('dropped' in note for note in report.notes)
 
 
 def test_runs_in_different_rungs_of_halving_are_noted(tmp_path):
@@ -76,6 +86,12 @@ def test_runs_side_by_side_share_the_time_of_their_updates(tmp_path):
   assert [run.training_seconds for run in pair] == [single[0].training_seconds / 2] * 2
   first, second = collect_folders([together / 'seed_0', together / 'seed_1'])  # the same as by the folder of both
   assert [*first.runs, *second.runs] == pair
+  setting = resolve(make_base(), {})
+  with open_ledger(tmp_path / 'sweep') as ledger:  # adopted, one seed at a time
+    for event in plan_adoption(ledger.state, ledger.folder, together / 'seed_1', [setting]).events:
+      ledger.append(**event)
+    (adopted,) = collect_sweep(ledger.folder, ledger.state)
+  assert adopted.runs == pair[1:]
 
 
 def test_settings_of_a_sweep_that_was_extended_with_other_flags_are_distinguished(tmp_path):

@@ -142,6 +142,29 @@ def test_exit_codes_become_states(ledger, tmp_path):
   assert '$ train --steps=40' in (tmp_path / 'u0.log').read_text()
 
 
+def test_a_unit_whose_folder_is_locked_waits_and_is_named_once(ledger, tmp_path, monkeypatch):
+  answers = iter([True, False, True])
+  monkeypatch.setattr('attention_jax.sweeps.driver.is_training', lambda folder: next(answers, False))
+  lines = run(ledger, FakeExecutor([FakeJob(0, 3), FakeJob(0), FakeJob(0)], tmp_path))
+  assert states(ledger) == [FINISHED] * 3
+  waits = [line for line in lines if 'waits' in line]
+  assert waits == [
+    f'{unit} waits until another process that trains in {tmp_path / unit} has ended' for unit in ('u0', 'u2')
+  ]
+
+
+def test_units_that_are_not_run_are_not_counted_as_left(ledger, tmp_path):
+  for name in ('of another setting', 'finished'):
+    ledger.append(PLANNED, **planned_event(Unit(name, 'id', {}, 'f.py', {}, (0,), name)))
+  ledger.append(FINISHED, unit='finished', steps=40)
+  counted = []
+  progress = RecordedProgress()
+  progress.update = lambda entries, running: counted.append([entry.unit.id for entry in entries])
+  executor = FakeExecutor([FakeJob(0), FakeJob(0), FakeJob(0)], tmp_path)
+  Driver(ledger, executor, make_command, progress, StopRequest()).run(['u0', 'u1', 'u2'], lambda unit: 40)
+  assert counted and all(ids == ['u0', 'u1', 'u2', 'finished'] for ids in counted)
+
+
 def test_a_job_that_still_runs_is_taken_over(ledger, tmp_path):
   ledger.append(STARTED, unit='u0', job={'job': '17'})
   executor = FakeExecutor([FakeJob(0), FakeJob(0)], tmp_path, found=[FakeJob(0, 3)])

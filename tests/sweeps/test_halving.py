@@ -76,6 +76,13 @@ def test_mistakes_in_a_spec_of_halving_raise(spec, message):
   assert parse_halving('halving(first=3)') == (3, 3)
 
 
+def test_a_first_rung_at_the_end_of_training_raises(tmp_path):
+  request = SweepRequest(tmp_path, make_base(), [{}], 1, FAKE_TRAIN, halving='halving(first=100)')
+  with pytest.raises(UserError, match=r'first must be below training\.steps=100, got 100; no setting would be dropped'):
+    check_request(request)
+  assert len(check_request(request._replace(halving='halving(first=99)'))) == 1
+
+
 def test_settings_are_compared_by_one_metric(tmp_path):
   settings = grid({'training.select': ['accuracy', 'exact_match']})
   request = SweepRequest(tmp_path, make_base(), settings, 1, FAKE_TRAIN, halving='halving(first=50)')

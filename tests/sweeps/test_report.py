@@ -71,6 +71,16 @@ def test_notes_name_metrics_that_were_measured_in_different_ways(tmp_path):
   assert notes[-1] == expected and sum('in the same way' in note for note in notes) == 1
 
 
+def test_a_note_counts_the_runs_that_have_a_metric_if_some_lack_it(tmp_path):
+  make_sweep(tmp_path, SETTINGS[:2])
+  path = next(tmp_path.glob('*/seed_1/results.json'))
+  path.write_text(path.read_text().replace('"exact_match": {', '"other": {'))
+  report = sweep_report(tmp_path, NO_ROWS, print)
+  (row,) = (row for row in report.rows if len(row.cells[report.columns[0]].values) == 2)
+  assert report.notes[-1] == f'{row.setting.label}: 2 of 3 runs have exact_match, test.'
+  assert sum('runs have' in note for note in report.notes) == 1
+
+
 def test_outputs_that_cannot_be_compared_are_reported_once(tmp_path):
   metrics = ('exact_match', 'token_error_rate')
   base = make_base(evaluation__metrics=metrics)

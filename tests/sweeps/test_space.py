@@ -32,6 +32,12 @@ def test_pairs_are_zipped():
     zipped({'a': [1, 2], 'b': [3]})
 
 
+def test_a_value_of_one_field_of_a_pair_may_repeat():
+  assert parse_pair('a=1,1; b=2,3') == [{'a': '1', 'b': '2'}, {'a': '1', 'b': '3'}]
+  with pytest.raises(UserError, match=r'--pair=a=1,1; b=2,2: a=1, b=2 must occur once'):
+    parse_pair('a=1,1; b=2,2')
+
+
 def test_a_setting_is_parsed():
   assert parse_setting('a=x(y=1; z=2); b=3') == {'a': 'x(y=1; z=2)', 'b': '3'}
   assert parse_setting('a=b=c') == {'a': 'b=c'}

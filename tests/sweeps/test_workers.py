@@ -1,5 +1,6 @@
 """Processes on this machine: cores and devices of their own, and an end when the sweep ends."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import filelock
 import pytest
 
 from attention_jax.errors import UserError
+from attention_jax.sweeps.ledger import open_ledger
 from attention_jax.sweeps.workers import (
   CHILD,
   LocalExecutor,
@@ -20,6 +22,7 @@ from attention_jax.sweeps.workers import (
   divide_resources,
   is_training,
 )
+from attention_jax.training.folder import lock_folder
 
 CORES = sorted(os.sched_getaffinity(0))
 
@@ -118,3 +121,21 @@ def test_a_locked_run_folder_is_recognised(tmp_path):
   with filelock.FileLock(tmp_path / '.lock'):
     assert is_training(tmp_path)
   assert not is_training(tmp_path)
+
+
+@pytest.mark.parametrize('number', [errno.ENOSYS, errno.ENOLCK])
+def test_a_folder_on_a_file_system_without_locks_is_never_locked(tmp_path, monkeypatch, number):
+  def flock(*args):
+    raise OSError(number, os.strerror(number))
+
+  monkeypatch.setattr('fcntl.flock', flock)
+  with lock_folder(tmp_path, lambda line: None):
+    pass
+  assert (tmp_path / '.lock').exists() and not is_training(tmp_path)
+  for _ in range(2):  # the first one may have been killed
+    with open_ledger(tmp_path / 'sweep') as ledger:
+      assert ledger.report == [
+        f'cannot lock {tmp_path / "sweep"} ([Errno {number}] {os.strerror(number)}): another process that runs the '
+        'sweep would not be detected'
+      ]
+      assert not (tmp_path / 'sweep' / '.lock').read_text()
