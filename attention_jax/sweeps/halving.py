@@ -7,11 +7,12 @@ that learns late is lost.
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from attention_jax.errors import UserError
 from attention_jax.specs import Size, bind, format_spec, parse
+from attention_jax.training.checkpoint import updates_made
 from attention_jax.training.optim import SCHEDULES
 from attention_jax.training.writers import METRICS_FILE, read_metrics
 
@@ -73,6 +74,15 @@ def survivors(values: Mapping[str, float], factor: int, higher_is_better: bool) 
 
   ranking = sorted(values, key=badness)
   return ranking[: math.ceil(len(ranking) / factor)]
+
+
+def reachable_steps(folders: Iterable[Path], steps: int) -> int:
+  """Returns the number of updates up to which a unit is trained for a rung of `steps` updates.
+
+  It is greater if one of its folders has a run that has made more: as part of a sweep that was continued with halving,
+  or with a lower first rung.
+  """
+  return max([steps, *map(updates_made, folders)])
 
 
 def best_validation(folders: Sequence[Path], select: str, steps: int, higher_is_better: bool) -> float:

@@ -37,7 +37,7 @@ from attention_jax.systems.runs import (
 from attention_jax.systems.variants import store_variants
 from attention_jax.training import peers
 from attention_jax.training.batch_progress import batch_progress
-from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
+from attention_jax.training.checkpoint import BEST, Checkpoints, updates_made
 from attention_jax.training.data_digests import DATA_DIGESTS_FILE, check_digests, compute_digests, store_digests
 from attention_jax.training.file_digests import add_file_digests, drop_file_digests
 from attention_jax.training.folder import CONFIG, check_folder, lock_folder, prepare_folder
@@ -285,11 +285,10 @@ def _check_data(system: System, log: Log) -> None:
 def _check_steps(folders: Sequence[Path], steps: int) -> None:
   """Raises UserError if a run has made more updates than `steps`, the number that its results would state.
 
-  `folders`: the run folder and those of its seeds, if any. A killed run may have its best state after its latest one.
+  `folders`: the run folder and those of its seeds, if any.
   """
   for folder in folders:
-    with contextlib.closing(Checkpoints(folder, read_only=True)) as checkpoints:
-      made = max(checkpoints.latest(kind) or 0 for kind in (LATEST, BEST))
+    made = updates_made(folder)
     if made > steps:
       raise UserError(
         f'config.training.steps is {steps}, but the run in {folder} has made {made} updates; '

@@ -368,6 +368,12 @@ class Checkpoints:
       ) from error
 
 
+def updates_made(folder: str | Path) -> int:
+  """Returns the last step of the checkpoints of a run; a killed run may have its best state after its latest one."""
+  with contextlib.closing(Checkpoints(folder, read_only=True)) as checkpoints:
+    return max(checkpoints.latest(kind) or 0 for kind in (LATEST, BEST))
+
+
 def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
   """The values as they are read back from a file."""
   return json.loads(json.dumps(values))

@@ -5,11 +5,13 @@ import math
 import pytest
 
 from attention_jax.errors import UserError
+from attention_jax.sweeps import halving
 from attention_jax.sweeps.halving import (
   best_validation,
   fix_anneal_length,
   fix_schedule_length,
   parse_halving,
+  reachable_steps,
   rungs,
   survivors,
 )
@@ -40,6 +42,12 @@ def test_values_after_a_rung_exclude_later_evaluations(tmp_path):
   assert best_validation([first, second], 'exact_match', 20, higher_is_better=True) == (5 + 2) / 2
   assert best_validation([first], 'exact_match', 20, higher_is_better=False) == 3
   assert math.isnan(best_validation([first, tmp_path / 'missing'], 'exact_match', 20, higher_is_better=True))
+
+
+def test_a_run_that_is_past_a_rung_is_trained_as_far_as_it_was(tmp_path, monkeypatch):
+  monkeypatch.setattr(halving, 'updates_made', {tmp_path / 'a': 80, tmp_path / 'b': 0}.get)
+  assert reachable_steps([tmp_path / 'b', tmp_path / 'a'], 50) == 80
+  assert reachable_steps([tmp_path / 'b'], 50) == 50
 
 
 @pytest.mark.parametrize('curve', [[math.nan, 4.0, 5.0], [4.0, math.nan, 5.0], [4.0, 5.0, math.nan]])

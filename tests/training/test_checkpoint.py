@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from attention_jax.errors import UserError
-from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
+from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints, updates_made
 from attention_jax.training.partition import make_mesh, replicate
 from attention_jax.training.state import TrainState
 from tests.sampled_cases import sample_cases
@@ -41,6 +41,17 @@ def test_round_trip_keeps_values_dtypes_and_shardings(checkpoints):
     assert a.dtype == b.dtype and a.sharding == b.sharding
   from_shapes, _ = checkpoints.restore(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state))
   jax.tree.map(np.testing.assert_array_equal, from_shapes, state)
+
+
+def test_updates_made_counts_a_best_state_after_the_latest_one(checkpoints, tmp_path):
+  assert updates_made(tmp_path / 'absent') == updates_made(tmp_path) == 0
+  checkpoints.save(make_state(20), {})
+  checkpoints.save(make_state(10), {}, BEST)
+  checkpoints.wait()
+  assert updates_made(tmp_path) == 20
+  checkpoints.save(make_state(30), {}, BEST)
+  checkpoints.wait()
+  assert updates_made(tmp_path) == 30
 
 
 def test_running_means_are_stored(checkpoints):
