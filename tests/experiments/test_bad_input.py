@@ -107,9 +107,9 @@ FIELDS = [
   ('evaluation.metrics=blue', ["unknown metric 'blue'", "'bleu'?", 'chrf']),
   ('evaluation.metrics=("exact_match", "bleu(tokenize=\'x\')")', ["unknown tokenizer of bleu 'x'", '13a']),
   ('evaluation.beams=0', ['config.evaluation.beams must be at least 1 and at most 10000, got 0']),
-  ('evaluation.beta=-0.1', ['config.evaluation.beta must be at least 0, got -0.1']),
-  ('evaluation.gamma=-1', ['config.evaluation.gamma must be at least 0, got -1.0']),
-  ('evaluation.gamma=nan', ['config.evaluation.gamma must be at least 0, got nan']),
+  ('evaluation.beta=-0.1', ['config.evaluation.beta must be at least 0 and at most 10000, got -0.1']),
+  ('evaluation.gamma=-1', ['config.evaluation.gamma must be at least 0 and at most 10000, got -1.0']),
+  ('evaluation.gamma=nan', ['config.evaluation.gamma must be at least 0 and at most 10000, got nan']),
 ]
 
 # bytes of a table -> parts of the message; {path} is the path of the table

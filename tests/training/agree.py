@@ -24,6 +24,7 @@ from attention_jax.training.checkpoint import Checkpoints
 from attention_jax.training.clock import TrainingClock
 from attention_jax.training.hooks import BestEvaluation, Evaluator, InterruptHandler
 from attention_jax.training.incidents import BatchRecorder
+from attention_jax.training.interrupts import StopSignals
 from attention_jax.training.peers import check_agreement, copy_from_first, exchange, fail_together, map_batches
 from attention_jax.training.state import TrainState
 from tests.training.test_seeds import fit_all
@@ -101,6 +102,7 @@ def evaluate(value: float) -> float:
     writers=[],
     clock=TrainingClock(),
     best=BestEvaluation(),
+    signals=StopSignals(),
   )
   evaluator(1, TrainState(np.array(1, np.int32), {}, (), (), {}), {}, True)
   return evaluator.best.value
