@@ -51,7 +51,7 @@ class Driver:
     self._ids: frozenset[str] = frozenset()  # of the units of `run`
     self._jobs: dict[str, Job] = {}
     self._start_times: dict[str, float] = {}  # time.monotonic() by the id of a unit
-    self._waiting: set[str] = set()  # units of which the log says that they wait for another process
+    self._waiting: set[str] = set()  # units whose wait for another process is in the log
 
   def run(self, ids: Sequence[str], steps: Callable[[Unit], int]) -> None:
     """Runs units until each has finished, failed or been interrupted, or until a signal arrives.
