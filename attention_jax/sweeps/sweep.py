@@ -207,6 +207,8 @@ def _unit_command(
   alone.
   """
   setting = next(setting for setting in resolved if setting.id == unit.setting_id)
+  if steps is not None:
+    steps = halving.reachable_steps([folder / unit.folder, *run_folders(unit, folder).values()], steps)
   current = dataclasses.replace(unit, path=setting.path, overrides=setting.overrides, variants=request.variants)
   return command(current, folder, request.train, steps)
 
@@ -287,10 +289,6 @@ def _run_rungs(
 
   Settings that are added to a sweep later start at the first rung too, and are compared with the values recorded there.
   """
-
-  def unit_folders(unit: Unit) -> list[Path]:
-    return [ledger.folder / unit.folder, *run_folders(unit, ledger.folder).values()]
-
   first, factor = halving.parse_halving(request.halving)
   total = max(setting.config['training']['steps'] for setting in resolved)
   alive = [setting for setting in resolved if setting.id not in ledger.state.dropped]
@@ -301,7 +299,7 @@ def _run_rungs(
       continue
     steps = {setting.id: min(rung, setting.config['training']['steps']) for setting in uncompared}
     pending = _pending(ledger.state, uncompared, seeds, request.retry, steps)
-    driver.run(pending, lambda unit: halving.reachable_steps(unit_folders(unit), steps[unit.setting_id]))  # noqa: B023
+    driver.run(pending, lambda unit: steps[unit.setting_id])  # noqa: B023
     # Settings are compared when every run of the rung has ended; with `retry`, or after an interruption, some have not.
     if stop.reason or rung == total or _pending(ledger.state, uncompared, seeds, False, steps):
       return
