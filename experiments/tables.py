@@ -54,7 +54,7 @@ def print_bins(bins: 'BinnedMetrics') -> None:
 
 
 def _format_interval(interval: 'Interval') -> str:
-  """'12.50 [10.00, 15.00]'; without ends that are not known, as of one row, and '' if there is no value."""
+  """'12.50 [10.00, 15.00]'; without ends that cannot be computed, as of one row, and '' if there is no value."""
   if math.isnan(interval.value):
     return ''
   ends = '' if math.isnan(interval.low) else f' [{interval.low:.2f}, {interval.high:.2f}]'
