@@ -1,7 +1,9 @@
-"""Atomic writes: a file appears whole or not at all, even if the process is killed."""
+"""Atomic writes: a file or folder appears whole or not at all, even if the process is killed."""
 
 import contextlib
+import errno
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +28,32 @@ def write_atomic(path: str | Path) -> Iterator[Path]:
     os.replace(temporary, path)
   finally:
     temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def write_folder_atomic(path: str | Path) -> Iterator[Path]:
+  """Yields a new empty folder beside `path`, and renames it to `path` when the block succeeds.
+
+  When the block fails, the folder is removed with everything in it.
+
+  Args:
+    path: the folder to write; its parent is created if necessary.
+
+  Raises:
+    FileExistsError: if `path` exists at the start.
+    OSError: if the folder cannot be written.
+  """
+  path = Path(path).absolute()
+  if path.exists():
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+  path.parent.mkdir(parents=True, exist_ok=True)
+  temporary = path.with_name(f'.{path.name}.{uuid.uuid4().hex}{SUFFIX}')
+  try:
+    temporary.mkdir()
+    yield temporary
+    temporary.rename(path)
+  finally:
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_text(path: str | Path, text: str) -> None:

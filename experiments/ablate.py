@@ -74,14 +74,15 @@ def main() -> None:
   """Runs the sweep of --workdir, or writes its report.
 
   Raises:
-    UserError: if --workdir is missing, if both --config and --report are, and for mistakes in the sweep.
+    UserError: if --workdir is missing, if both --config and --report are, for a flag of runs with --report, and for
+      mistakes in the sweep.
   """
   # In this process jax traces models and counts parameters; an accelerator is left to the processes that train.
   jax.config.update('jax_platforms', 'cpu')
   from attention_jax.sweeps import sweep
   from attention_jax.sweeps.ledger import LEDGER, read_state
   from attention_jax.sweeps.resolve import check_baseline, check_metrics
-  from experiments.sweep_flags import report_options, sweep_request
+  from experiments.sweep_flags import check_report_flags, report_options, sweep_request
 
   console = Console(highlight=False)
 
@@ -90,6 +91,7 @@ def main() -> None:
 
   folder = run_path(require_flag('workdir'))
   if FLAGS.report:
+    check_report_flags()
     write_report(folder, log)
     return
   if FLAGS.config is None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from absl import flags
 
+from attention_jax.atomic import write_folder_atomic
 from attention_jax.errors import UserError, choose
 from attention_jax.specs import MAX_REPEATS
 from experiments.launch import FLAGS, MAX_LENGTH, check_output_path, define_run_flags, launch, require_flag
@@ -59,8 +60,9 @@ def main() -> None:
     exported = export_decoder(run.model, run.params, request)
   except UserError as error:
     raise UserError(f'{run.folder}: {error}') from error
-  write_export(exported, run.params, output)
-  system.save(str(output))
+  with write_folder_atomic(output) as folder:
+    write_export(exported, run.params, folder)
+    system.save(str(folder))
   print(f'written to {output}: {", ".join(sorted(path.name for path in output.iterdir()))}')
 
 

@@ -88,6 +88,7 @@ def main() -> None:
   for other in FLAGS.compare:
     other_name, other_system = runs.system_of(other)
     _check_readings(f'--compare={other}', other_name, issubclass(other_system, SupportsReadings))
+  _check_different([folder, *FLAGS.compare])
   for text in FLAGS.text:
     _check_text(text)
   run = runs.open_run(folder, FLAGS.checkpoint, dtype=FLAGS.dtype)
@@ -113,6 +114,18 @@ def _check_flags() -> None:
         raise UserError(f'--{flag} has no effect with --{other}; leave one of them out')
   if _is_set('port') and not FLAGS.serve:
     raise UserError('--port has no effect without --serve')
+
+
+def _check_different(folders: list[str]) -> None:
+  """Raises UserError for a run that is compared with itself."""
+  from attention_jax.systems.ready_made import resolve_folder
+
+  seen: dict[Path, str] = {}
+  for folder in folders:
+    path = Path(resolve_folder(folder)).resolve()
+    if path in seen:
+      raise UserError(f'--compare={folder}: is the same run as {seen[path]}')
+    seen[path] = folder
 
 
 def _is_set(flag: str) -> bool:

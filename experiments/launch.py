@@ -279,12 +279,16 @@ def _parse_flags(argv: list[str]) -> list[str]:
     check_config_arguments(arguments)
     argv = [argv[0], *arguments]
   try:
-    return FLAGS(argv)[1:]
+    positional = FLAGS(argv)[1:]
   except flags.UnrecognizedFlagError as error:
     names = sorted(flag.name for flag in _program_flags())
     raise UserError(f'{error} (flags of this program: {", ".join(names)})') from None
   except (flags.Error, ValueError) as error:  # a ValueError for --noFLAG=VALUE
     raise UserError(_flag_message(error)) from None
+  for flag in _program_flags():
+    if flag.default is None and flag.value == '':
+      raise UserError(f'--{flag.name}= has no value; leave the flag out for its default')
+  return positional
 
 
 def _flag_message(error: Exception) -> str:

@@ -16,6 +16,21 @@ from experiments.launch import FLAGS, config_path
 
 DEFAULT_SEEDS = 3
 SEARCH_OPTIONS = ('points', 'search_method', 'search_seed')  # flags that only --search reads
+RUN_FLAGS = (
+  'seeds',
+  'grid',
+  'pair',
+  'setting',
+  'search',
+  *SEARCH_OPTIONS,
+  'dry_run',
+  'retry',
+  'adopt',
+  'workers',
+  'together',
+  'cluster',
+  'halving',
+)  # flags that --report does not read
 
 
 def sweep_request(folder: Path, overrides: Mapping[str, Any], train: Sequence[str]) -> SweepRequest:
@@ -56,6 +71,13 @@ def sweep_request(folder: Path, overrides: Mapping[str, Any], train: Sequence[st
     adopted=[Path(path) for path in FLAGS.adopt],
     halving=FLAGS.halving,
   )
+
+
+def check_report_flags() -> None:
+  """Raises UserError for a flag that only runs read, which has no effect with --report."""
+  for name in RUN_FLAGS:
+    if FLAGS[name].present:
+      raise UserError(f'--{name} has no effect with --report; leave one of them out')
 
 
 def report_options() -> ReportOptions:

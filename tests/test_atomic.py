@@ -4,7 +4,7 @@ import multiprocessing
 
 import pytest
 
-from attention_jax.atomic import is_unfinished, write_atomic, write_bytes, write_text
+from attention_jax.atomic import is_unfinished, write_atomic, write_bytes, write_folder_atomic, write_text
 
 
 def test_a_failed_write_leaves_the_file_as_it_was(tmp_path):
@@ -21,6 +21,21 @@ def test_text_is_utf_8_and_bytes_are_bytes(tmp_path):
   write_text(str(tmp_path / 'a'), 'Grüße')
   write_bytes(tmp_path / 'b', b'\xff\x00')
   assert (tmp_path / 'a').read_bytes() == 'Grüße'.encode() and (tmp_path / 'b').read_bytes() == b'\xff\x00'
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path):
+  path = tmp_path / 'runs' / 'x'
+  with pytest.raises(RuntimeError, match='interrupted'), write_folder_atomic(path) as folder:
+    (folder / 'half').write_text('')
+    assert is_unfinished(folder) and not path.exists()
+    raise RuntimeError('interrupted')
+  assert not list(path.parent.iterdir())
+  with write_folder_atomic(path) as folder:
+    (folder / 'whole').write_text('')
+  assert list(path.parent.iterdir()) == [path] and list(path.iterdir()) == [path / 'whole']
+  with pytest.raises(FileExistsError), write_folder_atomic(path):
+    pass
+  assert (path / 'whole').exists()
 
 
 def _write_repeatedly(path, letter):

@@ -125,7 +125,7 @@ def _draw_path(axes, item: GlimpsePath, centres: np.ndarray, size: int) -> None:
     )
   height, width = item.picture.shape[:2]
   axes.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
-  axes.set_title(item.title, fontsize=9)
+  axes.set_title(item.title, fontsize=9, parse_math=False)
 
 
 def _patches(item: GlimpsePath, size: int, scales: int) -> list[np.ndarray]:

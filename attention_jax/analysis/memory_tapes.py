@@ -101,7 +101,7 @@ def _write_picture(items: Sequence[MemoryTape], path: str | Path) -> None:
       _draw(axes, panel, item.answer_start, max_value)
     first_title = column[0].title
     title = f'{item.title}\n{first_title}' if item.title else first_title
-    grid[0, number].set_title(title, fontsize=9, loc='left')
+    grid[0, number].set_title(title, fontsize=9, loc='left', parse_math=False)
   with write_atomic(path) as temporary:
     figure.savefig(temporary, format='png', dpi=110)
 
@@ -168,7 +168,7 @@ def _draw(axes, panel: Panel, answer_start: int, max_value: float) -> None:
   colours = LinearSegmentedColormap.from_list('signed', list(COLOURS))
   axes.imshow(panel.picture, cmap=colours, vmin=-max_value, vmax=max_value, aspect='auto', interpolation='nearest')
   axes.axvline(answer_start - 0.5, color=LINE_COLOUR, linewidth=0.8)
-  axes.set_title(panel.title, fontsize=9, loc='left')
+  axes.set_title(panel.title, fontsize=9, loc='left', parse_math=False)
   axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
   axes.yaxis.set_major_formatter(FuncFormatter(format_row))
   axes.tick_params(labelsize=7)

@@ -18,6 +18,7 @@ from attention_jax.errors import UserError
 from attention_jax.tokens import SPECIAL_TOKENS
 
 SHOWN_CHARACTERS = 60  # of a wrong line, in its error message
+MAX_DIGITS = 9  # of a number in a first line; a longer one belongs to a vector
 
 
 class EmbeddingText(NamedTuple):
@@ -151,7 +152,7 @@ def _tokens(vocabulary: Vocabulary) -> Iterator[tuple[int, str]]:
 
 def _is_header(line: bytes) -> bool:
   fields = line.split()
-  return len(fields) == 2 and all(field.isdigit() for field in fields)
+  return len(fields) == 2 and all(field.isdigit() and len(field) <= MAX_DIGITS for field in fields)
 
 
 def _quote_beginning(line: bytes) -> str:

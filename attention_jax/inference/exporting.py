@@ -108,12 +108,12 @@ def export_decoder(model: EncoderDecoder, params: Any, request: ExportRequest) -
 
 
 def write_export(exported: Mapping[str, export.Exported], params: Any, folder: Path) -> None:
-  """Writes exported functions and the weights to a new folder.
+  """Writes exported functions and the weights into a folder.
 
   Args:
     exported: functions by name, as `export_decoder` returns them.
     params: the parameters of the model.
-    folder: the folder, which is created.
+    folder: an existing folder.
 
   Raises:
     UserError: if flatbuffers, which serialises the functions, or safetensors is not installed.
@@ -123,7 +123,6 @@ def write_export(exported: Mapping[str, export.Exported], params: Any, folder: P
     import safetensors  # noqa: F401 - which writes the weights
   except ImportError as error:
     raise UserError(f"exports need the package {error.name}; pip install 'attention_jax[interop]'") from None
-  folder.mkdir()
   save_weights(params, folder / WEIGHTS_FILE)
   for name, function in exported.items():
     write_bytes(folder / f'{name}{SUFFIX}', bytes(function.serialize()))

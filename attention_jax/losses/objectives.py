@@ -25,6 +25,7 @@ from attention_jax.losses.base import (
 )
 from attention_jax.losses.sequence_level import minimum_risk, reinforce
 from attention_jax.specs import NonNegative, Probability, Range, bind, parse
+from attention_jax.tokens import EOS
 
 
 class Objective(NamedTuple):
@@ -137,7 +138,7 @@ def scheduled_sampling(*, schedule: str = 'linear', temperature: NonNegative = 1
   Bengio et al. 2015, but in two passes, the same for every decoder (Mihaylova & Martins 2019; Duckworth et al. 2019,
   parallel scheduled sampling): the first pass predicts every token by teacher forcing, and the second pass reads some
   of the predictions. No gradient flows through the first pass. The sum 'replaced_tokens' counts the reference tokens
-  that predictions replace.
+  that predictions replace, EOS excluded.
 
   Args:
     schedule: a spec of SAMPLING_SCHEDULES.
@@ -155,7 +156,7 @@ def scheduled_sampling(*, schedule: str = 'linear', temperature: NonNegative = 1
     first_pass = inputs.forward(batch.target, first_rngs, jax.lax.stop_gradient(inputs.params))
     predicted = _sample_tokens(sample_rng, first_pass.logits, temperature)
     is_reference = jax.random.bernoulli(mask_rng, reference_probability(inputs.update), batch.target.shape)
-    is_predicted = batch.target_mask & ~is_reference
+    is_predicted = batch.target_mask & ~is_reference & (batch.target != EOS)  # the decoder never reads EOS
     outputs = inputs.forward(jnp.where(is_predicted, predicted, batch.target), inputs.rngs)
     sums = inputs.compute_loss(outputs) | {'replaced_tokens': jnp.sum(is_predicted, dtype=jnp.float32)}
     return ObjectiveOutput(sums, (outputs,))
@@ -167,6 +168,7 @@ def _sample_tokens(rng: jax.Array, logits: jax.Array, temperature: float) -> jax
   """Samples tokens [B, T] from logits [B, T, V], among those that continue a hypothesis. Consumes rng."""
   _, continues = end_and_continuation_masks(logits.shape[-1])
   logits = jnp.where(continues[None, None], logits, -jnp.inf)
+  logits = logits - logits.max(-1, keepdims=True)  # at most 0, so that no quotient by a small temperature is inf
   tokens = jax.random.categorical(rng, logits / temperature) if temperature else logits.argmax(-1)
   return tokens.astype(jnp.int32)
 

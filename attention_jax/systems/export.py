@@ -2,12 +2,11 @@
 
 import json
 import shutil
-import tempfile
 from pathlib import Path
 
 import numpy as np
 
-from attention_jax.atomic import write_text
+from attention_jax.atomic import write_folder_atomic, write_text
 from attention_jax.errors import UserError
 from attention_jax.modules.weights import SUFFIX
 from attention_jax.systems.experiment import HYPOTHESES_PREFIX, RESULTS
@@ -49,18 +48,14 @@ def export_run(folder: str | Path, target: str | Path, checkpoint: str = 'best')
   if target.exists():
     raise UserError(f'{target} exists; choose another folder')
   try:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix='.export') as temporary:
-      unfinished = Path(temporary) / target.name
+    with write_folder_atomic(target) as unfinished:
       _write_run(run, unfinished, checkpoint)
-      unfinished.rename(target)  # the folder appears whole or not at all
   except OSError as error:
     raise UserError(f'cannot export to {target}: {error.strerror}') from error
   return sum(path.stat().st_size for path in target.rglob('*') if path.is_file())
 
 
 def _write_run(run: Run, folder: Path, checkpoint: str) -> None:
-  folder.mkdir()
   run.system.save(str(folder))
   names = {*digested_files(run.folder), *FILES}
   omitted = {INITIAL_FILE}  # which training alone needs

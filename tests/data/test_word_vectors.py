@@ -59,6 +59,7 @@ def test_tokens_may_contain_spaces(tmp_path):
     ('cat 1 2\ndog 1 nan\n', "vectors.txt:2: expected a token and 2 finite numbers, got 'dog 1 nan'"),
     ('cat 1 2\ndog 1 x\n', "vectors.txt:2: expected a token and 2 finite numbers, got 'dog 1 x'"),
     ('', 'vectors.txt: the file is empty'),
+    (f'9 {"9" * 20}\ncat 1 2\n', 'vectors.txt: has a vector of 1 number for none of the 6 tokens of the vocabulary'),
     ('cat\ndog\n', "vectors.txt:1: expected a token and its numbers with spaces between them, got 'cat'"),
     ('cat\t1\t2\n', "vectors.txt:1: expected a token and its numbers with spaces between them, got 'cat\\t1\\t2'"),
   ],

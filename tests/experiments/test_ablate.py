@@ -45,6 +45,8 @@ MISTAKES = [
   (['--workdir=x', CONFIG, '--metrics=exact'], ["unknown metric of the report 'exact'", "'exact_match'?"]),
   (['--workdir=x', CONFIG, 'extra'], ["unexpected argument 'extra'"]),
   (['--workdir=nowhere', '--report'], ['nowhere holds no ledger.jsonl']),
+  (['--workdir=x', '--report', '--grid=a=1,2'], ['--grid has no effect with --report']),
+  (['--workdir=x', '--report', '--dry_run'], ['--dry_run has no effect with --report']),
 ]
 
 

@@ -311,6 +311,7 @@ def test_a_page_compares_runs_and_hypotheses(trained, tmp_path):
     ('--text=zwei', '--rows has no effect with --text; leave one of them out'),
     ('--serve', '--rows has no effect with --serve; leave one of them out'),
     ('--port=8766', '--port has no effect without --serve'),
+    ('--output=', '--output= has no value; leave the flag out for its default'),
   ],
 )
 def test_mistakes_of_inspect_attention_are_reported_in_one_line(trained, flag, message):
@@ -322,6 +323,11 @@ def test_mistakes_of_inspect_attention_are_reported_in_one_line(trained, flag, m
 def test_a_split_without_rows_has_no_effect(flag, other):
   result = run('inspect_attention', '--workdir=runs/x', '--split=validation', flag)
   assert result.code == 2 and result.err == f'error: --split has no effect with --{other}; leave one of them out\n'
+
+
+def test_a_run_is_not_compared_with_itself(trained):
+  result = run('inspect_attention', f'--workdir={trained[0]}', f'--compare={trained[0]}/')
+  assert (result.code, result.err) == (2, f'error: --compare={trained[0]}/: is the same run as {trained[0]}\n')
 
 
 def test_a_compared_run_of_another_system_is_an_error(trained, tmp_path, monkeypatch):
