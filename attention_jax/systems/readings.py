@@ -200,10 +200,14 @@ def read(system: Any, params: Any, request: ReadingRequest) -> list[Reading]:
     request: which readings to compute.
 
   Raises:
-    UserError: as `check_request` and the methods of Reader, and for an edit that does not apply to the model or to the
-      tokens.
+    UserError: as `check_request` and the methods of Reader, for a model that does not attend without analyses, and for
+      an edit that does not apply to the model or to the tokens.
   """
   check_request(request)
+  if not (system.model.traits.attends or request.analyses):
+    raise UserError(
+      'the decoder of this model does not attend: it has no weights, and needs analyses such as leave_one_out'
+    )
   if request.edit:
     system = _edited_system(system, request.edit)
   reader = Reader(system.model, params, system.source_vocab, system.target_vocab, system.config['data']['buckets'])

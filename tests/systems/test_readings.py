@@ -1,5 +1,7 @@
 """Readings of a model: of lines with several hypotheses, of layers and heads, and the errors of a request."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import char, subword, word
 from attention_jax.errors import UserError
 from attention_jax.inference.predictor import Predictor
+from attention_jax.models.traits import Traits
 from attention_jax.systems.readings import Reader, _edited_system, read
 from tests.models.helpers import build_transformer
 from tests.modules.helpers import variables
@@ -56,6 +59,12 @@ def test_a_number_of_hypotheses_that_does_not_exist_raises(reader, predictor):
 def test_a_wrong_request_raises_before_the_search(options, message):
   with pytest.raises(UserError, match=message):
     read(object(), {}, ReadingRequest(inputs=['a b'], **options))
+
+
+def test_a_model_without_attention_needs_analyses():
+  system = SimpleNamespace(model=SimpleNamespace(traits=Traits(attends=False)))
+  with pytest.raises(UserError, match='does not attend: it has no weights'):
+    read(system, {}, ReadingRequest(inputs=['a b']))
 
 
 def test_readings_have_the_requested_layers_and_analyses(reader, predictor):
