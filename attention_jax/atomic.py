@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import os
 import shutil
 import uuid
@@ -66,6 +67,13 @@ def write_bytes(path: str | Path, data: bytes) -> None:
   """Writes bytes atomically."""
   with write_atomic(path) as temporary:
     temporary.write_bytes(data)
+
+
+def write_all(file: io.RawIOBase, data: bytes) -> None:
+  """Writes bytes to an unbuffered file; a call of `file.write` may write only a part, as on a disk that is nearly full."""
+  rest = memoryview(data)
+  while rest:
+    rest = rest[file.write(rest) :]
 
 
 def is_unfinished(path: Path) -> bool:

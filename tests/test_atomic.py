@@ -1,10 +1,11 @@
 """Atomic writes: whole or not at all, from several processes too."""
 
+import io
 import multiprocessing
 
 import pytest
 
-from attention_jax.atomic import is_unfinished, write_atomic, write_bytes, write_folder_atomic, write_text
+from attention_jax.atomic import is_unfinished, write_all, write_atomic, write_bytes, write_folder_atomic, write_text
 
 
 def test_a_failed_write_leaves_the_file_as_it_was(tmp_path):
@@ -36,6 +37,18 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
   with pytest.raises(FileExistsError), write_folder_atomic(path):
     pass
   assert (path / 'whole').exists()
+
+
+def test_short_writes_are_completed():
+  written = []
+
+  class SlowFile(io.RawIOBase):
+    def write(self, data):
+      written.append(bytes(data[:2]))
+      return len(written[-1])
+
+  write_all(SlowFile(), b'12345')
+  assert written == [b'12', b'34', b'5']
 
 
 def _write_repeatedly(path, letter):

@@ -15,6 +15,7 @@ from typing import Any
 
 import filelock
 
+from attention_jax.atomic import write_all
 from attention_jax.errors import UserError
 
 LEDGER = 'ledger.jsonl'
@@ -201,7 +202,7 @@ class Ledger:
     """Writes one event to the disk, and applies it to `state`."""
     record = {'event': event, 'time': round(time.time(), 3), **fields}
     line = json.dumps(record, ensure_ascii=False)
-    self._file.write(line.encode() + b'\n')
+    write_all(self._file, line.encode() + b'\n')
     os.fsync(self._file.fileno())
     self.state = _apply(self.state, json.loads(line))
 

@@ -16,7 +16,7 @@ from typing import Any
 import rich.console
 import rich.progress
 
-from attention_jax.atomic import write_bytes
+from attention_jax.atomic import write_all, write_bytes
 from attention_jax.errors import UserError, report_write_errors
 
 Record = Mapping[str, Any]
@@ -58,7 +58,7 @@ class JsonLines:
 
   def __call__(self, step: int, record: Record) -> None:
     with report_write_errors(self._file.name):
-      self._file.write((json.dumps({'step': step, **record}, ensure_ascii=False) + '\n').encode())
+      write_all(self._file, (json.dumps({'step': step, **record}, ensure_ascii=False) + '\n').encode())
 
   def close(self) -> None:
     """Closes the file."""
