@@ -70,7 +70,7 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
 
 def write_all(file: io.RawIOBase, data: bytes) -> None:
-  """Writes bytes to an unbuffered file; a call of `file.write` may write only a part, as on a disk that is nearly full."""
+  """Writes bytes to an unbuffered file, whose `write` may write only a part, as on a disk that is nearly full."""
   rest = memoryview(data)
   while rest:
     rest = rest[file.write(rest) :]
