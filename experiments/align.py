@@ -23,6 +23,7 @@ from absl import flags
 from attention_jax.analysis.alignment import format_pharaoh
 from attention_jax.analysis.symmetrisation import SYMMETRISATIONS, symmetrise
 from attention_jax.errors import UserError, choose
+from attention_jax.modules.weights import SUFFIX as WEIGHTS_SUFFIX
 from experiments.launch import FLAGS, define_run_flags, launch, require_flag
 
 define_run_flags(allow_ensemble=True)
@@ -41,8 +42,8 @@ def main() -> None:
   """Prints the alignments of --source and --target.
 
   Raises:
-    UserError: for a missing flag, flags without effect, more than two files of --links, possible links in them, files
-      that do not match, and a run without attention.
+    UserError: for a missing flag, flags without effect, one file of weights for two directions, more than two files of
+      --links, possible links in them, files that do not match, and a run without attention.
   """
   from attention_jax.data.text import read_parallel
   from attention_jax.inference.word_alignment import compare_with_gold, swap_links, swap_sides
@@ -77,6 +78,8 @@ def _check_flags() -> None:
     for name in ('workdir', 'reverse', 'checkpoint', 'dtype'):
       if FLAGS[name].present and FLAGS[name].value:
         raise UserError(f'--{name} has no effect with --links; leave one of them out')
+  if FLAGS.reverse and FLAGS.checkpoint.endswith(WEIGHTS_SUFFIX):
+    raise UserError('--checkpoint: a file of weights belongs to one direction; with --reverse, expected a checkpoint')
   if FLAGS['symmetrisation'].present and not FLAGS.reverse and len(FLAGS.links or ()) < 2:
     raise UserError('--symmetrisation has no effect on one direction; add --reverse, or a second file of --links')
 

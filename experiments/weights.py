@@ -31,7 +31,7 @@ def main() -> None:
   """Writes the weights of a run, or those of --input, to --output; or lists their names and shapes.
 
   Raises:
-    UserError: for flags that exclude each other or are missing.
+    UserError: for flags that exclude each other, have no effect or are missing.
   """
   from attention_jax.modules.weights import check_suffix, flatten_names, save_weights
 
@@ -41,6 +41,9 @@ def main() -> None:
     raise UserError(
       '--layout converts the weights of --input, and --workdir reads those of a run; expected one of them'
     )
+  for name in ('checkpoint', 'dtype') if FLAGS.layout else ('heads',):
+    if FLAGS[name].present:
+      raise UserError(f'--{name} has no effect {"with" if FLAGS.layout else "without"} --layout; leave it out')
   output = check_suffix(check_output_path(FLAGS.output, 'output')) if FLAGS.output else None
   params, metadata = _convert() if FLAGS.layout else _open()
   if output is None:

@@ -163,6 +163,8 @@ def test_alignments_of_both_directions_are_joined_and_scored(tmp_path):
   for one_direction in (['--workdir=runs/b'], [f'--links={tmp_path / "forward"}']):
     result = run('align', *flags[:3], *one_direction, '--symmetrisation=union')
     assert_user_error(result, ['--symmetrisation has no effect on one direction; add --reverse'])
+  runs = ['--workdir=runs/a', '--reverse=runs/b', '--checkpoint=a.safetensors']
+  assert_user_error(run('align', *flags[:3], *runs), ['a file of weights belongs to one direction'])
   (tmp_path / 'forward').write_text('0-0 1?2\n\n0-0\n')
   assert_user_error(run('align', *flags), ["forward has possible links such as '1?0', which only --gold may have"])
 
