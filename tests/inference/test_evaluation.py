@@ -111,7 +111,7 @@ def test_loss_and_accuracy_are_means_over_tokens_and_unreachable_targets_are_unk
   model = build(fields | {'attention': attention}, len(vocabulary), len(vocabulary))
   encoded = encode(CORPUS, vocabulary, vocabulary)
   batch = gather(encoded, np.arange(2), (3, 3))
-  params = variables(model, batch.source, batch.source_mask, batch.target)['params']
+  params = variables(model, batch.source, batch.source_mask, batch.target, seed=1)['params']
   scorer = TeacherForcedScorer(model, ((3, 3),), 8)
   scores = scorer(params, encoded)
   logits = jax.jit(lambda: model.apply({'params': params}, batch.source, batch.source_mask, batch.target).logits)()
@@ -119,7 +119,9 @@ def test_loss_and_accuracy_are_means_over_tokens_and_unreachable_targets_are_unk
   target = batch.target[batch.target_mask]
   assert len(target) == 5  # two words, one word, and an EOS after each
   np.testing.assert_allclose(scores.loss, -log_probs[np.arange(5), target].mean(), rtol=1e-5)
-  np.testing.assert_allclose(scores.accuracy, (log_probs.argmax(-1) == target).mean())
+  accuracy = (log_probs.argmax(-1) == target).mean()
+  assert 0 < accuracy < 1
+  np.testing.assert_allclose(scores.accuracy, accuracy)
 
   def loss_with_first_token(id):
     return scorer(params, encoded._replace(target=np.array([id, *encoded.target[1:]], np.int32))).loss
