@@ -61,9 +61,9 @@ CROSS_MODULE_TESTS = {
   ),
   'functional': 'annotations contract latent_paths properties rows transforms variants',
   'kernels': 'implementations pallas',
-  'models': 'copying_models latent_models transformer',
+  'models': 'copying_models dropout latent_models transformer',
   'modules': 'feed_forward',
-  'systems': 'meshes',
+  'systems': 'losses meshes',
   'training': 'fit_own_model',
 }
 

@@ -11,6 +11,7 @@ from attention_jax.data.vocab import train
 from attention_jax.errors import UserError
 from attention_jax.inference.evaluation import TeacherForcedScorer, alignment_metrics, select_texts
 from attention_jax.models.encoder_decoder import ModelConfig, build
+from attention_jax.tokens import UNK
 from tests.modules.helpers import variables
 
 SPECS = {'word': 'word', 'char': 'char', 'subword': 'subword(size=16)'}
@@ -101,6 +102,39 @@ def test_weights_are_posteriors_and_do_not_depend_on_padding(alignment):
     prior, posterior = apply_model(*batch[:4])
     np.testing.assert_allclose(weights, posterior[0], rtol=1e-4, atol=1e-6)
     assert np.allclose(weights, prior[0], rtol=1e-3) == (alignment == 'softmax')
+
+
+def test_loss_and_accuracy_are_means_over_tokens_and_unreachable_targets_are_unknown():
+  vocabulary = train('word', ['cab ab dab'])
+  attention = {'score': 'additive', 'alignment': 'softmax', 'features': 4, 'heads': 1, 'implementation': 'xla'}
+  fields = vars(ModelConfig('embedded', 'luong(features=8)', embedding=4))
+  model = build(fields | {'attention': attention}, len(vocabulary), len(vocabulary))
+  encoded = encode(CORPUS, vocabulary, vocabulary)
+  batch = gather(encoded, np.arange(2), (3, 3))
+  params = variables(model, batch.source, batch.source_mask, batch.target, seed=1)['params']
+  scorer = TeacherForcedScorer(model, ((3, 3),), 8)
+  scores = scorer(params, encoded)
+  logits = jax.jit(lambda: model.apply({'params': params}, batch.source, batch.source_mask, batch.target).logits)()
+  log_probs = np.asarray(jax.nn.log_softmax(logits))[batch.target_mask]
+  target = batch.target[batch.target_mask]
+  assert len(target) == 5  # two words, one word, and an EOS after each
+  np.testing.assert_allclose(scores.loss, -log_probs[np.arange(5), target].mean(), rtol=1e-5)
+  accuracy = (log_probs.argmax(-1) == target).mean()
+  assert 0 < accuracy < 1
+  np.testing.assert_allclose(scores.accuracy, accuracy)
+
+  def loss_with_first_token(id):
+    return scorer(params, encoded._replace(target=np.array([id, *encoded.target[1:]], np.int32))).loss
+
+  assert loss_with_first_token(len(vocabulary) + 1) == loss_with_first_token(UNK) != scores.loss
+
+
+def test_a_word_that_attends_most_to_the_end_of_the_source_has_no_link():
+  vocabulary = train('word', ['cab ab dab'])
+  weights = [np.array([[0.1, 0.2, 0.7], [0.1, 0.6, 0.3], [0, 0, 1]]), WORD_WEIGHTS[1]]
+  metrics = alignment_metrics(CORPUS, weights, vocabulary, vocabulary)
+  values = [metrics[name].value for name in ('alignment_error_rate', 'precision', 'recall')]
+  assert values == pytest.approx([20, 100, 200 / 3])
 
 
 def test_rows_without_weights_are_left_out():

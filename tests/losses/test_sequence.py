@@ -7,8 +7,9 @@ import optax
 import pytest
 
 from attention_jax.losses.sequence import cross_entropy, sequence_loss
+from attention_jax.tokens import UNK
 from tests.losses.helpers import B, T, V
-from tests.training.helpers import Toy, init_params, make_batch
+from tests.training.helpers import WORDS, Toy, init_params, make_batch
 
 
 @pytest.mark.parametrize('smoothing', [0.0, 0.1])
@@ -79,6 +80,18 @@ def test_padding_and_filler_rows_do_not_change_the_sums():
   actual, expected = jax.jit(lambda params: (loss(params, padded), loss(params, batch)))(params)
   for name, value in expected.items():
     np.testing.assert_allclose(actual[name], value, rtol=1e-5)
+
+
+def test_target_ids_that_the_model_cannot_emit_count_as_unknown():
+  loss = jax.jit(sequence_loss(Toy(), 0.1))
+  batch = make_batch(0)
+
+  def with_first_token(id):
+    target = batch.target.copy()
+    target[::2, 0] = id
+    return loss(init_params(), batch._replace(target=target))
+
+  jax.tree.map(np.testing.assert_array_equal, with_first_token(WORDS + 2), with_first_token(UNK))
 
 
 def test_rngs_enable_dropout():

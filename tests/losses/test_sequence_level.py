@@ -14,6 +14,7 @@ from attention_jax.losses.sequence import sequence_loss
 from attention_jax.tokens import BOS, EOS, PAD, UNK
 from tests.losses.helpers import RNGS, STEPS, TARGET, TINY, WORD, forward, loss_sums, tiny_batch
 from tests.losses.test_sentence_bleu import reference_bleu
+from tests.models.helpers import build_tiny
 
 OBJECTIVE_RNGS = {'objective': RNGS['objective']}
 
@@ -131,3 +132,19 @@ def test_the_loss_is_that_of_the_likelihood_up_to_update_after(tiny_params):
   after = sums_of_update(6)
   assert before['risk'] == before['bleu'] == 0 < after['risk'] == after['loss']
   np.testing.assert_allclose([before['loss'], after['cross_entropy']], [plain['loss']] * 2, rtol=1e-6)
+
+
+def test_the_policy_of_which_samples_are_scored_has_no_dropout(tiny_params):
+  model = build_tiny('luong', 'rnn="simple"', score='general', sizes=(7, 5), dropout=0.5)
+  tokens = jnp.asarray(TARGET, jnp.int32)[None, None].repeat(2, axis=1)
+
+  @jax.jit
+  def log_probs(params):
+    inputs = ObjectiveInputs(model, params, tiny_batch(), {'dropout': RNGS['dropout']}, None, {}, 1, None)
+    trained = inputs.forward(inputs.batch.target, inputs.rngs).logits
+    return sequence_level._log_probs(inputs, tokens)[0, 0], log_probs_of_sequences(params, restrict=True), trained
+
+  actual, expected, trained = log_probs(tiny_params)
+  np.testing.assert_allclose(actual, expected[SEQUENCES.index(TARGET)], rtol=1e-5)
+  without = forward(TINY, tiny_params, tiny_batch(), tiny_batch().target)
+  assert not np.allclose(trained, without)  # training has dropout

@@ -7,16 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attention_jax.data.batching import Batch
 from attention_jax.data.encoding import encode
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import word
 from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking
 from attention_jax.decoding.sampling import Sampling
 from attention_jax.errors import UserError
-from attention_jax.functional.copying import emittable
 from attention_jax.inference.compiled_search import BeamSearch, compile_search
 from attention_jax.inference.predictor import Predictor
-from attention_jax.losses.sequence import cross_entropy
+from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import build
 from attention_jax.modules.outputs import OUTPUTS
 from attention_jax.systems.config import default_config
@@ -182,13 +182,13 @@ def sampling_state(search, rows):
 def test_label_smoothing_is_independent_of_padding(output):
   model = build_tiny(sizes=SIZES, output=output)
   source, mask, target = copy_inputs()
-  params = variables(model, source, mask, target)
+  params = variables(model, source, mask, target)['params']
   target_mask = jnp.ones_like(target, bool)
 
   @jax.jit
   def loss(source, mask):
-    logits = model.apply(params, source, mask, target).logits
-    return cross_entropy(logits, target, target_mask, 0.1, emittable(logits))['loss']
+    batch = Batch(source, mask, target, target_mask, jnp.arange(len(target)))
+    return sequence_loss(model, 0.1)(params, batch)['loss']
 
   losses = []
   for padding in (0, 9):

@@ -1,5 +1,7 @@
 """Layers, residual connections and directions of recurrent encoders."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -39,3 +41,22 @@ def test_a_backward_encoder_equals_a_forward_one_of_the_reversed_source():
   encoded_reversed = encode(forward, params, source[:1, ::-1], mask[:1])
   assert_close(encoded.memory[:1], encoded_reversed.memory[:, ::-1])
   assert_close(encoded.final[:1], encoded_reversed.final)
+
+
+def test_dropout_is_between_layers_and_on_the_memory_during_training_alone():
+  model = build_tiny(encoder='rnn(rnn="simple", features=10, layers=2, dropout=0.999999)')  # drops everything
+  source, mask, target = inputs()
+  params = variables(model, source, mask, target)
+
+  @jax.jit
+  def encode_in_training(source):
+    return model.apply(
+      params, source, mask, method=lambda m, *x: m.encoder(*x, False), rngs={'dropout': jax.random.key(0)}
+    )
+
+  encoded, other = (encode_in_training(ids) for ids in (source, jnp.flip(source, 1)))
+  assert not np.any(encoded.memory) and np.any(encode(model, params, source, mask).memory)
+  lower, upper = np.split(np.asarray(encoded.final), 2, axis=1)
+  other_lower, other_upper = np.split(np.asarray(other.final), 2, axis=1)
+  assert np.any(lower != other_lower)
+  assert_same(upper, other_upper)  # the upper layer reads zeros only

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attention_jax.data.digits import DigitBatch
-from attention_jax.models.glimpses import GlimpseNetwork, retina
+from attention_jax.models.glimpses import GlimpseNetwork, retina, sample_location
 from attention_jax.systems.glimpsing import _apply, _loss
 from attention_jax.training.loop import Training
 from attention_jax.training.loss import OBJECTIVE_RNG
@@ -70,6 +70,16 @@ def modules_with_gradient(params, loss):
   """Names of the submodules for which the gradient of `loss` of the outputs is not zero."""
   grads = jax.jit(jax.grad(lambda p: jnp.sum(loss(apply(p, jax.random.key(3))))))(params)
   return {name for name, part in grads.items() if any(np.abs(g).max() > 0 for g in jax.tree.leaves(part))}
+
+
+def test_sampled_locations_are_inside_the_picture_with_the_densities_of_the_samples():
+  mean = jnp.broadcast_to(jnp.array([0.95, -0.2]), (200, 2))
+  location, log_density = sample_location(mean, 0.5, jax.random.key(0))
+  unclipped = mean + 0.5 * jax.random.normal(jax.random.key(0), mean.shape)
+  assert np.abs(unclipped).max() > 1
+  np.testing.assert_allclose(location, np.clip(unclipped, -1, 1), rtol=1e-6)
+  squares = ((np.asarray(unclipped - mean) / 0.5) ** 2).sum(1)
+  np.testing.assert_allclose(log_density, -squares / 2 - 2 * np.log(0.5 * np.sqrt(2 * np.pi)), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.long

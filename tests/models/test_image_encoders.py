@@ -11,7 +11,7 @@ from attention_jax.errors import UserError
 from attention_jax.models.encoder_decoder import ModelConfig
 from attention_jax.models.image_encoders import Grid, build_captioner
 from attention_jax.modules.attention import Attention
-from tests.modules.helpers import assert_close, draw, variables
+from tests.modules.helpers import RNGS, assert_close, draw, variables
 
 TARGET = jnp.array([[4, 5, 2], [6, 2, 0]])
 GRID = 'grid(features=8, halvings=2)'
@@ -108,3 +108,12 @@ def test_gates_of_latent_alignments_and_unknown_encoders_are_reported():
     jax.eval_shape(lambda: model.init(jax.random.key(0), picture, REAL[:1], TARGET[:1]))
   with pytest.raises(UserError, match="unknown encoder of pictures 'birnn'"):
     build_small(encoder='birnn')
+
+
+def test_the_memory_has_dropout_during_training_alone():
+  encoder = Grid(0.999999, features=8, halvings=2)  # drops everything
+  pictures = 100 * draw(2, 8, 8, 3)
+  params = variables(encoder, pictures, REAL, True)
+  run = jax.jit(encoder.apply, static_argnums=3)
+  assert not run(params, pictures, REAL, False, rngs=RNGS).memory.any()
+  assert run(params, pictures, REAL, True).memory[0].all()

@@ -98,6 +98,29 @@ def test_layer_dropout_skips_layers_for_whole_batches_during_training():
   assert_close(bound.output(features).logits(), without_layers)
 
 
+def test_dropout_of_sublayers_and_of_weights_is_active_in_training():
+  source, mask, target = inputs()
+  options = 'norm_first=True, attention_dropout=0.5'
+  model = build_transformer('attention_dropout=0.5', options)
+  params = variables(model, source, mask, target)
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def train_logits(model, rngs):
+    return model.apply(params, source, mask, target, False, rngs=rngs).logits
+
+  def make_rngs(dropout, attention):
+    return {'dropout': jax.random.key(dropout), 'attention': jax.random.key(attention)}
+
+  logits = train_logits(model, make_rngs(0, 0))
+  assert_same(train_logits(model, make_rngs(1, 0)), logits)
+  assert np.any(train_logits(model, make_rngs(0, 1)) != logits)
+  # All results of the sublayers of the decoder are dropped.
+  without_sublayers = train_logits(build_transformer('', 'norm_first=True, dropout=0.999999'), make_rngs(0, 0))
+  bound = model.bind(params)
+  features = bound.decoder.embed_inputs(bound.embedding(shift_right(target)), jnp.arange(T))
+  assert_close(bound.output(bound.decoder.finalize(features)).logits(), without_sublayers)
+
+
 @pytest.mark.parametrize('norm_first', [False, pytest.param(True, marks=pytest.mark.long)])
 def test_deep_encoders_preserve_differences_between_positions_at_initialisation(norm_first):
   embedding = Embedding(50, 32)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
-from attention_jax.modules.transformer import ACTIVATIONS, EPSILON, NORMS, FeedForward, make_norm
+from attention_jax.modules.transformer import ACTIVATIONS, EPSILON, NORMS, FeedForward, Residual, make_norm
 from tests.modules.helpers import draw
 
 B, T, D, HIDDEN = 2, 3, 5, 7
@@ -58,6 +58,26 @@ def test_norms_equal_numpy(norm):
   if norm == 'layer':
     expected = expected + params['bias']
   np.testing.assert_allclose(module.apply({'params': params}, x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_residual_connection_has_dropout_of_the_result_alone():
+  x = draw(B, T, 400)
+  norm = make_norm('layer', jnp.float32)
+  params = random_params(norm, x)
+
+  def add_ones(norm_first, deterministic):
+    module = Residual(norm_first=norm_first, dropout=0.25)
+    variables = {'params': {'LayerNorm_0': params}}
+    rngs = {'dropout': jax.random.key(0)}
+    return module.apply(variables, lambda y: (jnp.ones_like(y), ()), x, deterministic, rngs=rngs)[0]
+
+  is_kept = np.asarray(add_ones(True, False) - x) > 0.5
+  assert 0.7 < is_kept.mean() < 0.8
+  for deterministic, summand in ((False, is_kept / 0.75), (True, np.ones(x.shape))):
+    total = x + summand.astype(np.float32)
+    np.testing.assert_allclose(add_ones(True, deterministic), total, rtol=1e-5, atol=1e-6)
+    expected = norm.apply({'params': params}, total)
+    np.testing.assert_allclose(add_ones(False, deterministic), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize('groups', [1, 2])

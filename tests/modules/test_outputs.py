@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from attention_jax.modules.embedding import Embedding
-from attention_jax.modules.outputs import OUTPUTS, TiedOutput, VocabularyOutput
+from attention_jax.modules.outputs import OUTPUTS, LinearLogits, TiedOutput, VocabularyOutput
 from tests.modules.helpers import assert_close, draw, variables
 
 B, T, FEATURES, EMBEDDED, WORDS = 2, 3, 7, 5, 11
@@ -59,3 +59,9 @@ def test_logits_are_float32(kind):
   features = draw(B, T, FEATURES).astype(jnp.bfloat16)
   embedded, logits = jax.eval_shape(layer.apply, variables(layer, IDS, features), IDS, features)
   assert embedded.dtype == jnp.bfloat16 and logits.dtype == jnp.float32
+
+
+def test_logits_of_16_bits_are_not_rounded():
+  """257 is no number of bfloat16."""
+  linear = LinearLogits(jnp.ones((1, 2), jnp.bfloat16), jnp.asarray([[256.0], [1.0]]), jnp.zeros(1))
+  assert linear.logits() == 257

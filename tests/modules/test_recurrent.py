@@ -154,6 +154,18 @@ def test_dropout_is_between_layers_and_during_training_alone(dropout, determinis
   assert_same(run(1, 1), run(1, 2))
 
 
+def test_residual_connections_add_outputs_after_dropout():
+  stack = RecurrentStack('gru', F, layers=2, residual=True, dropout=0.999999)  # drops all outputs of the lower layer
+
+  def step(stack, summary, inputs):
+    return stack(stack.start(summary), stack.project(inputs), False)
+
+  params = variables(stack, draw(B, 11), draw(B, D), method=step)
+  rngs = {'dropout': jax.random.key(0)}
+  states, output = jax.jit(functools.partial(stack.apply, method=step))(params, draw(B, 11), draw(B, D), rngs=rngs)
+  assert_same(output, states[1][0])
+
+
 @every_kind
 def test_bfloat16_layers_compute_in_bfloat16(kind):
   layer = RecurrentLayer(kind, F, dtype=jnp.bfloat16)

@@ -104,6 +104,15 @@ def test_finite_guard_logs_skipped_updates_until_there_are_too_many(checkpoints,
     guard(6, STATE, make_metrics(jnp.nan), False)
 
 
+def test_finite_guard_stores_the_first_bad_batches_in_a_row(checkpoints):
+  stored = []
+  recorder = types.SimpleNamespace(store=stored.append, describe_rows=lambda update, run: '')
+  guard = FiniteGuard((1,), checkpoints, recorder=recorder, skips=True, log=lambda line: None)
+  for step, is_bad in enumerate([True] * 7 + [False] + [True] * 2, 1):
+    guard(step, STATE, make_metrics(jnp.nan if is_bad else 1.0), False)
+  assert stored == [1, 2, 3, 4, 5, 9, 10]
+
+
 def test_finite_guard_logs_spikes(checkpoints):
   lines = []
   recorder = types.SimpleNamespace(describe_rows=lambda update, run: f'rows {update}, 7')

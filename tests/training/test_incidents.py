@@ -65,6 +65,13 @@ def test_a_loss_far_above_its_recent_mean_is_a_spike_and_noise_is_not():
   assert detector(5.0) == mean  # the first spike is no part of the mean
 
 
+def test_a_spike_exceeds_a_multiple_of_the_mean_even_without_noise():
+  detector = SpikeDetector()
+  assert [detector(loss) for loss in [2.0] * SPIKE_WINDOW] == [None] * SPIKE_WINDOW
+  assert detector(2.9) is None
+  assert detector(3.2) == pytest.approx(2.0 + 0.9 / SPIKE_WINDOW)
+
+
 def test_only_the_first_losses_at_a_new_level_are_spikes():
   detector = SpikeDetector()
   levels = [1.0, 7.0, 30.0]

@@ -14,6 +14,7 @@ import types
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 from attention_jax import training as training_package
@@ -22,7 +23,9 @@ from attention_jax.training.ahead import CompileAhead
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.hooks import BestEvaluation, InterruptReason
 from attention_jax.training.interrupts import check_stop
-from attention_jax.training.loop import Training, train_loop
+from attention_jax.training.loop import Training, prepare_training, train_loop
+from attention_jax.training.loss import Loss
+from attention_jax.training.partition import make_mesh
 from attention_jax.training.writers import METRICS_FILE, read_metrics
 from tests import compiled
 from tests.training import helpers
@@ -287,6 +290,30 @@ def test_a_run_that_stopped_early_continues_only_with_more_patience(tmp_path):
   errors |= dict.fromkeys(range(14, 41, 2), 9.0)
   continued = run(patience=4)  # more patience continues the run
   assert continued.best == BestEvaluation(0.5, 12, 4) and continued.state.step == 20
+
+
+def test_updates_use_every_option_of_training():
+  """Rate, clipping, parts, average and annealing of two updates, computed by hand."""
+
+  def sums(params, batch, rngs, running, update):
+    rows = jax.numpy.float32(len(batch))
+    return {'loss': params['temperature'] * (batch @ params['w']).sum(), 'tokens': rows, 'squared_rows': rows**2}
+
+  options = {'optimizer': 'sgd', 'schedule': 'linear(peak=1.0)', 'anneal': 'temperature: linear(peak=2.0)'}
+  training = Training(steps=4, clip=2.0, accumulate=4, average=0.1, **options)
+  params = {'temperature': jax.numpy.ones(()), 'w': jax.numpy.ones(2)}
+  step, initial_state = prepare_training(training, Loss(sums), lambda seed: params, make_mesh(jax.devices()[:2]), 0)
+  state = initial_state()
+  w = average = np.ones(2)
+  for rate, temperature in ((0.75, 1.5), (0.5, 1.0)):
+    assert state.params['temperature'] == state.average['temperature'] == temperature
+    state, metrics = step(state, np.tile(np.float32([3, 4]), (16, 1)))
+    w = w - rate * 2.0 * np.array([0.6, 0.8])
+    average = 0.1 * average + 0.9 * w
+    np.testing.assert_allclose(state.params['w'], w, rtol=1e-5)
+    np.testing.assert_allclose(state.average['w'], average, rtol=1e-5)
+    assert metrics['learning_rate'] == rate and metrics['grad_norm'] == pytest.approx(5 * temperature)
+    assert metrics['squared_rows'] == 4 * 4**2 / 16  # four parts of four rows
 
 
 def test_a_stream_that_ends_early_is_an_error():

@@ -1,6 +1,7 @@
 """Runs side by side: each equals the run of its seed alone, and interrupted runs are resumed exactly."""
 
 import collections
+import contextlib
 import functools
 import os
 import signal
@@ -16,11 +17,12 @@ from attention_jax.data.vocab import train as train_vocabulary
 from attention_jax.errors import UserError
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
-from attention_jax.training.hooks import InterruptHandler, InterruptReason
+from attention_jax.training.clock import TrainingClock
+from attention_jax.training.hooks import BestEvaluation, InterruptHandler, InterruptReason
 from attention_jax.training.interrupts import check_stop
 from attention_jax.training.loop import Training, fit
 from attention_jax.training.partition import make_mesh
-from attention_jax.training.seeds import fit_seeds
+from attention_jax.training.seeds import SeedRuns, fit_seeds
 from attention_jax.training.writers import read_metrics
 from tests.training import helpers
 from tests.training.helpers import Toy, validate
@@ -302,6 +304,22 @@ def test_nan_is_reported_with_its_seed(tmp_path):
   fields = {'evaluate': None, 'log_every': 100, 'checkpoint_every': 100}
   with pytest.raises(UserError, match='loss of seed 5 is nan at step 1; there is no checkpoint yet'):
     fit_all(tmp_path, devices=1, params=poisoned_params, stream=interrupted_stream, **fields)
+
+
+def test_records_are_those_of_the_live_runs_and_the_progress_line_is_their_mean(tmp_path, capsys):
+  folders = [tmp_path / str(i) for i in range(3)]
+  for folder in folders:
+    folder.mkdir()
+  clock = TrainingClock()
+  with contextlib.ExitStack() as stack:
+    best = [BestEvaluation()] * 3
+    runs = SeedRuns(
+      folders, (0, 1, 2), Training(), best, {1: 'stopped'}, 0, False, None, None, lambda: '', clock, True, stack
+    )
+    runs.write(5, {'train/loss': [1.0, 8.0, 2.0], 'train/steps_per_second': 4.0})
+  assert '  loss 1.5  steps/s 4' in capsys.readouterr().out
+  losses = [[record['train/loss'] for record in read_metrics(folder)] for folder in folders]
+  assert losses == [[1.0], [], [2.0]]
 
 
 def test_the_batches_of_each_run_are_those_of_its_seed():

@@ -1,9 +1,10 @@
-"""The moving average of parameters follows its formula."""
+"""The moving average of parameters follows its formula, and numbers that are not finite are found."""
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from attention_jax.training.state import update_average
+from attention_jax.training.state import init_state, is_finite, update_average
 
 
 def test_the_average_follows_its_formula():
@@ -16,3 +17,12 @@ def test_the_average_follows_its_formula():
     average = update_average(average, {'w': jnp.asarray(params)}, jnp.int32(n), 0.8)
   np.testing.assert_allclose(average['w'], expected, rtol=1e-5)
   assert update_average((), {'w': jnp.ones(2)}, jnp.int32(1), 0.0) == ()
+
+
+def test_a_state_with_any_number_that_is_not_finite_is_found():
+  state = init_state({'w': jnp.ones(3)}, optax.adam(0.1), 0.9, ['loss'])
+  assert is_finite(state)
+  for value in (jnp.nan, jnp.inf):
+    bad = {'w': jnp.array([1.0, value, 1.0])}
+    assert not is_finite(state._replace(params=bad)) and not is_finite(state._replace(average=bad))
+    assert not is_finite(state._replace(running={'loss': jnp.float32(value)}))

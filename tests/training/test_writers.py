@@ -33,6 +33,13 @@ def test_later_records_and_a_truncated_last_line_are_removed(tmp_path):
   assert read_metrics(tmp_path)[-1] == {'step': 15, 'train/loss': 2.0, 'validation/signature': 'é'}
 
 
+def test_only_the_evaluation_that_is_made_again_is_removed(tmp_path):
+  evaluations = [(step, {'validation/loss': 1.0}) for step in (5, 10)]
+  write(JsonLines(tmp_path, 0), evaluations[0], (10, {'train/loss': 2.0}), evaluations[1])
+  JsonLines(tmp_path, 10, awaits_evaluation=True).close()
+  assert read_metrics(tmp_path) == [{'step': 5, 'validation/loss': 1.0}, {'step': 10, 'train/loss': 2.0}]
+
+
 def test_a_full_disk_is_a_user_error(tmp_path):
   writer = JsonLines(tmp_path, 0)
   writer.close()
