@@ -284,7 +284,7 @@ def test_mistakes_in_a_file_of_variants_are_located(text, parts, tmp_path):
 def test_programs_restart_with_large_pages_unless_the_environment_sets_them(setting, expected, tmp_path):
   variants = tmp_path / 'print_setting.py'
   variants.write_text("import os; print(os.environ['GLIBC_TUNABLES'])", 'utf-8')
-  command = [sys.executable, '-m', 'experiments.evaluate', f'--variants={variants}', '--workdir=']
+  command = [sys.executable, '-m', 'experiments.evaluate', f'--variants={variants}']
   environment = os.environ | {'GLIBC_TUNABLES': setting}
   result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
   assert result.stdout.split() == [expected]

@@ -286,8 +286,9 @@ def test_analyses_are_written_as_json_and_maps_are_drawn(trained, tmp_path):
 
 def test_a_page_compares_runs_and_hypotheses(trained, tmp_path):
   folder = trained[0]
+  other = shutil.copytree(folder, tmp_path / 'other')
   page = tmp_path / 'page.html'
-  flags = ['--text=eins <b>', '--hypotheses=2', f'--compare={folder}', '--edit=fixed(at=1, layer=0)']
+  flags = ['--text=eins <b>', '--hypotheses=2', f'--compare={other}', '--edit=fixed(at=1, layer=0)']
   flags.append(f'--output={page}')
   result = run('inspect_attention', f'--workdir={folder}', *flags)
   assert result.code == 0 and result.out == f'written to {page}\n', result.err
