@@ -287,7 +287,7 @@ def _parse_flags(argv: list[str]) -> list[str]:
     raise UserError(_flag_message(error)) from None
   for flag in _program_flags():
     if flag.default is None and flag.value == '':
-      raise UserError(f'--{flag.name}= has no value; leave the flag out for its default')
+      raise UserError(f'--{flag.name}= is empty; expected a value, or no --{flag.name}')
   return positional
 
 

@@ -67,7 +67,7 @@ def test_checkpoints_of_one_run_are_an_ensemble(trained):
   )
   result = run('translate', workdir, '--checkpoint=best,')
   assert_user_error(result, ['checkpoint must be', "got 'best,'"])
-  assert_user_error(run('translate', workdir, '--mbr=', stdin=INPUT), ['--mbr= has no value'])
+  assert_user_error(run('translate', workdir, '--mbr=', stdin=INPUT), ['--mbr= is empty'])
 
 
 def test_a_tilde_is_the_home_folder(trained, tmp_path, monkeypatch):

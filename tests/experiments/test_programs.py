@@ -312,7 +312,7 @@ def test_a_page_compares_runs_and_hypotheses(trained, tmp_path):
     ('--text=zwei', '--rows has no effect with --text; leave one of them out'),
     ('--serve', '--rows has no effect with --serve; leave one of them out'),
     ('--port=8766', '--port has no effect without --serve'),
-    ('--output=', '--output= has no value; leave the flag out for its default'),
+    ('--output=', '--output= is empty; expected a value, or no --output'),
   ],
 )
 def test_mistakes_of_inspect_attention_are_reported_in_one_line(trained, flag, message):
