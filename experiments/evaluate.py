@@ -4,6 +4,7 @@ python -m experiments.evaluate --workdir=runs/dates --split=unseen --output=unse
 python -m experiments.evaluate --workdir=runs/a,runs/b --checkpoint=average
 python -m experiments.evaluate --workdir=runs/m --split=validation --beams=10 --alpha=1.0 --beta=0.2
 python -m experiments.evaluate --workdir=runs/m --hypotheses=FILE     # from another search or another system
+python -m experiments.evaluate --workdir=runs/m --hypotheses=a.txt,b.txt,c.txt --mbr=exact_match    # a vote
 python -m experiments.evaluate --workdir=runs/m --metrics=chrf --metrics='bleu(lowercase=True)' --json
 python -m experiments.evaluate --workdir=runs/m --by=source_length --plot=lengths.png
 """
@@ -37,7 +38,14 @@ from experiments.tables import print_bins, print_results
 define_run_flags(allow_ensemble=True)
 define_search_flags()
 flags.DEFINE_string('split', 'test', 'the split: train, validation, test or unseen; a task may lack some of them')
-flags.DEFINE_string('hypotheses', None, 'a file with one text per row of the split: evaluate these, without a search')
+flags.DEFINE_string(
+  'hypotheses',
+  None,
+  'a file with one text per row of the split, or several separated by commas: evaluate these, without a search',
+)
+flags.DEFINE_string(
+  'mbr', None, 'a metric whose expected value chooses between several files of --hypotheses (minimum Bayes risk)'
+)
 flags.DEFINE_string('output', None, 'a new file for the hypotheses')
 flags.DEFINE_multi_string('metrics', [], 'metrics of texts, instead of those of the config; may be repeated')
 flags.DEFINE_bool(
@@ -50,16 +58,14 @@ flags.DEFINE_string('plot', None, 'a new PNG file for the metrics by bins')
 
 def main() -> None:
   """Evaluates the run of --workdir, or the texts of --hypotheses, on --split, and prints the metrics."""
-  from attention_jax.data.files import read_lines
   from attention_jax.sweeps.bins import SOURCE_PROPERTIES
   from attention_jax.systems import runs
   from attention_jax.systems.base import SupportsCorpus, SupportsTranslation
   from attention_jax.training.batch_progress import batch_progress
 
   overrides = search_overrides()
-  if FLAGS.hypotheses:
-    _check_no_search(overrides)
-  for spec in FLAGS.metrics:
+  files = _hypotheses_files(overrides)
+  for spec in [*FLAGS.metrics, *([FLAGS.mbr] if FLAGS.mbr else [])]:
     compute_metric(spec, ['a'], [['a']])  # reports a mistake in the spec before the search
   output = Path(check_output_path(FLAGS.output, 'output')) if FLAGS.output else None
   plot = _check_bins()
@@ -71,11 +77,14 @@ def main() -> None:
   if FLAGS.by:  # raises UserError before the search
     run.system_with(SupportsTranslation if FLAGS.by in SOURCE_PROPERTIES else SupportsCorpus)
     _check_binned_metrics(run)
-  if FLAGS.hypotheses:
-    lines = read_lines(FLAGS.hypotheses)
+  if files:
+    lines = _read_hypotheses(files)
     results = runs.evaluate_hypotheses(run, FLAGS.split, lines)
     bins = _evaluate_bins(run, lines, plot)
-    _print_evaluation(FLAGS.hypotheses, results, {'split': FLAGS.split, 'hypotheses': FLAGS.hypotheses}, bins)
+    settings = {'split': FLAGS.split, 'hypotheses': FLAGS.hypotheses} | ({'mbr': FLAGS.mbr} if FLAGS.mbr else {})
+    label = f'{len(files)} files combined by {FLAGS.mbr}' if FLAGS.mbr else FLAGS.hypotheses
+    _print_evaluation(label, results, settings, bins)
+    _write_output(output, lines)
     return
   with batch_progress(f'evaluating {FLAGS.split}', lambda line: print(line, file=sys.stderr, flush=True)):
     results, predictions = runs.evaluate_split(run, FLAGS.split)
@@ -85,18 +94,61 @@ def main() -> None:
   lines = run.system.format_predictions(predictions)
   bins = _evaluate_bins(run, lines, plot)
   _print_evaluation(label, results, {'split': FLAGS.split, 'steps': run.steps, 'evaluation': evaluation}, bins)
-  if output:
-    runs.write_lines(output, lines)
-    print(f'written to {output}', file=sys.stderr if FLAGS.json else sys.stdout)
+  _write_output(output, lines)
 
 
-def _check_no_search(overrides: Mapping[str, Any]) -> None:
-  """Raises UserError for flags of a search, which --hypotheses excludes."""
-  search_flags = [*(['output'] if FLAGS.output else []), *overrides]
-  if search_flags:
+def _hypotheses_files(overrides: Mapping[str, Any]) -> list[str]:
+  """Returns the files of --hypotheses; none without it.
+
+  Args:
+    overrides: the fields of config.evaluation that flags of a search override, which --hypotheses excludes.
+
+  Raises:
+    UserError: for flags that contradict each other.
+  """
+  from attention_jax.systems.runs import split_commas
+
+  files = split_commas(FLAGS.hypotheses, '--hypotheses') if FLAGS.hypotheses else []
+  if FLAGS.mbr and len(files) < 2:
+    raise UserError(f'--mbr={FLAGS.mbr} chooses between several files; --hypotheses must name at least 2')
+  if len(files) > 1 and not FLAGS.mbr:
+    raise UserError(
+      f'--hypotheses names {len(files)} files; expected --mbr=METRIC, which chooses one text of each row: '
+      'with exact_match the text of most files'
+    )
+  search_flags = [*(['output'] if FLAGS.output and not FLAGS.mbr else []), *overrides]
+  if files and search_flags:
     raise UserError(
       f'--{search_flags[0]} applies to a search; the texts of --hypotheses={FLAGS.hypotheses} are evaluated as they are'
     )
+  return files
+
+
+def _read_hypotheses(files: Sequence[str]) -> list[str]:
+  """Returns the lines of a file, or those chosen by --mbr from several.
+
+  Raises:
+    UserError: for a file that cannot be read, and for files with different numbers of lines.
+  """
+  from attention_jax.data.files import read_lines
+  from attention_jax.inference.minimum_bayes_risk import combine_hypotheses
+
+  texts = [read_lines(file) for file in files]
+  for file, lines in zip(files, texts, strict=True):
+    if len(lines) != len(texts[0]):
+      raise UserError(
+        f'{file} has {len(lines)} lines and {files[0]} {len(texts[0])}; expected one for each row in each'
+      )
+  return combine_hypotheses(texts, FLAGS.mbr) if FLAGS.mbr else texts[0]
+
+
+def _write_output(output: Path | None, lines: Sequence[str]) -> None:
+  """Writes the texts to the file of --output, if there is one."""
+  from attention_jax.systems import runs
+
+  if output:
+    runs.write_lines(output, lines)
+    print(f'written to {output}', file=sys.stderr if FLAGS.json else sys.stdout)
 
 
 def _check_bins() -> str | None:

@@ -34,6 +34,31 @@ def expected_utility(texts: Sequence[str], metric: str, log_probs: Sequence[floa
   return [float(np.average([utilities[text, reference] for reference in texts], weights=weights)) for text in texts]
 
 
+def combine_hypotheses(systems: Sequence[Sequence[str]], metric: str) -> list[str]:
+  """Chooses one of the hypotheses of several systems for each source: the one with the highest expected utility.
+
+  All systems have equal weights; among equal utilities the first system counts. With a metric that only compares texts
+  for equality, such as sequence_error_rate, this is a vote: the text of most systems is chosen.
+
+  Args:
+    systems: the hypotheses of each system, one per source.
+    metric: as for `expected_utility`.
+
+  Returns:
+    One hypothesis per source.
+
+  Raises:
+    UserError: as `expected_utility`.
+  """
+  return [_best_text(texts, metric) for texts in zip(*systems, strict=True)]
+
+
+def _best_text(texts: Sequence[str], metric: str) -> str:
+  if len(set(texts)) == 1:
+    return texts[0]
+  return texts[int(np.argmax(expected_utility(texts, metric)))]
+
+
 def _sentence_metric(text: str, reference: str, metric: str) -> float:
   """The metric of one line; for an empty reference, that of two equal or two different words."""
   if not reference.strip():

@@ -105,7 +105,7 @@ def open_run_or_ensemble(
   Raises:
     UserError: as `open_run` does, for an empty name between commas, and for runs that cannot be an ensemble.
   """
-  pairs = itertools.product(_split_commas(folders, 'workdir'), _split_commas(checkpoints, 'checkpoint'))
+  pairs = itertools.product(split_commas(folders, 'workdir'), split_commas(checkpoints, 'checkpoint'))
   runs = [open_run(folder, checkpoint, evaluation, dtype) for folder, checkpoint in pairs]
   if len(runs) == 1:
     return runs[0]
@@ -278,7 +278,8 @@ def _select_checkpoints(checkpoints: Checkpoints, name: str, keep: int) -> tuple
   return kind, checkpoints.steps(kind)[-count:]
 
 
-def _split_commas(value: str, name: str) -> list[str]:
+def split_commas(value: str, name: str) -> list[str]:
+  """Returns the values of a flag that are separated by commas. Raises UserError, with the name, for an empty value."""
   parts = [part.strip() for part in value.split(',')]
   if not all(parts):
     raise UserError(f'{name} must be one value or several separated by commas, none of them empty, got {value!r}')

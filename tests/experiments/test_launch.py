@@ -34,6 +34,7 @@ PROGRAM_FLAGS = {
     *RUN_FLAGS,
     '--split:',
     '--hypotheses:',
+    '--mbr:',
     '--output:',
     '--metrics:',
     '--json:',

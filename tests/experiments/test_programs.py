@@ -139,6 +139,33 @@ def test_hypotheses_in_a_file_are_evaluated(trained, tmp_path):
   assert combined.code == 2 and '--beams applies to a search' in combined.err
 
 
+def test_hypotheses_of_several_files_are_combined(trained, tmp_path):
+  workdir = f'--workdir={trained[0]}'
+  references = open_run(trained[0]).system.corpus('test').target
+  files = []
+  for number in range(3):  # each file has another wrong line
+    lines = [target if row != number else 'X' for row, target in enumerate(references)]
+    files.append(tmp_path / f'{number}.txt')
+    files[-1].write_text(''.join(f'{line}\n' for line in lines))
+  paths = ','.join(map(str, files))
+  output = tmp_path / 'combined.txt'
+  combined = run('evaluate', workdir, f'--hypotheses={paths}', '--mbr=exact_match', f'--output={output}')
+  assert combined.code == 0 and error_rate_row(combined)[1] == '0.00', combined.err
+  assert '3 files combined by exact_match' in combined.out and output.read_text().splitlines() == list(references)
+  files[1].write_text('X\n')
+  for flags, message in [
+    ([f'--hypotheses={paths}'], '--hypotheses names 3 files; expected --mbr=METRIC'),
+    ([f'--hypotheses={files[0]}', '--mbr=chrf'], '--mbr=chrf chooses between several files'),
+    (['--mbr=chrf'], '--mbr=chrf chooses between several files'),
+    ([f'--hypotheses={paths}', '--mbr=chrff'], "unknown metric 'chrff'"),
+    ([f'--hypotheses={paths}', '--mbr=chrf', '--beams=2'], '--beams applies to a search'),
+    ([f'--hypotheses={paths}', '--mbr=chrf'], f'{files[1]} has 1 lines and {files[0]} {len(references)}'),
+    ([f'--hypotheses={files[0]},', '--mbr=chrf'], '--hypotheses must be one value or several separated by commas'),
+  ]:
+    result = run('evaluate', workdir, *flags)
+    assert result.code == 2 and message in result.err and result.err.count('\n') == 1, result.err
+
+
 def error_rate_row(result) -> list[str]:
   """Returns the cells of the row of phoneme_error_rate."""
   return next(line.split() for line in result.out.splitlines() if 'phoneme_error_rate' in line)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from attention_jax.errors import UserError
-from attention_jax.inference.minimum_bayes_risk import expected_utility
+from attention_jax.inference.minimum_bayes_risk import combine_hypotheses, expected_utility
 
 
 def test_expected_utility_is_the_mean_metric_over_all_references():
@@ -29,3 +29,10 @@ def test_expected_utility_of_short_lines_is_not_zero():
 )
 def test_an_empty_line_equals_itself_and_differs_from_any_other(metric, equal, different):
   assert expected_utility(['', 'b'], metric)[0] == pytest.approx((equal + different) / 2)
+
+
+def test_texts_of_several_systems_are_combined_by_vote_or_by_another_metric():
+  systems = [['a b c d', 'x', 'p'], ['a b c e', 'y', 'q'], ['a b x e', 'y', 'r'], ['a b c d', 'z', 'q']]
+  assert combine_hypotheses(systems, 'exact_match') == ['a b c d', 'y', 'q']
+  assert combine_hypotheses(systems[:3], 'exact_match') == ['a b c d', 'y', 'p']  # of equal utilities the first
+  assert combine_hypotheses(systems[:3], 'token_error_rate') == ['a b c e', 'y', 'p']  # nearest to all three
