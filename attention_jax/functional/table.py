@@ -168,6 +168,10 @@ class Row(NamedTuple):
   lookback: Callable[..., int] | None = None
   dropout: Any = None
 
+  def __hash__(self) -> int:
+    """Makes a row a static argument of jax.jit, although mappings have no hash."""
+    return hash((self.fn, self.at_test))
+
   @property
   def required_inputs(self) -> frozenset[str]:
     """Names of the arguments that the attention step supplies."""

@@ -130,3 +130,13 @@ def test_a_spec_fixes_a_parameter_of_remember():
   row = lookup('remembering(scale=3.0)', table, 'alignment')
   assert init_row_params(jax.random.key(0), row, {}) == {}
   assert row.remember(2.0) == 6.0
+
+
+def test_a_row_is_a_static_argument_of_jit(rng):
+  query, key = jax.random.normal(rng, (3, 4)), jax.random.normal(rng, (5, 4))
+  alignment = aj.with_dropout('softmax(temperature=2.0)', 0.5)
+  attend = jax.jit(aj.attend, static_argnames=('score', 'alignment', 'deterministic'))
+  options = {'score': lookup('dot', aj.SCORES, 'score'), 'alignment': alignment, 'rng': rng, 'deterministic': False}
+  expected = aj.attend(query, key, key, **options)
+  np.testing.assert_allclose(attend(query, key, key, **options).context, expected.context, rtol=1e-5)
+  assert hash(alignment) == hash(alignment._replace(sizes={'n': 1}))
