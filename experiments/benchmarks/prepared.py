@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from attention_jax.data.files import read_lines
 from attention_jax.data.pipeline import stream
 from attention_jax.data.preparing import prepare
+from attention_jax.data.text import read_parallel
 from attention_jax.errors import UserError
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.training.data_digests import compute_digests
@@ -73,9 +73,13 @@ def write_pairs(source: Path, folder: Path, pairs: int) -> None:
     source: the folder with train.en and train.de.
     folder: where files of the same names are written.
     pairs: number of pairs.
+
+  Raises:
+    UserError: as `read_parallel` does.
   """
   rng = random.Random(0)
-  sides = [[line.split() for line in read_lines(str(source / f'train.{language}'))] for language in LANGUAGES]
+  corpus = read_parallel(*(str(source / f'train.{language}') for language in LANGUAGES))
+  sides = [[line.split() for line in lines] for lines in (corpus.source, corpus.target)]
   words = [list(itertools.chain.from_iterable(side)) for side in sides]
   rows = len(sides[0])
   with (
