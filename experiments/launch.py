@@ -7,6 +7,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
@@ -158,6 +159,11 @@ def program_command(name: str) -> list[str]:
   if program and os.path.basename(program[-1]) in ('attention-jax', 'attention_jax.cli'):
     return [sys.executable, *program, name]
   return [sys.executable, '-m', f'experiments.{name}']
+
+
+def check_output_folder(path: str, flag: str) -> Path:
+  """Checks that a new folder can be written; it may end with a slash. Arguments and errors: see `check_output_path`."""
+  return Path(check_output_path(str(Path(path)), flag))
 
 
 def check_output_path(path: str, flag: str) -> str:

@@ -332,6 +332,14 @@ def test_programs_start_others_in_the_way_in_which_they_were_started(command, pr
   assert launch.program_command('train') == [sys.executable, *program]
 
 
+def test_a_new_folder_may_end_with_a_slash(tmp_path):
+  assert launch.check_output_folder(f'{tmp_path}/new/', 'output') == tmp_path / 'new'
+  with pytest.raises(aj.UserError, match=f'{tmp_path} exists; choose another --output'):
+    launch.check_output_folder(f'{tmp_path}/', 'output')
+  with pytest.raises(aj.UserError, match=f"--output={tmp_path}/a/b: '{tmp_path}/a' is not a writable folder"):
+    launch.check_output_folder(f'{tmp_path}/a/b/', 'output')
+
+
 def test_memory_is_returned_after_programs_that_took_long_to_compile(monkeypatch):
   trims = []
   listeners = []
