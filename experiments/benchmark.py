@@ -53,12 +53,12 @@ def main() -> None:
     dtype=FLAGS.dtype,
     compile_threads=FLAGS.compile_threads,
     torch_compile=FLAGS.torch_compile,
-    joey=FLAGS.joey,
+    joey=os.path.expanduser(FLAGS.joey),
     run=FLAGS.run,
     data=FLAGS.data,
-    data_root=FLAGS.data_root,
+    data_root=os.path.expanduser(FLAGS.data_root),
     pairs=FLAGS.pairs,
-    checkout=FLAGS.checkout,
+    checkout=os.path.expanduser(FLAGS.checkout),
   )
   run_suites(FLAGS.suites, FLAGS.out, context)
 

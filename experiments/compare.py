@@ -18,7 +18,7 @@ import jax
 from absl import flags
 from rich.console import Console
 
-from experiments.launch import FLAGS, check_output_path, launch
+from experiments.launch import FLAGS, check_output_folder, launch
 
 flags.DEFINE_string('output', None, 'a new folder for the report; by default it is printed as Markdown')
 flags.DEFINE_list('metrics', [], 'metrics of the report, the most important first; by default as in the config')
@@ -31,7 +31,7 @@ def main(folders: list[str]) -> None:
   from attention_jax.sweeps.render import render, write_files
   from attention_jax.sweeps.report import ReportOptions, folders_report
 
-  output = Path(check_output_path(FLAGS.output, 'output')) if FLAGS.output else None
+  output = check_output_folder(FLAGS.output, 'output') if FLAGS.output else None
   console = Console(highlight=False, stderr=True)
   report = folders_report(
     [Path(folder) for folder in folders],

@@ -14,14 +14,13 @@ from experiments.process_settings import prepare_process
 if __name__ == '__main__':
   prepare_process()  # before jax is imported
 
-from pathlib import Path
 
 from absl import flags
 
 from attention_jax.atomic import write_folder_atomic
 from attention_jax.errors import UserError, choose
 from attention_jax.specs import MAX_REPEATS
-from experiments.launch import FLAGS, MAX_LENGTH, check_output_path, define_run_flags, launch, require_flag
+from experiments.launch import FLAGS, MAX_LENGTH, check_output_folder, define_run_flags, launch, require_flag
 
 PLATFORMS = ('cpu', 'cuda', 'rocm', 'tpu')
 
@@ -41,7 +40,7 @@ def main() -> None:
   from attention_jax.systems import runs
   from attention_jax.systems.base import SupportsTranslation
 
-  output = Path(check_output_path(require_flag('output'), 'output'))
+  output = check_output_folder(require_flag('output'), 'output')
   if not FLAGS.platforms:
     raise UserError(f'--platforms is empty; expected any of: {", ".join(PLATFORMS)}')
   for platform in FLAGS.platforms:

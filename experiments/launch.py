@@ -7,6 +7,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
@@ -18,7 +19,7 @@ from attention_jax.data.files import cache_folder
 from attention_jax.errors import UserError
 from attention_jax.specs import MAX_REPEATS
 from experiments.config_files import check_config_arguments, resolve_config_arguments, run_user_file
-from experiments.process_settings import trim_memory_after_compilation
+from experiments.process_settings import program_of, trim_memory_after_compilation
 
 FLAGS = flags.FLAGS
 DISK_ERRORS = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
@@ -154,13 +155,15 @@ def program_command(name: str) -> list[str]:
   Args:
     name: name of the program to start, such as 'train'.
   """
-  # orig_argv is [python, '.../attention-jax', NAME, ...] or [python, '-m', MODULE, ...].
-  script, module = (*sys.orig_argv[1:3], '', '')[:2]
-  if os.path.basename(script) == 'attention-jax':
-    return [sys.executable, script, name]
-  if module == 'attention_jax.cli':
-    return [sys.executable, '-m', module, name]
+  program = program_of(sys.orig_argv)
+  if program and os.path.basename(program[-1]) in ('attention-jax', 'attention_jax.cli'):
+    return [sys.executable, *program, name]
   return [sys.executable, '-m', f'experiments.{name}']
+
+
+def check_output_folder(path: str, flag: str) -> Path:
+  """Checks that a new folder can be written; it may end with a slash. Arguments and errors: see `check_output_path`."""
+  return Path(check_output_path(str(Path(path)), flag))
 
 
 def check_output_path(path: str, flag: str) -> str:

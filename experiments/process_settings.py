@@ -3,15 +3,16 @@
 import atexit
 import ctypes
 import gc
-import itertools
 import os
 import sys
+from collections.abc import Sequence
 
 TUNABLES = 'GLIBC_TUNABLES'  # the environment variable from which the GNU C library reads its settings
 LARGE_PAGES = 'glibc.malloc.hugetlb'
 COMPILATION_EVENT = '/jax/core/compile/backend_compile_duration'  # the event of jax after each compilation
 SLOW_COMPILATION = 0.1  # seconds; returning memory takes a few milliseconds
 GC_THRESHOLDS = (100_000, 50, 100)
+OPTIONS_WITH_VALUE = ('-W', '-X', '--check-hash-based-pycs')  # of the interpreter
 
 
 def prepare_process() -> None:
@@ -57,9 +58,27 @@ def trim_memory_after_compilation() -> None:
   jax.monitoring.register_event_duration_secs_listener(trim)
 
 
-def _is_program(command: list[str]) -> bool:
+def program_of(command: Sequence[str]) -> list[str]:
+  """Returns what a command line runs, without the options of the interpreter and without arguments.
+
+  Args:
+    command: the command line of an interpreter, such as sys.orig_argv.
+
+  Returns:
+    ['-m', MODULE], [SCRIPT], or [] if there is none.
+  """
+  arguments = iter(command[1:])
+  for argument in arguments:
+    if argument == '-m':
+      return [argument, next(arguments, '')]
+    if argument in OPTIONS_WITH_VALUE:
+      next(arguments, '')
+    elif not argument.startswith('-'):
+      return [argument]
+  return []
+
+
+def _is_program(command: Sequence[str]) -> bool:
   """Returns whether a command line is `python -m experiments.NAME ...` or `attention-jax NAME ...`."""
-  if len(command) > 1 and os.path.basename(command[1]) == 'attention-jax':
-    return True
-  module = next((argument for flag, argument in itertools.pairwise(command) if flag == '-m'), '')
-  return module.startswith('experiments.')
+  *module_flag, name = program_of(command) or ['']
+  return name.startswith('experiments.') if module_flag else os.path.basename(name) == 'attention-jax'

@@ -11,13 +11,12 @@ from experiments.process_settings import prepare_process
 if __name__ == '__main__':
   prepare_process()  # before jax is imported
 
-from pathlib import Path
 
 from absl import flags
 from rich.console import Console
 
 from attention_jax.errors import UserError
-from experiments.launch import FLAGS, check_output_path, define_config, launch
+from experiments.launch import FLAGS, check_output_folder, define_config, launch
 from experiments.tables import print_profile
 
 define_config('a file of configs/ and a preset: configs/dates.py:bahdanau2015_deep_tanh')
@@ -33,7 +32,7 @@ def main() -> None:
 
   if FLAGS.config is None:
     raise UserError('--config is missing; for example --config=configs/dates.py:bahdanau2015_deep_tanh')
-  folder = Path(check_output_path(FLAGS.output, 'output')) if FLAGS.output else None
+  folder = check_output_folder(FLAGS.output, 'output') if FLAGS.output else None
   profile = profile_update(FLAGS.config.to_dict(), FLAGS.updates, folder)
   print_profile(profile, FLAGS.depth, FLAGS.rows)
   if folder:

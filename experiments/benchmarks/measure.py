@@ -1,8 +1,11 @@
 """Times several ways to do the same work ('sides') alternately in one process, and returns medians and quartiles."""
 
 import dataclasses
+import json
 import math
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +13,9 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+
+from attention_jax.errors import UserError
+from experiments.config_files import PROJECT
 
 # On an accelerator the timed part of a turn repeats a call for about this many seconds, so that each call is dispatched
 # while the previous one runs.
@@ -213,6 +219,28 @@ def _calls_per_turn(side: Side) -> int:
 def median_seconds(side: Side, repeats: int = 7) -> float:
   """Returns the median time of one side, seconds."""
   return compare('', '', {'': side}, repeats=repeats)[0].median
+
+
+def run_module(module: str, *arguments: str) -> dict[str, Any]:
+  """Runs a module of this project in a process of its own, wherever the project is installed.
+
+  Args:
+    module: name of the module, whose last line of output is a JSON object.
+    arguments: its arguments; paths among them are absolute.
+
+  Returns:
+    The JSON object.
+
+  Raises:
+    UserError: with the value of `error`, if the object has one.
+    subprocess.CalledProcessError: if the process fails.
+  """
+  command = [sys.executable, '-m', module, *arguments]
+  result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=PROJECT)
+  values = json.loads(result.stdout.splitlines()[-1])
+  if 'error' in values:
+    raise UserError(values['error'])
+  return values
 
 
 def fit_exponent(sizes, values) -> float:

@@ -13,7 +13,6 @@ if __name__ == '__main__':
 import json
 import re
 import resource
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -22,7 +21,7 @@ import jax
 import numpy as np
 
 from experiments.benchmarks import peers
-from experiments.benchmarks.measure import BenchmarkContext, Timing
+from experiments.benchmarks.measure import BenchmarkContext, Timing, run_module
 from experiments.benchmarks.systems import (
   BATCH_SIZE,
   MODELS,
@@ -72,9 +71,8 @@ def training_memory(bench: BenchmarkContext) -> list[Timing]:
 def _run_process(side: str, name: str, longest: int) -> dict[str, float]:
   """Returns 'imports' and 'peak' in bytes, and 'seconds'."""
   start = time.perf_counter()
-  command = [sys.executable, '-m', 'experiments.benchmarks.memory', side, name, str(longest)]
-  result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-  return json.loads(result.stdout.splitlines()[-1]) | {'seconds': time.perf_counter() - start}
+  results = run_module('experiments.benchmarks.memory', side, name, str(longest))
+  return results | {'seconds': time.perf_counter() - start}
 
 
 SIDES = {

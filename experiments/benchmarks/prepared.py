@@ -2,7 +2,8 @@
 
 `python -m experiments.benchmarks.prepared STEP FIELDS START` runs one of STEPS in a process of its own. FIELDS are
 fields of the config as JSON, and an argument of the step: `output`, a folder, or `batches`, a number. START is the
-value of time.monotonic() when the command was started. The process prints its measurements as JSON.
+value of time.monotonic() when the command was started. The process prints its measurements as JSON, or the `error` of
+a mistake in the data or the fields.
 """
 
 from experiments.process_settings import prepare_process
@@ -13,7 +14,6 @@ if __name__ == '__main__':
 import itertools
 import json
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,12 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from attention_jax.data.files import read_lines
 from attention_jax.data.pipeline import stream
 from attention_jax.data.preparing import prepare
+from attention_jax.data.text import read_parallel
+from attention_jax.errors import UserError
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.training.data_digests import compute_digests
-from experiments.benchmarks.measure import BenchmarkContext, Timing
+from experiments.benchmarks.measure import BenchmarkContext, Timing, run_module
 from experiments.benchmarks.memory import peak_resident_bytes
 from experiments.config_files import load_config
 
@@ -72,9 +73,13 @@ def write_pairs(source: Path, folder: Path, pairs: int) -> None:
     source: the folder with train.en and train.de.
     folder: where files of the same names are written.
     pairs: number of pairs.
+
+  Raises:
+    UserError: as `read_parallel` does.
   """
   rng = random.Random(0)
-  sides = [[line.split() for line in read_lines(str(source / f'train.{language}'))] for language in LANGUAGES]
+  corpus = read_parallel(*(str(source / f'train.{language}') for language in LANGUAGES))
+  sides = [[line.split() for line in lines] for lines in (corpus.source, corpus.target)]
   words = [list(itertools.chain.from_iterable(side)) for side in sides]
   rows = len(sides[0])
   with (
@@ -90,9 +95,7 @@ def write_pairs(source: Path, folder: Path, pairs: int) -> None:
 
 
 def _run_process(step: str, fields: Mapping[str, Any]) -> dict[str, float]:
-  command = [sys.executable, '-m', 'experiments.benchmarks.prepared', step, json.dumps(fields), str(time.monotonic())]
-  result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-  return json.loads(result.stdout.splitlines()[-1])
+  return run_module('experiments.benchmarks.prepared', step, json.dumps(fields), str(time.monotonic()))
 
 
 def _timing(case: str, side: str, seconds: list[float], amount: float = 0, unit: str = '', note: str = '') -> Timing:
@@ -138,5 +141,8 @@ STEPS = {'prepare': _prepare, 'read': _read}
 
 
 if __name__ == '__main__':
-  results = STEPS[sys.argv[1]](json.loads(sys.argv[2]), float(sys.argv[3]))
+  try:
+    results = STEPS[sys.argv[1]](json.loads(sys.argv[2]), float(sys.argv[3]))
+  except UserError as error:
+    results = {'error': str(error)}
   print(json.dumps(results | {'peak': peak_resident_bytes()}))

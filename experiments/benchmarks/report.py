@@ -59,6 +59,7 @@ REQUIREMENTS = {
   'translation': ('run', '--run=FOLDER of a trained bahdanau2015_deep_tanh, and --data'),
 }
 
+TRAINING_PROGRAM = 'experiments/train.py'  # that the suite 'startup' runs in a checkout
 COLUMNS = ('ms', 'quartiles', 'speed', 'rate', 'temporary MB')
 
 
@@ -76,8 +77,8 @@ def run_suites(names: Sequence[str], out: str, bench: BenchmarkContext) -> list[
     The timings of all suites.
 
   Raises:
-    UserError: for an unknown suite, for one without its requirement, for a folder that cannot be made, and after all
-      suites if anything failed.
+    UserError: for an unknown suite, for one without its requirement, for a checkout without programs, for a folder that
+      cannot be made, and after all suites if anything failed.
   """
   missing = {name: needed for name, (setting, needed) in REQUIREMENTS.items() if not getattr(bench, setting)}
   names = names or [name for name in SUITES if name not in missing]
@@ -85,6 +86,8 @@ def run_suites(names: Sequence[str], out: str, bench: BenchmarkContext) -> list[
     choose(name, SUITES, 'suite')
     if name in missing:
       raise UserError(f'the suite {name!r} needs {missing[name]}')
+  if 'startup' in names and bench.checkout and not Path(bench.checkout, TRAINING_PROGRAM).is_file():
+    raise UserError(f'--checkout={bench.checkout}: has no {TRAINING_PROGRAM}; expected a checkout of this repository')
   folder = run_path(out)
   try:
     folder.mkdir(parents=True, exist_ok=True)

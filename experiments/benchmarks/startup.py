@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare
+from experiments.config_files import PROJECT
 
 
 class Command(NamedTuple):
@@ -91,7 +92,7 @@ def startup(bench: BenchmarkContext) -> Iterator[Timing]:
   """Times imports, and the COMMANDS whose data are there."""
   bench.log('imports')
   yield from _imports(bench)
-  checkouts = {'': Path.cwd()} | ({', the other checkout': Path(bench.checkout).absolute()} if bench.checkout else {})
+  checkouts = {'': PROJECT} | ({', the other checkout': Path(bench.checkout).absolute()} if bench.checkout else {})
   for name, command in COMMANDS.items():
     if command.data and not (Path(bench.data_root) / command.data).is_dir():
       bench.log(f'{name}: not measured, as --data_root={bench.data_root} has no folder {command.data}')
@@ -109,7 +110,7 @@ def _imports(bench: BenchmarkContext) -> list[Timing]:
   }
 
   def interpreter_side(statement: str) -> Side:
-    return Side(lambda: subprocess.run([sys.executable, '-c', statement], check=True))
+    return Side(lambda: subprocess.run([sys.executable, '-c', statement], check=True, cwd=PROJECT))
 
   sides = {name: interpreter_side(statement) for name, statement in code.items()}
   return compare('startup', 'imports', sides, repeats=min(bench.repeats, 3))

@@ -5,7 +5,6 @@ Sentences are batched by length, and the decoding of a batch ends when all its s
 
 import itertools
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from attention_jax.systems.runs import Run, open_run
 from attention_jax.tokens import UNK
 from experiments.benchmarks import peers
 from experiments.benchmarks.measure import BenchmarkContext, Side, Timing, compare
+from experiments.launch import program_command
 
 BATCH_SIZE = 128  # of PyTorch
 TORCH_ATTENTION = {'score': 'additive', 'alignment': 'softmax', 'heads': 1}  # fields of config.model.attention
@@ -66,7 +66,7 @@ def translation(bench: BenchmarkContext) -> list[Timing]:
 def _time_start(bench: BenchmarkContext, line: str) -> list[Timing]:
   """Times a whole process that translates one line with programs that an earlier process has compiled and stored."""
   bench.log('a new process that translates one sentence')
-  command = [sys.executable, '-m', 'experiments.translate', f'--workdir={bench.run}']
+  command = [*program_command('translate'), f'--workdir={bench.run}']
   side = Side(lambda: subprocess.run(command, input=line, text=True, check=True, stdout=subprocess.PIPE))
   repeats = min(bench.repeats, 3)
   return compare('translation', 'start and one sentence', {'attention_jax': side}, repeats=repeats)

@@ -125,7 +125,7 @@ def test_a_sweep_of_real_runs_is_planned_run_reported_and_compared(task, tmp_pat
   again = run('ablate', *arguments)
   assert again.code == 0 and 'started' not in again.out
   runs = sorted(str(path.parent) for path in folder.glob('*/seed_0/results.json'))
-  comparison = run('compare', *runs, f'--output={tmp_path / "comparison"}')
+  comparison = run('compare', *runs, f'--output={tmp_path}/comparison/')
   assert comparison.code == 0, comparison.err
   text = (tmp_path / 'comparison' / 'report.md').read_text('utf-8')
   assert '| model.attention.alignment | softmax | sparsemax |' in text and '| p = ' in text

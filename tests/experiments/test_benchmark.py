@@ -12,7 +12,18 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.systems.costs import count_matmuls
-from experiments.benchmarks import agreement, decoding, kernels, limits, memory, prepared, report, seeds, systems
+from experiments.benchmarks import (
+  agreement,
+  decoding,
+  kernels,
+  limits,
+  memory,
+  prepared,
+  report,
+  seeds,
+  systems,
+  trained,
+)
 from experiments.benchmarks.joey import Joey
 from experiments.benchmarks.measure import (
   BenchmarkContext,
@@ -23,6 +34,7 @@ from experiments.benchmarks.measure import (
   fit_exponent,
   jit_side,
 )
+from tests.experiments.helpers import run
 from tests.modules.helpers import variables
 
 
@@ -107,6 +119,8 @@ def test_the_report_has_table_json_markdown_and_pictures(tmp_path, monkeypatch, 
   monkeypatch.undo()
   with pytest.raises(aj.UserError, match="the suite 'prepared' needs --pairs=NUMBER"):
     report.run_suites(['prepared'], str(tmp_path), BenchmarkContext(print, 2))
+  with pytest.raises(aj.UserError, match=f'--checkout={tmp_path}: has no experiments/train.py; expected a checkout'):
+    report.run_suites(['startup'], str(tmp_path), BenchmarkContext(print, 2, checkout=str(tmp_path)))
 
 
 @pytest.mark.parametrize('memory', [None, 0])
@@ -231,6 +245,39 @@ def test_pairs_repeat_those_of_multi30k_with_one_other_word(pairs_folder):
   assert {len(line.split()) for line in source[::3]} == {3, 4, 5, 6}  # the first pair, joined to another one or not
   for line in source[::3]:
     assert sum(a != b for a, b in zip(line.split(), ['a', 'b', 'c'], strict=False)) <= 1
+
+
+def test_pairs_of_which_a_side_is_missing_are_an_error(pairs_folder):
+  (pairs_folder / 'multi30k' / 'train.de').write_text('A B C\n')
+  with pytest.raises(aj.UserError, match=r'train\.en has 3 lines but .*train\.de has 1; parallel files'):
+    prepared.write_pairs(pairs_folder / 'multi30k', pairs_folder, 9)
+
+
+def test_a_mistake_in_the_data_of_a_process_is_an_error_outside_of_the_project_too(pairs_folder, monkeypatch):
+  monkeypatch.chdir(pairs_folder)
+  monkeypatch.delenv('PYTHONPATH', raising=False)
+  bench = BenchmarkContext(lambda line: None, 2, data_root=str(pairs_folder), pairs=9)
+  with pytest.raises(aj.UserError, match=r'vocabulary subword\(size=8000\) does not fit the training split'):
+    list(prepared.prepared(bench))
+
+
+def test_a_translation_is_started_in_the_way_in_which_the_benchmark_was(monkeypatch):
+  commands = []
+  monkeypatch.setattr(sys, 'orig_argv', ['python', '/bin/attention-jax', 'benchmark'])
+  monkeypatch.setattr(trained.subprocess, 'run', lambda command, **_: commands.append(command))
+  trained._time_start(BenchmarkContext(lambda line: None, 2, run='a'), 'a line')
+  assert commands[0] == [sys.executable, '/bin/attention-jax', 'translate', '--workdir=a']
+
+
+def test_folders_of_the_benchmark_may_be_in_the_home_folder(tmp_path, monkeypatch):
+  monkeypatch.setenv('HOME', str(tmp_path))
+  contexts = []
+  monkeypatch.setattr(report, 'run_suites', lambda names, out, bench: contexts.append(bench))
+  result = run('benchmark', '--data_root=~/data', '--checkout=~/other', '--joey=~/joey/bin/python')
+  assert (result.code, result.err) == (0, '')
+  (bench,) = contexts
+  folders = (f'{tmp_path}/data', f'{tmp_path}/other', f'{tmp_path}/joey/bin/python')
+  assert (bench.data_root, bench.checkout, bench.joey) == folders
 
 
 @pytest.mark.long

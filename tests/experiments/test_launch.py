@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
-from experiments import process_settings
+from experiments import launch, process_settings
 from tests.compiled import record_compilations
 from tests.experiments.helpers import run, tiny_arguments
 from tests.experiments.test_bad_input import assert_user_error
@@ -306,6 +306,7 @@ def test_imports_do_not_restart_the_interpreter():
   [
     (['python', '-m', 'experiments.train', '--config=a'], True),
     (['python', '-X', 'dev', '-m', 'experiments.benchmarks.memory'], True),
+    (['python', '-u', '/bin/attention-jax', 'train'], True),
     (['python', '-m', 'pytest', '-m', 'experiments.train'], False),
     (['python', 'experiments/train.py'], False),
     (['python'], False),
@@ -313,6 +314,30 @@ def test_imports_do_not_restart_the_interpreter():
 )
 def test_only_a_program_restarts(command, is_program):
   assert process_settings._is_program(command) == is_program
+
+
+@pytest.mark.parametrize(
+  ('command', 'program'),
+  [
+    (['python', '-m', 'experiments.ablate', '--workdir=a'], ['-m', 'experiments.train']),
+    (['python', 'experiments/ablate.py'], ['-m', 'experiments.train']),
+    (['python', '/bin/attention-jax', 'ablate'], ['/bin/attention-jax', 'train']),
+    (['python', '-u', '/bin/attention-jax', 'ablate'], ['/bin/attention-jax', 'train']),
+    (['python', '-X', 'dev', '-m', 'attention_jax.cli', 'ablate'], ['-m', 'attention_jax.cli', 'train']),
+    (['python'], ['-m', 'experiments.train']),
+  ],
+)
+def test_programs_start_others_in_the_way_in_which_they_were_started(command, program, monkeypatch):
+  monkeypatch.setattr(sys, 'orig_argv', command)
+  assert launch.program_command('train') == [sys.executable, *program]
+
+
+def test_a_new_folder_may_end_with_a_slash(tmp_path):
+  assert launch.check_output_folder(f'{tmp_path}/new/', 'output') == tmp_path / 'new'
+  with pytest.raises(aj.UserError, match=f'{tmp_path} exists; choose another --output'):
+    launch.check_output_folder(f'{tmp_path}/', 'output')
+  with pytest.raises(aj.UserError, match=f"--output={tmp_path}/a/b: '{tmp_path}/a' is not a writable folder"):
+    launch.check_output_folder(f'{tmp_path}/a/b/', 'output')
 
 
 def test_memory_is_returned_after_programs_that_took_long_to_compile(monkeypatch):

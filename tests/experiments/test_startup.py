@@ -62,6 +62,16 @@ def test_a_command_without_its_milestones_has_failed(tmp_path, progress_lines):
     startup._run(startup.Command('dates.py', steps=2), checkout, tmp_path, 'cold', '')
 
 
+def test_commands_run_outside_of_the_project_too(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.delenv('PYTHONPATH', raising=False)
+  checkouts = []
+  monkeypatch.setattr(startup, '_imports', lambda bench: [])
+  monkeypatch.setattr(startup, '_time_command', lambda name, command, folders, bench: checkouts.append(folders) or [])
+  assert list(startup.startup(BenchmarkContext(print, 2))) == []
+  assert checkouts and all((folder[''] / 'experiments' / 'train.py').is_file() for folder in checkouts)
+
+
 def test_each_checkout_is_timed_with_an_empty_and_a_filled_cache(tmp_path, progress_lines):
   checkout = make_checkout(tmp_path, progress_lines)
   bench = BenchmarkContext(print, 2)
