@@ -14,7 +14,6 @@ from experiments.process_settings import prepare_process
 if __name__ == '__main__':
   prepare_process()  # before jax is imported
 
-
 from absl import flags
 
 from attention_jax.atomic import write_folder_atomic
