@@ -5,6 +5,7 @@ python -m experiments.evaluate --workdir=runs/a,runs/b --checkpoint=average
 python -m experiments.evaluate --workdir=runs/m --split=validation --beams=10 --alpha=1.0 --beta=0.2
 python -m experiments.evaluate --workdir=runs/m --hypotheses=FILE     # from another search or another system
 python -m experiments.evaluate --workdir=runs/m --hypotheses=a.txt,b.txt,c.txt --mbr=exact_match    # a vote
+python -m experiments.evaluate --workdir=runs/m --hypotheses=a.jsonl,b.jsonl --mbr=exact_match      # by probabilities
 python -m experiments.evaluate --workdir=runs/m --metrics=chrf --metrics='bleu(lowercase=True)' --json
 python -m experiments.evaluate --workdir=runs/m --by=source_length --plot=lengths.png
 """
@@ -41,10 +42,13 @@ flags.DEFINE_string('split', 'test', 'the split: train, validation, test or unse
 flags.DEFINE_string(
   'hypotheses',
   None,
-  'a file with one text per row of the split, or several separated by commas: evaluate these, without a search',
+  'a file with one text per row of the split, or with its best hypotheses as translate --json prints them (.jsonl); '
+  'or several separated by commas: evaluate these, without a search',
 )
 flags.DEFINE_string(
-  'mbr', None, 'a metric whose expected value chooses between several files of --hypotheses (minimum Bayes risk)'
+  'mbr',
+  None,
+  'a metric whose expected value chooses between the hypotheses of each row in --hypotheses (minimum Bayes risk)',
 )
 flags.DEFINE_string('output', None, 'a new file for the hypotheses')
 flags.DEFINE_multi_string('metrics', [], 'metrics of texts, instead of those of the config; may be repeated')
@@ -82,7 +86,8 @@ def main() -> None:
     results = runs.evaluate_hypotheses(run, FLAGS.split, lines)
     bins = _evaluate_bins(run, lines, plot)
     settings = {'split': FLAGS.split, 'hypotheses': FLAGS.hypotheses} | ({'mbr': FLAGS.mbr} if FLAGS.mbr else {})
-    label = f'{len(files)} files combined by {FLAGS.mbr}' if FLAGS.mbr else FLAGS.hypotheses
+    label = FLAGS.hypotheses if len(files) == 1 else f'{len(files)} files'
+    label += f' combined by {FLAGS.mbr}' if FLAGS.mbr else ''
     _print_evaluation(label, results, settings, bins)
     _write_output(output, lines)
     return
@@ -106,11 +111,15 @@ def _hypotheses_files(overrides: Mapping[str, Any]) -> list[str]:
   Raises:
     UserError: for flags that contradict each other.
   """
+  from attention_jax.inference.hypothesis_files import has_lists
   from attention_jax.systems.runs import split_commas
 
   files = split_commas(FLAGS.hypotheses, '--hypotheses') if FLAGS.hypotheses else []
-  if FLAGS.mbr and len(files) < 2:
-    raise UserError(f'--mbr={FLAGS.mbr} chooses between several files; --hypotheses must name at least 2')
+  if FLAGS.mbr and len(files) < 2 and not any(map(has_lists, files)):
+    raise UserError(
+      f'--mbr={FLAGS.mbr} chooses between several hypotheses of a row; --hypotheses must name at least 2 files, '
+      'or one of translate --json (.jsonl)'
+    )
   if len(files) > 1 and not FLAGS.mbr:
     raise UserError(
       f'--hypotheses names {len(files)} files; expected --mbr=METRIC, which chooses one text of each row: '
@@ -125,21 +134,21 @@ def _hypotheses_files(overrides: Mapping[str, Any]) -> list[str]:
 
 
 def _read_hypotheses(files: Sequence[str]) -> list[str]:
-  """Returns the lines of a file, or those chosen by --mbr from several.
+  """Returns the first hypothesis of each line of a file, or those chosen by --mbr from all of them.
 
   Raises:
     UserError: for a file that cannot be read, and for files with different numbers of lines.
   """
-  from attention_jax.data.files import read_lines
+  from attention_jax.inference.hypothesis_files import read_candidates
   from attention_jax.inference.minimum_bayes_risk import combine_hypotheses
 
-  texts = [read_lines(file) for file in files]
-  for file, lines in zip(files, texts, strict=True):
-    if len(lines) != len(texts[0]):
+  systems = [read_candidates(file) for file in files]
+  for file, lines in zip(files, systems, strict=True):
+    if len(lines) != len(systems[0]):
       raise UserError(
-        f'{file} has {len(lines)} lines and {files[0]} {len(texts[0])}; expected one for each row in each'
+        f'{file} has {len(lines)} lines and {files[0]} {len(systems[0])}; expected one for each row in each'
       )
-  return combine_hypotheses(texts, FLAGS.mbr) if FLAGS.mbr else texts[0]
+  return combine_hypotheses(systems, FLAGS.mbr) if FLAGS.mbr else [candidates.texts[0] for candidates in systems[0]]
 
 
 def _write_output(output: Path | None, lines: Sequence[str]) -> None:

@@ -315,7 +315,8 @@ def _print_json(number, line, tokens, hypotheses) -> None:
     }
     for hypothesis in hypotheses
   ]
-  record = {'line': number, 'source': line, 'source_tokens': tokens, 'hypotheses': records}
+  sampled = FLAGS.samples is not None
+  record = {'line': number, 'source': line, 'source_tokens': tokens, 'sampled': sampled, 'hypotheses': records}
   print(json.dumps(record, ensure_ascii=False))
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from attention_jax.analysis.alignment import parse_pharaoh
 from attention_jax.systems import runs
-from attention_jax.systems.runs import open_run
 from attention_jax.training.file_digests import FILE_DIGESTS
 from attention_jax.training.folder import lock_folder, read_config
 from attention_jax.training.writers import read_metrics
@@ -120,55 +119,6 @@ def test_evaluate_with_other_metrics_as_json(trained):
   for flags in (['--metrics=chrff'], ['--metrics=ter', '--metrics=ter']):
     result = run('evaluate', workdir, *flags)
     assert result.code == 2 and result.out == '' and result.err.count('\n') == 1
-
-
-def test_hypotheses_in_a_file_are_evaluated(trained, tmp_path):
-  workdir = f'--workdir={trained[0]}'
-  hypotheses = trained[0] / 'hypotheses.test.txt'
-  searched = run('evaluate', workdir)
-  evaluated = run('evaluate', workdir, f'--hypotheses={hypotheses}')
-  assert evaluated.code == 0 and 'loss' not in evaluated.out
-  assert error_rate_row(evaluated) == error_rate_row(searched)
-  references = open_run(trained[0]).system.corpus('test').target
-  (tmp_path / 'references.txt').write_text(''.join(f'{line}\n' for line in references))
-  assert error_rate_row(run('evaluate', workdir, f'--hypotheses={tmp_path}/references.txt'))[1] == '0.00'
-  (tmp_path / 'few.txt').write_text('eins\n')
-  few = run('evaluate', workdir, f'--hypotheses={tmp_path}/few.txt')
-  assert few.code == 2 and few.err.startswith('error: 1 hypotheses for the ') and few.err.count('\n') == 1
-  combined = run('evaluate', workdir, f'--hypotheses={hypotheses}', '--beams=2')
-  assert combined.code == 2 and '--beams applies to a search' in combined.err
-
-
-def test_hypotheses_of_several_files_are_combined(trained, tmp_path):
-  workdir = f'--workdir={trained[0]}'
-  references = open_run(trained[0]).system.corpus('test').target
-  files = []
-  for number in range(3):  # each file has another wrong line
-    lines = [target if row != number else 'X' for row, target in enumerate(references)]
-    files.append(tmp_path / f'{number}.txt')
-    files[-1].write_text(''.join(f'{line}\n' for line in lines))
-  paths = ','.join(map(str, files))
-  output = tmp_path / 'combined.txt'
-  combined = run('evaluate', workdir, f'--hypotheses={paths}', '--mbr=exact_match', f'--output={output}')
-  assert combined.code == 0 and error_rate_row(combined)[1] == '0.00', combined.err
-  assert '3 files combined by exact_match' in combined.out and output.read_text().splitlines() == list(references)
-  files[1].write_text('X\n')
-  for flags, message in [
-    ([f'--hypotheses={paths}'], '--hypotheses names 3 files; expected --mbr=METRIC'),
-    ([f'--hypotheses={files[0]}', '--mbr=chrf'], '--mbr=chrf chooses between several files'),
-    (['--mbr=chrf'], '--mbr=chrf chooses between several files'),
-    ([f'--hypotheses={paths}', '--mbr=chrff'], "unknown metric 'chrff'"),
-    ([f'--hypotheses={paths}', '--mbr=chrf', '--beams=2'], '--beams applies to a search'),
-    ([f'--hypotheses={paths}', '--mbr=chrf'], f'{files[1]} has 1 lines and {files[0]} {len(references)}'),
-    ([f'--hypotheses={files[0]},', '--mbr=chrf'], '--hypotheses must be one value or several separated by commas'),
-  ]:
-    result = run('evaluate', workdir, *flags)
-    assert result.code == 2 and message in result.err and result.err.count('\n') == 1, result.err
-
-
-def error_rate_row(result) -> list[str]:
-  """Returns the cells of the row of phoneme_error_rate."""
-  return next(line.split() for line in result.out.splitlines() if 'phoneme_error_rate' in line)
 
 
 def test_translate_reads_lines_of_stdin_or_a_file_and_keeps_empty_ones(trained, tmp_path):

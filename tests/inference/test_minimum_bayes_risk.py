@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from attention_jax.errors import UserError
-from attention_jax.inference.minimum_bayes_risk import combine_hypotheses, expected_utility
+from attention_jax.inference.minimum_bayes_risk import Candidates, combine_hypotheses, expected_utility
 
 
 def test_expected_utility_is_the_mean_metric_over_all_references():
@@ -32,7 +32,17 @@ def test_an_empty_line_equals_itself_and_differs_from_any_other(metric, equal, d
 
 
 def test_texts_of_several_systems_are_combined_by_vote_or_by_another_metric():
-  systems = [['a b c d', 'x', 'p'], ['a b c e', 'y', 'q'], ['a b x e', 'y', 'r'], ['a b c d', 'z', 'q']]
+  texts = [['a b c d', 'x', 'p'], ['a b c e', 'y', 'q'], ['a b x e', 'y', 'r'], ['a b c d', 'z', 'q']]
+  systems = [[Candidates([text]) for text in lines] for lines in texts]
   assert combine_hypotheses(systems, 'exact_match') == ['a b c d', 'y', 'q']
   assert combine_hypotheses(systems[:3], 'exact_match') == ['a b c d', 'y', 'p']  # of equal utilities the first
   assert combine_hypotheses(systems[:3], 'token_error_rate') == ['a b c e', 'y', 'p']  # nearest to all three
+
+
+def test_hypotheses_of_several_systems_are_weighted_by_their_probabilities():
+  first = Candidates(['p', 'q'], np.log([0.5, 0.3]).tolist())  # scaled to 5/8 and 3/8
+  second = Candidates(['q', 'r'], np.log([0.04, 0.05]).tolist())  # scaled to 4/9 and 5/9
+  assert combine_hypotheses([[first], [second]], 'exact_match') == ['q']
+  assert combine_hypotheses([[first]], 'exact_match') == ['p']
+  samples = Candidates(['r', 'q', 'r', 'r'])
+  assert combine_hypotheses([[first], [samples]], 'exact_match') == ['r']
