@@ -49,7 +49,7 @@ ON_DEVICE = JAX_PLATFORMS=$(if $(filter tpu,$(JAX)),tpu,cuda) $(VENV)/bin/python
 accelerator: $(VENV)/installed
 	$(if $(wildcard $(DATA)/train.en),,$(error make accelerator needs DATA=FOLDER with train.en, see configs/multi30k.py))
 	$(VENV)/bin/pip install --quiet "jax[$(JAX)]==$$($(VENV)/bin/python -c 'import jax; print(jax.__version__)')"
-	$(ON_DEVICE) -m experiments.benchmark --dtype=bfloat16 --repeats=3 --out=runs/accelerator \
+	$(ON_DEVICE) -m experiments.benchmark --dtype=bfloat16 --repeats=3 \
 	  --suites=limits,kernel_agreement,kernels,growth,training,decoding,seeds,pipeline; failed=$$?; \
 	$(ON_DEVICE) -m experiments.train --config=configs/multi30k.py:bahdanau2015_deep_tanh --config.model.dtype=bfloat16 \
 	  --config.data.folder=$(DATA) --workdir=runs/accelerator/multi30k && exit $$failed

@@ -25,7 +25,11 @@ from experiments.launch import FLAGS, launch
 flags.DEFINE_list(
   'suites', [], 'names of suites; by default all, but prepared only with --pairs, and translation only with --run'
 )
-flags.DEFINE_string('out', 'runs/benchmark', 'the folder for benchmark.json, benchmark.md and the pictures')
+flags.DEFINE_string(
+  'out',
+  '',
+  'the folder for benchmark.json, benchmark.md and the pictures; by default a new one in runs/, named by date and time',
+)
 flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'dtype in which attention and models compute')
 flags.DEFINE_integer(
   'repeats', 7, 'number of turns in which each side is timed; some suites limit or fix it', lower_bound=2

@@ -30,18 +30,20 @@ def measured_rows(
     folder: the folder.
     table: the table; the metrics of its columns are recorded, and its flags are not repeated in the rows.
     path: 'FILE:PRESET' with which configs are compared, for a run folder and for a sweep that was started without a
-      preset; any other sweep stores its own in the ledger.
+      preset; '' for any other sweep, which stores its own in the ledger.
     load: returns the config of such a path.
     hardware: where it was measured.
 
   Raises:
-    UserError: if nothing has finished, if neither the ledger nor `path` has a preset, for a setting without any metric
-      of the table, or if only some of its seeds have a metric.
+    UserError: if nothing has finished, unless either the ledger or `path` has a preset, for a setting without any
+      metric of the table, or if only some of its seeds have a metric.
   """
   if (folder / LEDGER).exists():
     state = read_state(folder)
     units = [entry.unit for entry in state.units.values()]
     paths = {unit.setting_id: unit.path if ':' in unit.path else path for unit in units}
+    if path and all(':' in unit.path for unit in units):
+      raise UserError(f'{folder}: the sweep stores its config, {units[0].path}; leave out --config={path}')
     settings = collect_sweep(folder, state)
   else:
     runs = read_runs(folder)
@@ -62,7 +64,7 @@ def _measured_row(
   metrics = {}
   for column in table.columns:
     split, _, metric = column.metric.partition('/')
-    values = setting.values(split, metric)
+    values = _metric_values(setting, split, metric)
     if values:
       _check_complete(setting, column.metric, values)
       metrics[column.metric] = summarize(list(values.values()))
@@ -76,6 +78,15 @@ def _measured_row(
   row |= {'time': time, 'hardware': hardware}
   row |= {'commits': sorted({run.commit or 'unknown' for run in setting.runs}), 'metrics': metrics}
   return {name: value for name, value in row.items() if value != ''}
+
+
+def _metric_values(setting: SettingRuns, split: str, metric: str) -> Mapping[int, float]:
+  """Seed -> value by the evaluation at the end or, for a split that it left out, at the step that it evaluated."""
+  if any(split in run.results for run in setting.runs):
+    return setting.values(split, metric)
+  name = f'{split}/{metric}'
+  values = {run.seed: record.get(name) for run in setting.runs for record in run.records if record['step'] == run.step}
+  return {seed: value for seed, value in values.items() if value is not None}
 
 
 def _check_complete(setting: SettingRuns, metric: str, values: Mapping[int, float]) -> None:

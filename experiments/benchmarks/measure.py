@@ -38,7 +38,7 @@ class BenchmarkContext(NamedTuple):
     torch_compile: whether to compare with torch.compile, which may take minutes to compile a model.
     joey: an interpreter with Joey NMT, or ''.
     run: the folder of a trained run, for the suite 'translation'; or ''.
-    data: the folder of its test set, see trained.py; or ''.
+    data: the folder of its test set, see trained.py.
     data_root: the folder with the data sets of the suites 'startup' and 'prepared'.
     pairs: number of pairs for the suite 'prepared', or 0.
     checkout: a checkout of another commit, which the suite 'startup' measures too; or ''.
@@ -52,7 +52,7 @@ class BenchmarkContext(NamedTuple):
   torch_compile: bool = True
   joey: str = ''
   run: str = ''
-  data: str = ''
+  data: str = 'data/multi30k'
   data_root: str = 'data'
   pairs: int = 0
   checkout: str = ''

@@ -59,7 +59,19 @@ REQUIREMENTS = {
   'translation': ('run', '--run=FOLDER of a trained bahdanau2015_deep_tanh, and --data'),
 }
 
+# setting -> the suites that depend on it; with any other suites alone it would have no effect
+SUITES_OF_SETTINGS = {
+  'run': ('translation',),
+  'data': ('translation',),
+  'pairs': ('prepared',),
+  'data_root': ('startup', 'prepared'),
+  'checkout': ('startup',),
+  'joey': ('training', 'decoding'),
+  'torch_compile': ('kernels', 'training'),
+}
+
 TRAINING_PROGRAM = 'experiments/train.py'  # that the suite 'startup' runs in a checkout
+REPORT = 'benchmark.json'
 COLUMNS = ('ms', 'quartiles', 'speed', 'rate', 'temporary MB')
 
 
@@ -70,15 +82,16 @@ def run_suites(names: Sequence[str], out: str, bench: BenchmarkContext) -> list[
 
   Args:
     names: keys of SUITES; if empty, all of them whose REQUIREMENTS are met.
-    out: the folder of the report.
+    out: the folder of the report; if empty, a new one in runs/, named by date and time.
     bench: settings of the suites.
 
   Returns:
     The timings of all suites.
 
   Raises:
-    UserError: for an unknown suite, for one without its requirement, for a checkout without programs, for a folder that
-      cannot be made, and after all suites if anything failed.
+    UserError: for an unknown suite, for one without its requirement, for a setting that none of the suites depends on,
+      for a checkout without programs, for a folder that has a report or cannot be made, and if a suite failed, after
+      all of them.
   """
   missing = {name: needed for name, (setting, needed) in REQUIREMENTS.items() if not getattr(bench, setting)}
   names = names or [name for name in SUITES if name not in missing]
@@ -86,13 +99,8 @@ def run_suites(names: Sequence[str], out: str, bench: BenchmarkContext) -> list[
     choose(name, SUITES, 'suite')
     if name in missing:
       raise UserError(f'the suite {name!r} needs {missing[name]}')
-  if 'startup' in names and bench.checkout and not Path(bench.checkout, TRAINING_PROGRAM).is_file():
-    raise UserError(f'--checkout={bench.checkout}: has no {TRAINING_PROGRAM}; expected a checkout of this repository')
-  folder = run_path(out)
-  try:
-    folder.mkdir(parents=True, exist_ok=True)
-  except OSError as error:
-    raise UserError(f'--out={out}: cannot be written to: {error.strerror}') from error
+  _check_settings(names, bench)
+  folder = _make_report_folder(out)
   environment = describe_environment(bench)
   print(_join_items(environment), flush=True)
   start = time.monotonic()
@@ -115,14 +123,39 @@ def run_suites(names: Sequence[str], out: str, bench: BenchmarkContext) -> list[
     except Exception as error:  # the other suites still run
       report_failure(f'suite {name}', error)
     # After every suite, so that a later crash does not lose its timings.
-    _write_json(folder / 'benchmark.json', environment, timings, failures)
+    _write_json(folder / REPORT, environment, timings, failures)
   print_timings(timings)
   atomic.write_text(folder / 'benchmark.md', as_markdown(environment, timings))
-  written = [folder / 'benchmark.json', folder / 'benchmark.md', *draw(timings, folder)]
+  written = [folder / REPORT, folder / 'benchmark.md', *draw(timings, folder)]
   print('written: ' + ', '.join(str(path) for path in written))
   if failures:
     raise UserError(f'failed: {", ".join(failures)}; the errors are in {folder / "benchmark.json"}')
   return timings
+
+
+def _check_settings(names: Sequence[str], bench: BenchmarkContext) -> None:
+  """Raises UserError for a setting that no suite of `names` depends on, and for a checkout without programs."""
+  for setting, suites in SUITES_OF_SETTINGS.items():
+    value = getattr(bench, setting)
+    if value != BenchmarkContext._field_defaults[setting] and not set(suites) & set(names):
+      raise UserError(
+        f'--{setting}={value} has no effect on the suites {", ".join(names)}; only on: {", ".join(suites)}'
+      )
+  if bench.checkout and not Path(bench.checkout, TRAINING_PROGRAM).is_file():
+    raise UserError(f'--checkout={bench.checkout}: has no {TRAINING_PROGRAM}; expected a checkout of this repository')
+
+
+def _make_report_folder(out: str) -> Path:
+  """Makes the folder of the report, see run_suites. Raises UserError if it has a report, or cannot be made."""
+  folder = run_path(out or f'runs/benchmark-{datetime.datetime.now():%Y%m%d-%H%M%S}')
+  report = folder / REPORT
+  if report.exists():
+    raise UserError(f'{report} exists; choose another --out')
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise UserError(f'--out={out}: cannot be written to: {error.strerror}') from error
+  return folder
 
 
 def describe_environment(bench: BenchmarkContext) -> dict[str, object]:

@@ -112,6 +112,8 @@ def test_the_report_has_table_json_markdown_and_pictures(tmp_path, monkeypatch, 
   table = (tmp_path / 'benchmark.md').read_text()
   row = '| a case | xla | 500.00 | 400.0-600.0 | 1.00 | 20 things/s | 1.0 | a note |'
   assert table.startswith('device ') and row in table.splitlines()
+  with pytest.raises(aj.UserError, match=f'{tmp_path}/benchmark.json exists; choose another --out'):
+    report.run_suites(['kernels'], str(tmp_path), BenchmarkContext(print, 2))
   with pytest.raises(aj.UserError, match='unknown suite'):
     report.run_suites(['kernel'], str(tmp_path), BenchmarkContext(print, 2))
   with pytest.raises(aj.UserError, match='cannot be written to'):
@@ -121,6 +123,23 @@ def test_the_report_has_table_json_markdown_and_pictures(tmp_path, monkeypatch, 
     report.run_suites(['prepared'], str(tmp_path), BenchmarkContext(print, 2))
   with pytest.raises(aj.UserError, match=f'--checkout={tmp_path}: has no experiments/train.py; expected a checkout'):
     report.run_suites(['startup'], str(tmp_path), BenchmarkContext(print, 2, checkout=str(tmp_path)))
+
+
+def test_a_setting_without_its_suite_is_an_error(tmp_path):
+  for setting, suites in report.SUITES_OF_SETTINGS.items():
+    assert set(suites) <= set(report.SUITES)
+    bench = BenchmarkContext(print, 2)._replace(**{setting: 3})
+    with pytest.raises(aj.UserError, match=f'--{setting}=3 has no effect on the suites limits; only on: {suites[0]}'):
+      report.run_suites(['limits'], str(tmp_path / 'new'), bench)
+  assert not (tmp_path / 'new').exists()
+
+
+def test_a_report_without_a_folder_gets_a_new_one(tmp_path, monkeypatch):
+  monkeypatch.setattr(report, 'SUITES', {'kernels': lambda bench: []})
+  monkeypatch.chdir(tmp_path)
+  report.run_suites(['kernels'], '', BenchmarkContext(print, 2))
+  (folder,) = (tmp_path / 'runs').iterdir()
+  assert re.fullmatch(r'benchmark-\d{8}-\d{6}', folder.name) and (folder / 'benchmark.json').exists()
 
 
 @pytest.mark.parametrize('memory', [None, 0])

@@ -41,6 +41,12 @@ def test_a_sweep_that_was_started_without_a_preset_needs_one(tmp_path):
     measured_rows(tmp_path, TABLE, '', load, '2 cores')
 
 
+def test_a_sweep_with_a_preset_rejects_another_one(tmp_path):
+  make_sweep(tmp_path, SETTINGS[:1])
+  with pytest.raises(UserError, match=f'the sweep stores its config, {PATH}; leave out --config=other.py:preset'):
+    measured_rows(tmp_path, TABLE, 'other.py:preset', load, '2 cores')
+
+
 def test_seeds_without_a_metric_are_reported(tmp_path):
   make_sweep(tmp_path, SETTINGS[:1])
   (path,) = tmp_path.glob('*/seed_1/results.json')
@@ -58,6 +64,17 @@ def test_a_run_folder_has_one_row(tmp_path):
       measured_rows(folder, TABLE, path, load, '1 core')
   with pytest.raises(UserError, match='none of the metrics of the table: test/bleu'):
     measured_rows(folder, Table([Column('', metric='test/bleu')], []), PATH, load, '1 core')
+
+
+def test_a_split_without_a_final_evaluation_has_the_values_of_the_selected_step(tmp_path):
+  table = Table([Column('', metric='test/exact_match'), Column('', metric='validation/exact_match')], [])
+  results = {'test': {'exact_match': 3.0}}
+  folder = write_run(tmp_path / 'a', base_config(), results, step=20, curve=[50.0, 60.0, 55.0])
+  (row,) = measured_rows(folder, table, PATH, load, '1 core')
+  assert row['metrics'] == {'test/exact_match': {'value': 3.0}, 'validation/exact_match': {'value': 60.0}}
+  results['validation'] = {'loss': 1.0}  # a split that was evaluated at the end, without this metric
+  (row,) = measured_rows(write_run(tmp_path / 'b', base_config(), results, step=20), table, PATH, load, '1 core')
+  assert 'validation/exact_match' not in row['metrics']
 
 
 def test_flags_are_those_that_change_the_experiment():
