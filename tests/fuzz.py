@@ -207,7 +207,13 @@ def _user_error_of_one_line() -> Iterator[None]:
 
 def _read_table(path: Path) -> None:
   task = f"tsv(train='{path.name}', validation='{path.name}')"
-  config = {'task': task, 'folder': str(path.parent), 'vocabulary': 'word', 'shared_vocabulary': False}
+  config = {
+    'task': task,
+    'folder': str(path.parent),
+    'vocabulary': 'word',
+    'shared_vocabulary': False,
+    'right_to_left': False,
+  }
   tasks.load(config | {'buckets': ((4, 4), (64, 64))}, None)
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from attention_jax.data.right_to_left import in_text_order
 from attention_jax.data.text import Corpus, Links, format_count, format_line_numbers
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError
@@ -185,7 +186,12 @@ def token_units(vocabulary: Vocabulary, level: str) -> Callable[[str], Sequence[
     parts of such units.
   """
   if level == vocabulary.kind:
-    return lambda line: range(len(vocabulary.tokenize(line)))
+
+    def positions(line: str) -> Sequence[int]:
+      length = len(vocabulary.tokenize(line))
+      return in_text_order(vocabulary, list(range(length)), length)
+
+    return positions
   return vocabulary.word_ids if level == 'word' else None
 
 

@@ -20,6 +20,7 @@ from attention_jax.data.encoding import (
 )
 from attention_jax.data.files import join_path
 from attention_jax.data.pairs import read_pairs, split_by_source
+from attention_jax.data.right_to_left import RightToLeft
 from attention_jax.data.splits import SPLITS
 from attention_jax.data.text import (
   Corpus,
@@ -271,7 +272,7 @@ def load_vocabularies(config: Mapping[str, Any], run_folder: str) -> tuple[vocab
   by_side = {side: vocab.load_stored(config['vocabulary'], run_folder, side) for side in columns_by_side(config)}
   if missing := [side for side, vocabulary in by_side.items() if vocabulary is None]:
     raise UserError(f'{run_folder}: contains no {" and no ".join(missing)} vocabulary; expected a run folder')
-  return _source_and_target(by_side)
+  return _source_and_target(config, by_side)
 
 
 def check(config: Mapping[str, Any]) -> None:
@@ -291,7 +292,7 @@ def load(config: Mapping[str, Any], run_folder: str | None) -> TranslationData:
 
   Args:
     config: task (a spec of TASKS), folder (where relative paths start), vocabulary (a spec of VOCABULARIES),
-      shared_vocabulary (one for both sides), buckets.
+      shared_vocabulary (one for both sides), right_to_left (the order of target tokens), buckets.
     run_folder: the run folder whose stored vocabularies are used; None for a new run. Vocabularies that it lacks are
       read from the folder of a prepared data set, or trained for any other task.
 
@@ -302,7 +303,7 @@ def load(config: Mapping[str, Any], run_folder: str | None) -> TranslationData:
   kind = vocab.parse_kind(config['vocabulary'])
   corpora = load_corpora(config)
   by_side, report = _load_or_train_vocabularies(config, corpora['train'], run_folder)
-  source_vocab, target_vocab = _source_and_target(by_side)
+  source_vocab, target_vocab = _source_and_target(config, by_side)
   encoded = {split: encode_split(corpus, source_vocab, target_vocab) for split, corpus in corpora.items()}
   for split, corpus in corpora.items():
     report += describe_corpus(split, corpus, encoded[split], buckets, (len(source_vocab), len(target_vocab)))
@@ -375,9 +376,12 @@ def columns_by_side(config: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
   return {'source': ('source',), 'target': ('target',)}
 
 
-def _source_and_target(by_side: Mapping[str, vocab.Vocabulary]) -> tuple[vocab.Vocabulary, vocab.Vocabulary]:
+def _source_and_target(
+  config: Mapping[str, Any], by_side: Mapping[str, vocab.Vocabulary]
+) -> tuple[vocab.Vocabulary, vocab.Vocabulary]:
   shared = by_side.get('shared')
-  return shared or by_side['source'], shared or by_side['target']
+  source, target = shared or by_side['source'], shared or by_side['target']
+  return source, RightToLeft(target) if config['right_to_left'] else target
 
 
 def get_split(data: TranslationData, split: str) -> tuple[Corpus, EncodedSplit]:

@@ -15,7 +15,7 @@ from attention_jax.data import word_positions
 from attention_jax.data.subword_sampling import bpe_dropout, unigram_sampling
 from attention_jax.errors import UserError
 from attention_jax.specs import Count, Fraction, NonNegative, Range, Size, bind
-from attention_jax.tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
+from attention_jax.tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK, content_ids
 
 _SAMPLERS = {'subword': bpe_dropout, 'unigram': unigram_sampling}
 _WORD_OF_PIECES = re.compile('▁?[^▁]+|▁')  # words, each with the '▁' before it; no piece spans two of them
@@ -28,10 +28,12 @@ class Vocabulary(Protocol):
   Attributes:
     kind: a key of VOCABULARIES.
     sample: (line, seed) -> the ids of a random segmentation of the line, without BOS and EOS; None without sampling.
+    right_to_left: whether tokens are in the reverse order of the text.
   """
 
   kind: str
   sample: Callable[[str, int], list[int]] | None
+  right_to_left: bool
 
   def tokenize(self, text: str) -> list[str]:
     """Returns the tokens of a line."""
@@ -69,6 +71,7 @@ class ListedVocabulary:
   """A list of tokens: 'char' (Unicode code points) or 'word' (split at white space)."""
 
   sample = None
+  right_to_left = False
 
   def __init__(self, kind: str, tokens: Sequence[str]):
     self.kind = kind
@@ -94,7 +97,7 @@ class ListedVocabulary:
   def decode(self, ids: Iterable[int], copied_tokens: Sequence[str] = ()) -> str:
     # The replacement character keeps one character per token.
     unknown = SPECIAL_TOKENS[UNK] if self.kind == 'word' else '\N{REPLACEMENT CHARACTER}'
-    tokens = (unknown if id == UNK else _token(self, id, copied_tokens) for id in _content(ids))
+    tokens = (unknown if id == UNK else _token(self, id, copied_tokens) for id in content_ids(ids))
     return (' ' if self.kind == 'word' else '').join(tokens)
 
   def id_to_token(self, id: int) -> str:
@@ -114,6 +117,8 @@ class SubwordVocabulary:
   Characters are not normalised: decoding restores a text that the pieces cover. Leading, trailing and repeated spaces
   are lost, and a '▁' of the text becomes a space.
   """
+
+  right_to_left = False
 
   def __init__(self, kind: str, model: bytes, sampling: float = 0.0):
     """Loads a model.
@@ -164,7 +169,7 @@ class SubwordVocabulary:
     )
 
   def decode(self, ids: Iterable[int], copied_tokens: Sequence[str] = ()) -> str:
-    return self._processor.decode([_token(self, id, copied_tokens) for id in _content(ids)])
+    return self._processor.decode([_token(self, id, copied_tokens) for id in content_ids(ids)])
 
   def id_to_token(self, id: int) -> str:
     return self._processor.id_to_piece(int(id))
@@ -377,8 +382,9 @@ def load_stored(spec: str, folder: str, side: str) -> Vocabulary | None:
 
 
 def same_entries(one: Vocabulary, other: Vocabulary) -> bool:
-  """Returns whether two vocabularies have the same entries, in the same order."""
-  return len(one) == len(other) and all(one.id_to_token(id) == other.id_to_token(id) for id in range(len(one)))
+  """Returns whether two vocabularies have the same entries, in the same order, and read in the same direction."""
+  same_shape = len(one) == len(other) and one.right_to_left == other.right_to_left
+  return same_shape and all(one.id_to_token(id) == other.id_to_token(id) for id in range(len(one)))
 
 
 def _bind(spec: str) -> tuple[str, Callable[..., Any], dict[str, Any]]:
@@ -394,17 +400,6 @@ def _frequent_tokens(lines: Iterable[str], split: Callable[[str], list[str]], mi
 
 def _token(vocabulary: Vocabulary, id: int, copied_tokens: Sequence[str]) -> str:
   return copied_tokens[id - len(vocabulary)] if id >= len(vocabulary) else vocabulary.id_to_token(id)
-
-
-def _content(ids: Iterable[int]) -> list[int]:
-  """The ids up to the first EOS, without PAD and BOS."""
-  content = []
-  for id in map(int, ids):
-    if id == EOS:
-      break
-    if id not in (PAD, BOS):
-      content.append(id)
-  return content
 
 
 def _path(name: str, folder: str, side: str) -> str:

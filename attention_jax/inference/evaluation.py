@@ -17,6 +17,7 @@ from attention_jax.analysis.alignment import (
 from attention_jax.analysis.statistics import average_lagging
 from attention_jax.data.batching import Batch, eval_batches
 from attention_jax.data.encoding import EncodedCorpus, token_units
+from attention_jax.data.right_to_left import in_text_order
 from attention_jax.data.text import Corpus, group_references
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.decoding.streaming import is_streamable
@@ -129,7 +130,8 @@ def alignment_metrics(
   link_metrics = {}
   if corpus.links is not None:
     link_metrics = _link_metrics(corpus, weights, rows, source_vocab, target_vocab, unlinked_targets)
-  return link_metrics | weight_metrics([weights[row] for row in rows])
+  ordered = [in_text_order(target_vocab, weights[row], len(weights[row]) - 1) for row in rows]
+  return link_metrics | weight_metrics(ordered)
 
 
 def _link_metrics(
@@ -199,7 +201,7 @@ def weight_metrics(weights: Sequence[np.ndarray]) -> dict[str, MetricValue]:
   Entropy is left out if no target token has weight, and monotonicity if no two adjacent target tokens have links.
 
   Args:
-    weights: [T, S] per row, EOS included.
+    weights: [T, S] per row, EOS included, in the order of the text.
   """
   entropies = np.concatenate([entropy(matrix[:-1]) for matrix in weights])
   forward_moves = np.concatenate([monotonicity(matrix, matrix.shape[1] - 1, matrix.shape[0] - 1) for matrix in weights])

@@ -10,6 +10,7 @@ import numpy as np
 
 from attention_jax.data.batching import Batch, eval_batches
 from attention_jax.data.encoding import EncodedCorpus, encode
+from attention_jax.data.right_to_left import in_text_order
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.decoding.ensemble import Ensemble
@@ -37,7 +38,7 @@ class Hypothesis(NamedTuple):
 
   Attributes:
     text: the decoded text.
-    tokens: its tokens, without EOS.
+    tokens: its tokens, without EOS, in the order of the text.
     score: its ranking score, see Ranking.
     log_prob: natural log of its probability given the required prefix, if any; EOS included.
     weights: [T, S] attention weights, with a row for EOS and a column for the source's EOS; for a latent alignment,
@@ -165,8 +166,8 @@ class Predictor:
 
     Raises:
       UserError: if `line_numbers` or `prefixes` does not have an entry for each line, for a prefix that leaves no room
-        within the maximum length, for replace_unknown with a model that does not attend, and for options of the beam
-        search that search.beam rejects.
+        within the maximum length, for prefixes of a model that predicts from right to left, for replace_unknown with a
+        model that does not attend, and for options of the beam search that search.beam rejects.
     """
     for name, values in (('prefixes', prefixes), ('line_numbers', line_numbers)):
       if values is not None and len(values) != len(lines):
@@ -267,7 +268,9 @@ class Predictor:
     return [(length, target_length) for length in sorted(source_lengths)]
 
   def _check_prefixes(self, prefixes: Sequence[str], lengths: np.ndarray) -> None:
-    """Raises UserError for a prefix that leaves no room for EOS within the maximum length."""
+    """Raises UserError for a prefix that leaves no room for EOS, and if prefixes are predicted last."""
+    if self.target_vocab.right_to_left:
+      raise UserError('prefixes are predicted last by a run with config.data.right_to_left; expected none')
     for prefix, length in zip(prefixes, lengths, strict=True):
       if length >= self.max_length:
         limit = f'at most {self.max_length - 1} tokens, as hypotheses have at most {self.max_length} with EOS'
@@ -324,6 +327,7 @@ class Predictor:
     text = self.target_vocab.decode(ids, words)
     score = float(hypotheses.scores[i, k])
     log_prob = float(hypotheses.log_probs[i, k])
+    tokens, weights = (in_text_order(self.target_vocab, entries, len(ids)) for entries in (tokens, weights))
     return Hypothesis(text, tokens, score, log_prob, weights)
 
 

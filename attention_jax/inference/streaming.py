@@ -9,6 +9,7 @@ import jax
 from attention_jax.data import incremental
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.decoding.streaming import EmittedToken, StreamingDecoder
+from attention_jax.errors import UserError
 from attention_jax.models.encoder_decoder import EncoderDecoder
 from attention_jax.tokens import EOS
 
@@ -24,12 +25,15 @@ class StreamingTranslator:
     max_length: maximum number of tokens of a hypothesis, EOS included.
 
   Raises:
-    UserError: for a model that needs the complete source, see decoding.streaming.check_streamable.
+    UserError: for a model that needs the complete source, see decoding.streaming.check_streamable, and for one that
+      predicts from right to left.
   """
 
   def __init__(
     self, model: EncoderDecoder, params: Any, source_vocab: Vocabulary, target_vocab: Vocabulary, *, max_length: int
   ):
+    if target_vocab.right_to_left:
+      raise UserError('a run with config.data.right_to_left predicts the end of a line first; expected one without it')
     self.source_vocab = source_vocab
     self.target_vocab = target_vocab
     self.max_length = max_length

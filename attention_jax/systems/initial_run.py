@@ -23,7 +23,8 @@ from attention_jax.systems.runs import open_run
 from attention_jax.training.folder import read_config
 
 INITIAL_FILE = 'initial.npz'  # written after the vocabularies: where it exists, they exist
-DATA_FIELDS = ('vocabulary', 'shared_vocabulary')  # fields of config.data that both runs must have in common
+# fields of config.data that both runs must have in common
+DATA_FIELDS = ('vocabulary', 'shared_vocabulary', 'right_to_left')
 
 Initializer = Callable[[int], Any]
 

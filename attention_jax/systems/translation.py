@@ -72,6 +72,7 @@ class TranslationDataConfig:
       also where tfds data sets, such as dates, are stored.
     vocabulary: a spec of data.vocab.VOCABULARIES.
     shared_vocabulary: whether source and target have one vocabulary.
+    right_to_left: whether targets are predicted from their last token to their first.
     buckets: maximum (source, target) lengths, the end-of-sentence token included. In training, a pair is padded to the
       smallest bucket that holds it; each bucket is one compilation.
     batch_size, batch_unit: size of a batch, in rows ('sentences') or in tokens ('tokens'): rows times the longer side
@@ -82,6 +83,7 @@ class TranslationDataConfig:
   folder: str = 'data'
   vocabulary: str = 'char'
   shared_vocabulary: bool = False
+  right_to_left: bool = False
   buckets: tuple[tuple[int, int], ...] = ((42, 11),)
   batch_size: Size = 128
   batch_unit: str = 'sentences'
@@ -228,7 +230,10 @@ class TranslationSystem(System):
     for other in others:
       same_source = vocab.same_entries(self.source_vocab, other.source_vocab)
       if not same_source or not vocab.same_entries(self.target_vocab, other.target_vocab):
-        raise UserError('runs with different vocabularies cannot be an ensemble')
+        raise UserError(
+          'runs with different vocabularies, or in different directions (config.data.right_to_left), cannot be an '
+          'ensemble; evaluate --mbr combines their outputs'
+        )
     models = [system.model for system in (self, *others)]
     data = self.config['data']
     if any(other.config['data']['buckets'] != data['buckets'] for other in others):

@@ -21,7 +21,13 @@ PREFIXES = ('i am ', 'i m ', 'he is', 'she s ')
 def make_config(folder, **options):
   values = {'path': 'fra.txt', 'validation': 0.0, 'test': 0.0} | options
   spec = ', '.join(f'{name}={value!r}' for name, value in values.items())
-  config = {'task': f'pairs({spec})', 'folder': str(folder), 'vocabulary': 'word', 'shared_vocabulary': False}
+  config = {
+    'task': f'pairs({spec})',
+    'folder': str(folder),
+    'vocabulary': 'word',
+    'shared_vocabulary': False,
+    'right_to_left': False,
+  }
   return config | {'buckets': ((12, 12),)}
 
 

@@ -24,7 +24,7 @@ ROWS = 50
 
 def make_config(folder, task, vocabulary='word', shared=False):
   fields = {'folder': str(folder), 'task': task, 'vocabulary': vocabulary, 'shared_vocabulary': shared}
-  return fields | {'buckets': BUCKETS, 'batch_size': 6, 'batch_unit': 'sentences'}
+  return fields | {'right_to_left': False, 'buckets': BUCKETS, 'batch_size': 6, 'batch_unit': 'sentences'}
 
 
 @pytest.fixture
@@ -217,8 +217,8 @@ def test_damage_raises_a_user_error(folder, both):
   manifest = json.loads((prepared / MANIFEST).read_text())
   (prepared / MANIFEST).write_text(json.dumps(manifest | {'shards': [{'name': 'x'}]}))
   assert 'not the manifest' in error()
-  (prepared / MANIFEST).write_text(json.dumps(manifest | {'format': 2}))
-  assert 'format 2, expected 1' in error()
+  (prepared / MANIFEST).write_text(json.dumps(manifest | {'format': 3}))
+  assert 'format 3, expected 2' in error()
 
 
 def test_unpack_row_inverts_pack_row():
