@@ -81,7 +81,10 @@ def _measured_row(
 
 
 def _metric_values(setting: SettingRuns, split: str, metric: str) -> Mapping[int, float]:
-  """Seed -> value by the evaluation at the end or, for a split that it left out, at the step that it evaluated."""
+  """Seed -> value by the evaluation after training; for a split that it left out, by the validation at that step.
+
+  The validation during training is greedy, whatever config.evaluation.beams.
+  """
   if any(split in run.results for run in setting.runs):
     return setting.values(split, metric)
   name = f'{split}/{metric}'
