@@ -35,6 +35,7 @@ from attention_jax.data.files import read_arrays, read_lines
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.scores import SCORES
+from attention_jax.inference.hypothesis_files import read_candidates
 from attention_jax.pharaoh import parse_pharaoh
 from attention_jax.systems import experiment
 from attention_jax.systems.config import fill_defaults
@@ -128,6 +129,8 @@ CORPUS: Mapping[str, list[bytes]] = {
     b'{"text": "\\ud800", "label": "x"}\n',
     b'{"text": NaN, "label": Infinity}\n',
     b'{"text": "a", "label": ' + b'9' * 6_000 + b'}\n',
+    b'{"hypotheses": [{"text": "a", "log_prob": -1.5}]}\n',
+    b'{"hypotheses": [{"text": "\\ud800", "log_prob": -' + b'9' * 400 + b'}], "sampled": 1}\n',
     b'null\n',
     b'{"step": 1e999}\n',
     b'{"step": 1}\n{"step": {}}\n',
@@ -267,6 +270,7 @@ READERS: Mapping[str, tuple[tuple[str, ...], str, Callable[[Path], Any]]] = {
     'a.jsonl',
     lambda path: documents.load_documents({'task': f"jsonl(train='{path.name}')", 'folder': str(path.parent)}),
   ),
+  'hypotheses': (('json', 'text'), 'a.jsonl', lambda path: read_candidates(str(path))),
   'image': (('image',), 'a.png', lambda path: images.read_image(str(path), 4)),
   'captions': (('text', 'json'), 'captions.csv', _read_captions),
   'npz': (('arrays',), 'a.npz', lambda path: read_arrays(str(path))),

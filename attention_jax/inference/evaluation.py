@@ -337,7 +337,7 @@ def evaluate_corpus(
   }
   texts, predictions = predict_and_evaluate(corpus, predictor, options, beams=beams)
   metrics |= texts
-  if is_streamable(predictor.model):
+  if is_streamable(predictor.model) and not predictor.target_vocab.right_to_left:
     metrics |= lagging_metric(predictions)
   if predictor.model.traits.attends:
     vocabularies = (predictor.source_vocab, predictor.target_vocab)

@@ -35,14 +35,14 @@ def measured_rows(
     hardware: where it was measured.
 
   Raises:
-    UserError: if nothing has finished, unless either the ledger or `path` has a preset, for a setting without any
-      metric of the table, or if only some of its seeds have a metric.
+    UserError: if nothing has finished, if neither the ledger nor `path` has a preset, if `path` is set for a sweep that
+      stores its own, for a setting without any metric of the table, or if only some of its seeds have a metric.
   """
   if (folder / LEDGER).exists():
     state = read_state(folder)
     units = [entry.unit for entry in state.units.values()]
     paths = {unit.setting_id: unit.path if ':' in unit.path else path for unit in units}
-    if path and all(':' in unit.path for unit in units):
+    if path and units and all(':' in unit.path for unit in units):
       raise UserError(f'{folder}: the sweep stores its config, {units[0].path}; leave out --config={path}')
     settings = collect_sweep(folder, state)
   else:
@@ -81,7 +81,10 @@ def _measured_row(
 
 
 def _metric_values(setting: SettingRuns, split: str, metric: str) -> Mapping[int, float]:
-  """Seed -> value by the evaluation at the end or, for a split that it left out, at the step that it evaluated."""
+  """Seed -> value by the evaluation after training; for a split that it left out, by the validation at that step.
+
+  The validation during training is greedy, whatever config.evaluation.beams.
+  """
   if any(split in run.results for run in setting.runs):
     return setting.values(split, metric)
   name = f'{split}/{metric}'

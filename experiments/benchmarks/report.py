@@ -68,6 +68,29 @@ SUITES_OF_SETTINGS = {
   'checkout': ('startup',),
   'joey': ('training', 'decoding'),
   'torch_compile': ('kernels', 'training'),
+  'dtype': (
+    'limits',
+    'kernel_agreement',
+    'kernels',
+    'crossing',
+    'growth',
+    'training',
+    'memory',
+    'decoding',
+    'transformer_decoding',
+    'translation',
+  ),
+  'compile_threads': (
+    'kernel_agreement',
+    'kernels',
+    'crossing',
+    'growth',
+    'training',
+    'auto',
+    'seeds',
+    'decoding',
+    'transformer_decoding',
+  ),
 }
 
 TRAINING_PROGRAM = 'experiments/train.py'  # that the suite 'startup' runs in a checkout

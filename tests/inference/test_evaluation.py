@@ -6,12 +6,15 @@ import pytest
 
 from attention_jax.data.batching import gather
 from attention_jax.data.encoding import encode
+from attention_jax.data.right_to_left import RightToLeft
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import train
 from attention_jax.errors import UserError
-from attention_jax.inference.evaluation import TeacherForcedScorer, alignment_metrics, select_texts
+from attention_jax.inference.evaluation import TeacherForcedScorer, alignment_metrics, evaluate_corpus, select_texts
+from attention_jax.inference.predictor import Predictor
 from attention_jax.models.encoder_decoder import ModelConfig, build
 from attention_jax.tokens import UNK
+from tests.models.helpers import build_streaming, inputs
 from tests.modules.helpers import variables
 
 SPECS = {'word': 'word', 'char': 'char', 'subword': 'subword(size=16)'}
@@ -127,6 +130,21 @@ def test_loss_and_accuracy_are_means_over_tokens_and_unreachable_targets_are_unk
     return scorer(params, encoded._replace(target=np.array([id, *encoded.target[1:]], np.int32))).loss
 
   assert loss_with_first_token(len(vocabulary) + 1) == loss_with_first_token(UNK) != scores.loss
+
+
+@pytest.mark.parametrize('right_to_left', [False, True])
+def test_only_a_model_that_predicts_the_beginning_first_can_lag(right_to_left):
+  vocabulary = train('word', ['cab ab dab'])
+  sizes = (len(vocabulary),) * 2
+  model = build_streaming(sizes=sizes)
+  params = variables(model, *inputs(sizes=sizes), seed=3)['params']
+  target_vocab = RightToLeft(vocabulary) if right_to_left else vocabulary
+  encoded = encode(CORPUS, vocabulary, target_vocab)
+  scorer = TeacherForcedScorer(model, ((3, 3),), 8)
+  predictor = Predictor(model, params, vocabulary, target_vocab, buckets=[(3, 3)])
+  options = {'group_references': False, 'metrics': ['exact_match'], 'unlinked_targets': False}
+  metrics, _ = evaluate_corpus(params, CORPUS, encoded, scorer, predictor, options, beams=1)
+  assert ('average_lagging' in metrics) != right_to_left and 'alignment_error_rate' in metrics
 
 
 def test_a_word_that_attends_most_to_the_end_of_the_source_has_no_link():

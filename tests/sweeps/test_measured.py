@@ -7,6 +7,7 @@ import statistics
 import pytest
 
 from attention_jax.errors import UserError
+from attention_jax.sweeps.ledger import LEDGER
 from attention_jax.sweeps.measured import changed_flags, measured_rows, summarize
 from attention_jax.sweeps.records import Column, Table
 from attention_jax.sweeps.space import grid
@@ -45,6 +46,12 @@ def test_a_sweep_with_a_preset_rejects_another_one(tmp_path):
   make_sweep(tmp_path, SETTINGS[:1])
   with pytest.raises(UserError, match=f'the sweep stores its config, {PATH}; leave out --config=other.py:preset'):
     measured_rows(tmp_path, TABLE, 'other.py:preset', load, '2 cores')
+
+
+def test_a_sweep_without_units_has_not_finished(tmp_path):
+  (tmp_path / LEDGER).touch()
+  with pytest.raises(UserError, match='no run of this sweep has finished'):
+    measured_rows(tmp_path, TABLE, PATH, load, '2 cores')
 
 
 def test_seeds_without_a_metric_are_reported(tmp_path):
