@@ -16,42 +16,42 @@ class RightToLeft:
   """A vocabulary that reads a line from its end: its tokens, in the reverse order.
 
   Args:
-    vocabulary: a vocabulary that reads from the beginning; its file is that of both.
+    vocabulary: a vocabulary that reads from the beginning; both have the same file.
   """
 
   right_to_left = True
 
   def __init__(self, vocabulary: Vocabulary):
-    self.left_to_right = vocabulary
+    self._left_to_right = vocabulary
     self.kind = vocabulary.kind
     self.sample = self._sample if vocabulary.sample else None
 
   def _sample(self, text: str, seed: int) -> list[int]:
-    return self.left_to_right.sample(text, seed)[::-1]
+    return self._left_to_right.sample(text, seed)[::-1]
 
   def tokenize(self, text: str) -> list[str]:
-    return self.left_to_right.tokenize(text)[::-1]
+    return self._left_to_right.tokenize(text)[::-1]
 
   def word_ids(self, text: str) -> list[int]:
-    return self.left_to_right.word_ids(text)[::-1]
+    return self._left_to_right.word_ids(text)[::-1]
 
   def encode(self, text: str) -> list[int]:
-    return self.left_to_right.encode(text)[::-1]
+    return self._left_to_right.encode(text)[::-1]
 
   def iter_segments(self, characters: Iterable[str]) -> Iterator[str]:
     raise UserError('a line that is still arriving cannot be read from its end')
 
   def decode(self, ids: Iterable[int], copied_tokens: Sequence[str] = ()) -> str:
-    return self.left_to_right.decode(content_ids(ids)[::-1], copied_tokens)
+    return self._left_to_right.decode(content_ids(ids)[::-1], copied_tokens)
 
   def id_to_token(self, id: int) -> str:
-    return self.left_to_right.id_to_token(id)
+    return self._left_to_right.id_to_token(id)
 
   def __len__(self) -> int:
-    return len(self.left_to_right)
+    return len(self._left_to_right)
 
   def save(self, folder: str, side: str) -> str:
-    return self.left_to_right.save(folder, side)
+    return self._left_to_right.save(folder, side)
 
 
 def in_text_order(vocabulary: Vocabulary, entries: T, length: int) -> T:

@@ -74,10 +74,9 @@ def _best_text(systems: Sequence[Candidates], metric: str) -> str:
 
 
 def _probabilities(candidates: Candidates) -> list[float]:
-  """The weight of each text of one system; their sum is 1."""
-  if candidates.log_probs is None:
-    return [1 / len(candidates.texts)] * len(candidates.texts)
-  weights = np.exp(np.subtract(candidates.log_probs, max(candidates.log_probs, default=0.0)))
+  """The weight of each text of one system; their sum is 1, unless there is none."""
+  log_probs = [0.0] * len(candidates.texts) if candidates.log_probs is None else candidates.log_probs
+  weights = np.exp(np.subtract(log_probs, max(log_probs, default=0.0)))
   return (weights / weights.sum()).tolist()
 
 

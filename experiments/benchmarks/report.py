@@ -152,7 +152,7 @@ def run_suites(names: Sequence[str], out: str, bench: BenchmarkContext) -> list[
   written = [folder / REPORT, folder / 'benchmark.md', *draw(timings, folder)]
   print('written: ' + ', '.join(str(path) for path in written))
   if failures:
-    raise UserError(f'failed: {", ".join(failures)}; the errors are in {folder / "benchmark.json"}')
+    raise UserError(f'failed: {", ".join(failures)}; the errors are in {folder / REPORT}')
   return timings
 
 

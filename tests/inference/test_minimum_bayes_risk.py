@@ -15,6 +15,8 @@ def test_expected_utility_is_the_mean_metric_over_all_references():
   assert expected_utility(['a', 'b'], 'ter') == [-50, -50]  # an error rate, for which lower is better
   weighted = expected_utility(['a', 'b'], 'exact_match', [-700.0 + np.log(3), -700.0])
   np.testing.assert_allclose(weighted, [75, 25])
+  # A line that is too long has no hypotheses.
+  assert expected_utility([], 'exact_match') == expected_utility([], 'exact_match', []) == []
   with pytest.raises(UserError, match="unknown metric 'blue'"):
     expected_utility(texts, 'blue')
 
