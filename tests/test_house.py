@@ -1,4 +1,4 @@
-"""The structure of the project: layers, short files with docstrings, light imports, tests that mirror the package."""
+"""The structure of the project: layers, docstrings, light imports, tests that mirror the package."""
 
 import ast
 import itertools
@@ -29,7 +29,6 @@ LAYERS = [
 ]
 LAYER_NUMBERS = {name: number for number, names in enumerate(LAYERS) for name in names.split()}
 NOT_IN_TRAINING = {'models', 'data', 'losses'}
-MAX_LINES = 420
 HEAVY = [
   'flax',
   'optax',
@@ -65,60 +64,6 @@ CROSS_MODULE_TESTS = {
   'modules': 'feed_forward',
   'systems': 'losses meshes',
   'training': 'fit_own_model',
-}
-
-# Modules whose functions are tested through those that use them: module -> folder/module of the tests.
-TESTED_BY = {
-  'analysis/fonts': 'analysis/plots',
-  'analysis/pages': 'analysis/reading_page',
-  'data/builders/date_formats': 'data/dates',
-  'data/tfds_sets': 'data/documents',
-  'data/translation_sets': 'data/tasks',
-  'decoding/generate': 'decoding/search',
-  'decoding/loop': 'decoding/search',
-  'decoding/prefix': 'decoding/ensemble',
-  'functional/attend': 'functional/contract',
-  'functional/local': 'functional/variants',
-  'functional/sampling': 'functional/variants',
-  'functional/scores': 'functional/variants',
-  'inference/compiled_search': 'inference/predictor',
-  'inference/exporting': 'experiments/export',
-  'inference/rouge': 'inference/metrics',
-  'inference/word_alignment': 'experiments/programs',
-  'kernels/derivatives': 'kernels/api',
-  'kernels/factored': 'kernels/implementations',
-  'kernels/flash_blocks': 'kernels/flash',
-  'kernels/pallas_additive': 'kernels/pallas',
-  'kernels/pallas_additive_kernels': 'kernels/pallas',
-  'losses/base': 'losses/sequence_level',
-  'models/encoded': 'models/decoders',
-  'models/fixed_vector': 'models/cells',
-  'models/initial_states': 'models/decoders',
-  'models/layered': 'models/traits',
-  'models/steps': 'models/decoders',
-  'modules/attention_checks': 'modules/attention',
-  'modules/attention_equinox': 'modules/heads',
-  'modules/attention_nnx': 'modules/heads',
-  'modules/dropout': 'models/encoder_decoder',
-  'modules/head_params': 'modules/attention',
-  'modules/transformer': 'models/transformer',
-  'modules/transformer_stack': 'models/transformer',
-  'sweeps/adopt': 'sweeps/sweep',
-  'sweeps/child': 'sweeps/driver',
-  'sweeps/claim_configs': 'sweeps/claims',
-  'sweeps/contrasts': 'sweeps/report',
-  'systems/caption_overlays': 'experiments/captioning',
-  'systems/captioning': 'experiments/captioning',
-  'systems/classification': 'experiments/classifying',
-  'systems/classification_outputs': 'experiments/classifying',
-  'systems/glimpsing': 'experiments/glimpsing',
-  'systems/loading': 'systems/experiment',
-  'systems/recall': 'experiments/recalling',
-  'systems/translation': 'systems/experiment',
-  'systems/translation_checks': 'systems/experiment',
-  'systems/variants': 'experiments/launch',
-  'training/initializer': 'training/loop',
-  'training/loss': 'training/fit_own_model',
 }
 
 
@@ -167,10 +112,8 @@ def test_training_imports_no_model_data_set_or_loss(path):
 
 
 @pytest.mark.parametrize('path', FILES, ids=str)
-def test_files_are_short_and_have_a_docstring(path):
-  text = (ROOT / path).read_text('utf-8')
-  assert len(text.splitlines()) <= MAX_LINES
-  assert ast.get_docstring(ast.parse(text)), 'no docstring'
+def test_files_have_a_docstring(path):
+  assert ast.get_docstring(ast.parse((ROOT / path).read_text('utf-8'))), 'no docstring'
 
 
 @pytest.mark.parametrize('path', FILES, ids=str)
@@ -189,19 +132,6 @@ def test_tests_mirror_the_package(path):
   folder = ROOT / name if name == 'experiments' else ROOT / 'attention_jax' / name
   modules = folder.glob('*.py') if name == '' else folder.rglob('*.py')
   assert module in {p.stem for p in modules}, f'{path} tests no module of {folder.relative_to(ROOT)}'
-
-
-def test_every_module_with_behaviour_has_a_test_file():
-  """The test file is in the folder of the module's room, or that of TESTED_BY."""
-  tests = {'/'.join([*path.parts[1:-1][:1], path.stem.removeprefix('test_')]) for path in TEST_FILES}
-  for path in (p for p in FILES if p.parts[0] == 'attention_jax' and p.name != '__init__.py'):
-    body = ast.parse((ROOT / path).read_text('utf-8')).body
-    module = '/'.join(path.with_suffix('').parts[1:])
-    has_behaviour = any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in body)
-    if has_behaviour and '/'.join([*path.parts[1:-1][:1], path.stem]) not in tests:
-      assert TESTED_BY.get(module) in tests, f'{path} has no tests: add tests/{module}, or an entry of TESTED_BY'
-    else:
-      assert module not in TESTED_BY, f'{path} has tests of its own'
 
 
 def test_public_functions_document_their_arguments():
