@@ -59,7 +59,7 @@ CROSS_MODULE_TESTS = {
     'recalling right_to_left resume translate_stream two_processes'
   ),
   'functional': 'annotations contract latent_paths properties rows transforms variants',
-  'kernels': 'implementations pallas',
+  'kernels': 'eager implementations pallas',
   'models': 'copying_models dropout latent_models transformer',
   'modules': 'feed_forward',
   'systems': 'losses meshes',

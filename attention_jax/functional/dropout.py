@@ -1,5 +1,6 @@
 """Dropout masks, and dropout on attention weights, which turns an alignment into another alignment."""
 
+import functools
 import inspect
 import math
 import numbers
@@ -121,20 +122,27 @@ def with_dropout(alignment: str | Row | Callable, rate: float) -> Row:
     raise UserError(
       f'dropout on weights: rate must be 0 for a latent alignment, whose weights are probabilities, got {rate}'
     )
-  dropout = WeightDropout(alignment.fn, rate)
-  takes_rng = 'rng' in alignment.required_inputs
+  fn, dropout = _drop(alignment.fn, float(rate))
+  return alignment._replace(fn=fn, at_test=alignment.at_test or alignment.fn, dropout=dropout)
+
+
+@functools.lru_cache(256)
+def _drop(fn: Callable, rate: float) -> tuple[Callable, WeightDropout]:
+  """The function of an alignment with dropout; cached, so that jax compiles it once for equal arguments."""
+  dropout = WeightDropout(fn, rate)
+  takes_rng = 'rng' in Row(fn).required_inputs
 
   def dropped(scores, mask, *, rng, **options):
     fn_rng, dropout_rng = jax.random.split(rng)
     if takes_rng:
       options['rng'] = fn_rng
-    result = alignment.fn(scores, mask, **options)
+    result = fn(scores, mask, **options)
     weights, *state = result if isinstance(result, tuple) else (result,)
     weights = weights * dropout.factors(dropout_rng, weights.shape[0]).astype(weights.dtype)
     return (weights, *state) if state else weights
 
   # The signature is the schema of the new row: that of the alignment, and rng.
-  parameters = [p for p in inspect.signature(alignment.fn).parameters.values() if p.name != 'rng']
+  parameters = [p for p in inspect.signature(fn).parameters.values() if p.name != 'rng']
   parameters.append(inspect.Parameter('rng', inspect.Parameter.KEYWORD_ONLY))
   dropped.__signature__ = inspect.Signature(parameters)
-  return alignment._replace(fn=dropped, at_test=alignment.at_test or alignment.fn, dropout=dropout)
+  return dropped, dropout

@@ -7,6 +7,7 @@ The option `at` is the index of a query, and the option `position` that of a pos
 The spec string of any edit may restrict it to one layer or head: `'fixed(at=2, position=1, layer=0, head=3)'`.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -201,24 +202,27 @@ def with_edit(alignment: str | Row | Callable, edit: str | Row | Callable | Edit
     raise UserError(
       'edit: the weights of a latent alignment are probabilities of a latent position and cannot be edited'
     )
-  needed = edit.required_inputs
+  at_test = alignment.at_test and _edited(alignment.at_test, edit.fn, head)
+  fn = _edited(alignment.fn, edit.fn, head)
+  return alignment._replace(fn=fn, at_test=at_test, form=None, lookback=None, dropout=None)
 
-  def edited_version(fn):
-    accepted = set(inspect.signature(fn).parameters)
 
-    def edited(scores, mask, **inputs):
-      result = fn(scores, mask, **{name: value for name, value in inputs.items() if name in accepted})
-      weights, *state = result if isinstance(result, tuple) else (result,)
-      new_weights = edit.fn(weights, mask, **{name: inputs[name] for name in needed})
-      if head is not None:
-        new_weights = jnp.where(head_index() == head, new_weights, weights)
-      new_weights = zero_masked(at_least_float32(new_weights), mask)
-      return (new_weights, *state) if state else new_weights
+@functools.lru_cache(256)
+def _edited(fn: Callable, edit: Callable, head: int | None) -> Callable:
+  """The function of an alignment with an edit; cached, so that jax compiles it once for equal arguments."""
+  accepted = set(inspect.signature(fn).parameters)
+  needed = Row(edit).required_inputs
 
-    # The signature is the schema of the new row: that of the alignment, and what the edit needs.
-    added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in sorted(needed - accepted)]
-    edited.__signature__ = inspect.Signature([*inspect.signature(fn).parameters.values(), *added])
-    return edited
+  def edited(scores, mask, **inputs):
+    result = fn(scores, mask, **{name: value for name, value in inputs.items() if name in accepted})
+    weights, *state = result if isinstance(result, tuple) else (result,)
+    new_weights = edit(weights, mask, **{name: inputs[name] for name in needed})
+    if head is not None:
+      new_weights = jnp.where(head_index() == head, new_weights, weights)
+    new_weights = zero_masked(at_least_float32(new_weights), mask)
+    return (new_weights, *state) if state else new_weights
 
-  at_test = alignment.at_test and edited_version(alignment.at_test)
-  return alignment._replace(fn=edited_version(alignment.fn), at_test=at_test, form=None, lookback=None, dropout=None)
+  # The signature is the schema of the new row: that of the alignment, and what the edit needs.
+  added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in sorted(needed - accepted)]
+  edited.__signature__ = inspect.Signature([*inspect.signature(fn).parameters.values(), *added])
+  return edited

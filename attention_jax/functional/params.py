@@ -75,7 +75,8 @@ def normalize_params(caller: str, params: Any) -> dict[str, Any]:
       raise UserError(f"{caller}: params['{name}'] must be a dictionary, got {entry!r}; use init_params")
     if name in ('query', 'key') and not hasattr(entry, 'ndim'):
       raise UserError(f"{caller}: params['{name}'] must be an array, got {entry!r}; use init_params")
-  return params
+  # Any mapping becomes a tree of jax.
+  return {name: dict(entry) if isinstance(entry, Mapping) else entry for name, entry in params.items()}
 
 
 def check_variants(

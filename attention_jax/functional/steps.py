@@ -32,6 +32,7 @@ from attention_jax.functional.attend import (
 )
 from attention_jax.functional.masking import Dimension, check_mask, check_size, float_array
 from attention_jax.functional.params import check_variants, normalize_params
+from attention_jax.functional.programs import call_as_program
 from attention_jax.functional.rngs import check_rng
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, lookup
@@ -168,8 +169,12 @@ def attend_step(
   widths = {'query': query.shape[-1], 'key': key.shape[-1], 'value': value.shape[-1]}
   by_kind = dict(zip(('score', 'alignment'), rows, strict=True))
   check_variants('attend_step', by_kind, params, widths, rng, deterministic)
+  return call_as_program(_attend_step, (*rows, deterministic), params, carry, query, memory, bias, rng)
+
+
+def _attend_step(score: Row, alignment: Row, deterministic: bool, params, carry, query, memory, bias, rng):
   options = {'bias': bias, 'rng': rng, 'deterministic': deterministic}
-  return definition.attend_step(*rows, params, carry, query, memory, **options)
+  return definition.attend_step(score, alignment, params, carry, query, memory, **options)
 
 
 def _shapes(tree: Any) -> tuple:

@@ -323,7 +323,7 @@ def lookup(spec: str | Row | Callable, table: Mapping[str, Row], kind: str) -> R
     return option_schema(row)
 
   _, row, options = bind(spec, table, kind, schema)
-  bind_fn = functools.partial(_bind_options, options=options)
+  bind_fn = functools.partial(_bind_options, options=tuple(sorted(options.items())))
   return row._replace(
     fn=bind_fn(row.fn),
     at_test=bind_fn(row.at_test),
@@ -340,7 +340,7 @@ def _form_of(fn: Callable, table: Mapping[str, Row]) -> Any:
   base, options = (fn.func, fn.keywords) if isinstance(fn, functools.partial) and not fn.args else (fn, {})
   forms = (row.form for row in table.values() if isinstance(row, Row) and row.fn is base and row.form)
   form = next(forms, None)
-  return form and form._replace(fn=_bind_options(form.fn, options))
+  return form and form._replace(fn=_bind_options(form.fn, tuple(sorted(options.items()))))
 
 
 def init_row_params(
@@ -399,9 +399,13 @@ def _required(fn: Callable) -> list[str]:
   return [name for name, p in _keywords(fn).items() if p.default is p.empty]
 
 
-def _bind_options(fn: Callable | None, options: Mapping[str, Any]) -> Callable | None:
-  """`fn` with those of the options that it takes; a companion may take fewer than the variant."""
+@functools.lru_cache(1024)
+def _bind_options(fn: Callable | None, options: tuple[tuple[str, Any], ...]) -> Callable | None:
+  """`fn` with those of the options that it takes; a companion may take fewer than the variant.
+
+  Cached, so that equal spec strings have equal rows, for which jax compiles once.
+  """
   if fn is None:
     return None
-  accepted_options = {name: value for name, value in options.items() if name in _keywords(fn)}
+  accepted_options = {name: value for name, value in options if name in _keywords(fn)}
   return functools.partial(fn, **accepted_options) if accepted_options else fn

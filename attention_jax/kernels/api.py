@@ -14,6 +14,7 @@ from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended, Memory, project, without_key
 from attention_jax.functional.masking import float_array
 from attention_jax.functional.params import check_variants, normalize_params
+from attention_jax.functional.programs import call_as_program
 from attention_jax.functional.rngs import check_rng
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, lookup
@@ -171,9 +172,28 @@ def attend(
   alignment = lookup(alignment, ALIGNMENTS, 'alignment')
   params = normalize_params('attend', params)
   attend_sequence = get_implementation(implementation, score, alignment).attend
-  query = float_array('attend', 'query', query)
-  key = float_array('attend', 'key', key)
-  value = float_array('attend', 'value', value)
+  operands = {'query': query, 'key': key, 'value': value}
+  operands = {name: float_array('attend', name, array) for name, array in operands.items()}
+  mask, bias = (array if array is None else jnp.asarray(array) for array in (mask, bias))
+  static = (attend_sequence, score, alignment, deterministic, return_weights)
+  return call_as_program(_attend_batch, static, params, *operands.values(), mask, bias, rng)
+
+
+def _attend_batch(
+  attend_sequence: Callable,
+  score: Row,
+  alignment: Row,
+  deterministic: bool,
+  return_weights: bool,
+  params: Mapping,
+  query: Array,
+  key: Array,
+  value: Array,
+  mask: Array | None,
+  bias: Array | None,
+  rng: jax.Array | None,
+) -> Attended:
+  """Checks shapes, and vmaps `attend` of an implementation over the batch axes; arguments: see `attend`."""
   batch = _batch_shape(query, key, value)
   query = jnp.broadcast_to(query, (*batch, *query.shape[-2:]))
   key = _add_batch_axes(key, len(batch))
@@ -269,7 +289,7 @@ def _reshape_mask(mask, weights_shape: tuple[int, ...]) -> Array:
   if mask is None:
     return jnp.ones((*(1 for _ in batch), size), jnp.bool_)
   # Prevents XLA from constant-folding a large mask, which takes seconds.
-  mask = _align('mask', jax.lax.optimization_barrier(jnp.asarray(mask)), weights_shape, jnp.bool_)
+  mask = _align('mask', jax.lax.optimization_barrier(mask), weights_shape, jnp.bool_)
   if mask.shape[-2] == 1:
     return jnp.broadcast_to(mask[..., 0, :], (*mask.shape[:-2], size))
   return jnp.broadcast_to(mask, (*mask.shape[:-2], *weights_shape[-2:]))
@@ -277,7 +297,6 @@ def _reshape_mask(mask, weights_shape: tuple[int, ...]) -> Array:
 
 def _align(name: str, array, shape: tuple[int, ...], dtype) -> Array:
   """Adds leading axes of length 1. Raises UserError unless the array has type `dtype` and broadcasts to `shape`."""
-  array = jnp.asarray(array)
   if not jnp.issubdtype(array.dtype, dtype):
     raise UserError(f'attend: {name} must be {"bool" if dtype is jnp.bool_ else "float"}, got {array.dtype}')
   aligned = (1,) * (len(shape) - array.ndim) + array.shape

@@ -1,5 +1,8 @@
 """The flax module that owns the parameters of attention: any score, any alignment, any number of heads."""
 
+import functools
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -11,6 +14,7 @@ from attention_jax.functional.attend import Attended, Carry, Memory
 from attention_jax.functional.dropout import with_dropout
 from attention_jax.functional.edits import HEAD_AXES
 from attention_jax.functional.masking import check_mask
+from attention_jax.functional.programs import call_as_program
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, lookup, memory_parameter_names
 from attention_jax.kernels.api import IMPLEMENTATIONS, supported_implementations
@@ -277,23 +281,9 @@ class Attention(nn.Module):
       The next carry, and Attended with context [B, `context_width`] and weights: [B, S] for one head, else [B, N, S].
     """
     attend_step = self.resolved_implementation.attend_step or functional.attend_step
-
-    def step(params, carry, query, memory, bias, rng):
-      carry, attended = attend_step(
-        self.score_row,
-        self.alignment_row,
-        params,
-        carry,
-        query[0],
-        memory,
-        bias=None if bias is None else bias[0],
-        rng=rng,
-        deterministic=deterministic,
-      )
-      return carry, jax.tree.map(lambda x: x[None], attended)
-
+    fn = (_attend_one, attend_step, self.score_row, self.alignment_row, deterministic)
     positions = None if position is None else jnp.asarray(position)[None]
-    carry, attended = self._over_heads(step, carry, query[:, None], memory, deterministic, positions)
+    carry, attended = self._over_heads(fn, carry, query[:, None], memory, deterministic, positions)
     return carry, jax.tree.map(lambda x: jnp.squeeze(x, -2), self._join_heads(attended, query[:, None], positions))
 
   def parallel(
@@ -319,24 +309,13 @@ class Attention(nn.Module):
     """
     return_weights = return_weights or (self.positions is not None and self.positions.needs_weights)
 
-    def steps(params, _, query, memory, bias, rng):
-      return self.resolved_implementation.attend(
-        self.score_row,
-        self.alignment_row,
-        params,
-        query,
-        memory,
-        bias=bias,
-        rng=rng,
-        deterministic=deterministic,
-        return_weights=return_weights,
-      )
-
-    attended = self._over_heads(steps, (), query, memory, deterministic, positions)
+    attend = self.resolved_implementation.attend
+    fn = (_attend_all, attend, self.score_row, self.alignment_row, deterministic, return_weights)
+    attended = self._over_heads(fn, (), query, memory, deterministic, positions)
     return self._join_heads(attended, query, positions)
 
-  def _over_heads(self, fn, carry, query, memory: Memory, deterministic: bool, positions: jax.Array | None):
-    """Maps fn(params, carry, query [T, D], memory, bias, rng) over the batch and the heads; results have axes B, N."""
+  def _over_heads(self, fn: tuple, carry, query, memory: Memory, deterministic: bool, positions: jax.Array | None):
+    """Maps a function of one head over the batch and the heads; `fn` is the function and its first arguments."""
     query = query.astype(self.dtype)
     if self.projects and self.bias:
       query = append_one(query)
@@ -360,18 +339,9 @@ class Attention(nn.Module):
       bias = group_heads(bias, self.groups, bias.ndim - 3)
     params = group_heads(params, self.groups, 0)
     carry, rngs = group_heads((carry, self._rngs((query.shape[0], self.heads), deterministic)), self.groups, 1)
-    group_axis, head_axis = HEAD_AXES
-    in_axes = (0, 0, query_head_axis, Memory(None, None, None, 0), 0, 0)
-    over_heads_of_group = jax.vmap(fn, in_axes, axis_name=head_axis, axis_size=self.heads // self.groups)
-    in_axes = (0, 0, query_head_axis, Memory(0, 0, None, 0), 0, 0)
-    over_groups = jax.vmap(over_heads_of_group, in_axes, axis_name=group_axis)
-    over_batch = jax.vmap(
-      over_groups,
-      in_axes=(None, 0, 0, 0, bias_batch_axis, 0),
-      spmd_axis_name=batch_mesh_axis(query.shape[0]),
-    )
-    results = over_batch(params, carry, query, memory._replace(mask=memory.mask[:, 0]), bias, rngs)
-    return jax.tree.map(lambda x: x.reshape(x.shape[0], self.heads, *x.shape[3:]), results)
+    axes = (self.heads, self.groups, query_head_axis, bias_batch_axis)
+    memory = memory._replace(mask=memory.mask[:, 0])
+    return call_as_program(_map_over_heads, (*axes, *fn), params, carry, query, memory, bias, rngs)
 
   def _cast_params(self, query_size: int, memory: Memory):
     """Parameters of all heads for queries of `query_size` features; scalars and those of alignments are not cast."""
@@ -417,3 +387,50 @@ class Attention(nn.Module):
       context = context * jax.nn.sigmoid(self._split_heads(query, self.gate_kernel))
     joined = self.join(jax.lax.collapse(jnp.moveaxis(context, 1, -2), -2))
     return Attended(joined, weights if weights is None or self.heads > 1 else weights[:, 0])
+
+
+def _attend_one(attend_step: Callable, score: Row, alignment: Row, deterministic: bool, *operands):
+  """Attends with a query [1, D] of one head; `operands` are those of `_map_over_heads` without batch and heads."""
+  params, carry, query, memory, bias, rng = operands
+  options = {'bias': None if bias is None else bias[0], 'rng': rng, 'deterministic': deterministic}
+  carry, attended = attend_step(score, alignment, params, carry, query[0], memory, **options)
+  return carry, jax.tree.map(lambda x: x[None], attended)
+
+
+def _attend_all(attend: Callable, score: Row, alignment: Row, deterministic: bool, return_weights: bool, *operands):
+  """Attends with all queries [T, D] of one head; `operands` are those of `_map_over_heads` without batch and heads."""
+  params, _, query, memory, bias, rng = operands
+  options = {'bias': bias, 'rng': rng, 'deterministic': deterministic, 'return_weights': return_weights}
+  return attend(score, alignment, params, query, memory, **options)
+
+
+def _map_over_heads(
+  heads: int, groups: int, query_head_axis: int | None, bias_batch_axis: int | None, fn: Callable, *args
+):
+  """Maps fn(*static, params, carry, query, memory, bias, rng) over the batch, the groups, and the heads of a group.
+
+  Args:
+    heads, groups: N and G.
+    query_head_axis: 0 if the query has axes of groups and heads.
+    bias_batch_axis: 0 if the bias has an axis B.
+    fn: the function of one head.
+    *args: its static arguments, and its operands, of which the parameters have no axis B, and the memory has axes B
+      and G.
+
+  Returns:
+    Its results, with leading axes B and N.
+  """
+  *static, params, carry, query, memory, bias, rngs = args
+  group_axis, head_axis = HEAD_AXES
+  in_axes = (0, 0, query_head_axis, Memory(None, None, None, 0), 0, 0)
+  fn_of_head = functools.partial(fn, *static)
+  over_heads_of_group = jax.vmap(fn_of_head, in_axes, axis_name=head_axis, axis_size=heads // groups)
+  in_axes = (0, 0, query_head_axis, Memory(0, 0, None, 0), 0, 0)
+  over_groups = jax.vmap(over_heads_of_group, in_axes, axis_name=group_axis)
+  over_batch = jax.vmap(
+    over_groups,
+    in_axes=(None, 0, 0, 0, bias_batch_axis, 0),
+    spmd_axis_name=batch_mesh_axis(query.shape[0]),
+  )
+  results = over_batch(params, carry, query, memory, bias, rngs)
+  return jax.tree.map(lambda x: x.reshape(x.shape[0], heads, *x.shape[3:]), results)

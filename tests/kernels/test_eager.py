@@ -1,0 +1,176 @@
+"""A second eager call with equal shapes and an equal spec compiles nothing, and new functions hold no memory."""
+
+import functools
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import attention_jax as aj
+from attention_jax.functional import programs
+from attention_jax.functional.table import lookup
+from attention_jax.modules import attention_equinox, attention_nnx
+from attention_jax.modules.heads import attend_heads, init_heads
+from tests.compiled import record_compilations
+from tests.functional.alignment_cases import PAIRS
+from tests.functional.helpers import attend, make_problem
+
+DEFAULT_PAIRS = [('scaled_dot', 'entmax(alpha=1.3)'), ('coverage', 'softmax'), ('additive', 'mocha(width=2)')]
+SPEC = {'score': 'coverage', 'alignment': 'entmax(alpha=1.3)'}  # scanned in order, and with a loop of its own
+SIZES = {'query': 5, 'key': 5, 'features': 4}
+RNG = jax.random.key(0)
+
+
+def assert_compiled_once(call):
+  jax.block_until_ready(call())
+  with record_compilations() as compiled:
+    jax.block_until_ready(call())
+  assert not compiled
+
+
+def supporting(score, alignment):
+  rows = lookup(score, aj.SCORES, 'score'), lookup(alignment, aj.ALIGNMENTS, 'alignment')
+  devices = ('cudnn', 'pallas_additive')
+  return [name for name, row in aj.IMPLEMENTATIONS.items() if name not in devices and not row.unsupported_reason(*rows)]
+
+
+ALL_PAIRS = DEFAULT_PAIRS + [pytest.param(*pair, marks=pytest.mark.product) for pair in PAIRS]
+
+
+@pytest.mark.parametrize(('score', 'alignment'), ALL_PAIRS)
+def test_attend_in_every_implementation(score, alignment):
+  problem = make_problem(score, alignment, batch=(2,))
+  for implementation in supporting(score, alignment):
+    for deterministic in (True, False):
+      options = {'implementation': implementation, 'rng': RNG, 'deterministic': deterministic}
+      assert_compiled_once(lambda options=options: attend(score, alignment, problem, **options))
+
+
+@pytest.mark.parametrize(('score', 'alignment'), ALL_PAIRS)
+def test_attend_step(score, alignment):
+  params, query, key, value = make_problem(score, alignment)
+  memory = aj.remember(key, value, params=params, alignment=alignment)
+  carry = aj.init_carry(score, alignment, len(key))
+  assert_compiled_once(lambda: aj.attend_step(score, alignment, params, carry, query[0], memory, rng=RNG))
+
+
+@pytest.mark.parametrize('implementation', ['flash', 'chunked', 'xla'])
+def test_gradient(implementation):
+  problem = make_problem('scaled_dot', 'softmax')
+
+  def total(query):
+    return attend('scaled_dot', 'softmax', problem._replace(query=query), implementation=implementation).context.sum()
+
+  assert_compiled_once(lambda: jax.grad(total)(problem.query))
+
+
+@pytest.mark.parametrize('heads', [1, 2])
+def test_apply_of_the_module(heads):
+  attention = aj.Attention(**SPEC, features=4, heads=heads, dropout=0.5)
+  query, encoded = jnp.ones((2, 3, 5)), jnp.ones((2, 7, 5))
+  mask = jnp.ones((2, 7), bool)
+
+  def run(module, query, encoded, mask, deterministic):
+    memory = module.remember(encoded, mask)
+    _, step = module(module.init_carry(memory), query[:, 0], memory, deterministic)
+    return step, module.parallel(query, memory, deterministic)
+
+  variables = attention.init(RNG, query, encoded, mask, True, method=run)
+  for deterministic in (True, False):
+    apply = functools.partial(attention.apply, rngs={'attention': RNG}, method=run)
+    assert_compiled_once(lambda apply=apply, flag=deterministic: apply(variables, query, encoded, mask, flag))
+
+
+def test_heads_nnx_and_equinox():
+  query, encoded = jnp.ones((2, 3, 5)), jnp.ones((2, 7, 5))
+  params = init_heads(RNG, **SIZES, heads=2, **SPEC)
+  assert_compiled_once(lambda: attend_heads(params, query, encoded, **SPEC))
+  nnx_module = attention_nnx.Attention(5, 5, 4, heads=2, **SPEC, rngs=nnx.Rngs(0))
+  assert_compiled_once(lambda: nnx_module(query, encoded))
+  equinox_module = attention_equinox.Attention(5, 5, 4, heads=2, **SPEC, rng=RNG)
+  assert_compiled_once(lambda: equinox_module(query, encoded))
+
+
+def previous_dot(query, key, *, previous):
+  return key @ query + previous
+
+
+@pytest.mark.parametrize('score', [previous_dot, aj.Row(previous_dot), functools.partial(previous_dot)])
+def test_functions_and_rows_of_the_user(score):
+  query, key = jnp.ones((3, 5)), jnp.ones((7, 5))
+  assert_compiled_once(lambda: aj.attend(query, key, key, score=score))
+
+
+def test_edits_and_dropout():
+  query, key = jnp.ones((3, 5)), jnp.ones((7, 5))
+  edited = functools.partial(aj.with_edit, 'softmax', 'uniform')
+  assert_compiled_once(lambda: aj.attend(query, key, key, alignment=edited()))
+  dropped = functools.partial(aj.with_dropout, 'entmax(alpha=1.3)', 0.5)
+  assert_compiled_once(
+    lambda: aj.attend(query, key, key, alignment=dropped(), rng=jax.random.key(1), deterministic=False)
+  )
+
+
+def test_a_method_and_a_function_over_a_traced_array_are_read_in_every_call():
+  query, key = jnp.ones((3, 5)), jnp.ones((7, 5))
+
+  class Scaled:
+    scale = 1.0
+
+    def score(self, query, key):
+      return self.scale * jnp.arange(7.0)
+
+  scaled = Scaled()
+  first = aj.attend(query, key, key, score=scaled.score).weights
+  scaled.scale = 2.0
+  assert not np.allclose(aj.attend(query, key, key, score=scaled.score).weights, first)
+
+  def loss(scale):
+    return aj.attend(query, key, key, score=lambda query, key: scale * jnp.arange(7.0)).weights[0, 0]
+
+  with jax.checking_leaks():
+    jax.jit(jax.grad(loss))(1.0)
+
+
+def test_programs_of_new_functions_are_released(monkeypatch):
+  """The cache has a bound, and nothing else holds a function or its program."""
+  shared = functools.lru_cache(2)(programs._make_program)
+  monkeypatch.setattr(programs, '_shared_program', shared)
+  query, key = jnp.ones((3, 5)), jnp.ones((7, 5))
+  references = []
+  for _ in range(6):
+    score = lambda query, key, *, previous: key @ query + previous  # noqa: E731
+    references.append(weakref.ref(score))
+    aj.attend(query, key, key, score=score)
+  del score
+  gc.collect()
+  assert sum(reference() is not None for reference in references) <= 2
+
+
+@pytest.mark.long
+def test_memory_of_a_thousand_functions_is_flat():
+  query, key = jnp.ones((3, 5)), jnp.ones((7, 5))
+
+  def megabytes():
+    gc.collect()
+    with open('/proc/self/statm') as file:
+      return int(file.read().split()[1]) * 4096 / 2**20
+
+  def call(times):
+    for _ in range(times):
+      aj.attend(query, key, key, score=lambda query, key, *, previous: key @ query + previous)
+
+  call(3 * programs.MAX_PROGRAMS)
+  start = megabytes()
+  call(1000)
+  assert megabytes() - start < 100  # without a bound: 1 GB
+
+
+def test_equal_specs_have_equal_rows():
+  for table, kind, spec in ((aj.SCORES, 'score', 'low_rank(rank=2)'), (aj.ALIGNMENTS, 'alignment', 'local_p(width=3)')):
+    first, second = (lookup(spec, table, kind) for _ in range(2))
+    assert first == second and hash(first) == hash(second)
