@@ -25,11 +25,11 @@ from attention_jax.models.encoder_decoder import EncoderDecoder
 from attention_jax.specs import parse
 from attention_jax.sweeps.bins import evaluate_bins
 from attention_jax.sweeps.collect import FinishedRun, SettingRuns, collect_sweep
-from attention_jax.sweeps.contrasts import Contrast, MetricColumn, contrast_all
+from attention_jax.sweeps.contrasts import Contrast, MetricColumn, contrast_all, correct_contrasts
 from attention_jax.sweeps.ledger import FINISHED, SweepState, read_events, read_state
 from attention_jax.sweeps.measured import summarize
 from attention_jax.sweeps.records import Row
-from attention_jax.sweeps.statistics import Interval, correct_p_values
+from attention_jax.sweeps.statistics import Interval
 from attention_jax.systems.experiment import selectable_metrics
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.runs import open_run
@@ -102,8 +102,9 @@ def setting_rows(
   """Returns a row for each setting, with its differences from the baseline.
 
   Differences are those of runs with the same seed, or of two single runs, with the interval of the t distribution; the
-  p of a paired t-test is corrected for the number of all comparisons (Benjamini & Hochberg). The difference is empty if
-  neither direction of a metric is better, and if a setting has no seed in common with its baseline.
+  p of a paired t-test is corrected for the number of comparisons in its metric, those of all groups (Benjamini &
+  Hochberg). The difference is empty if neither direction of a metric is better, and if a setting has no seed in common
+  with its baseline.
 
   Args:
     settings: the settings.
@@ -134,10 +135,10 @@ def setting_rows(
     group_baseline = _baseline(group, factors, baseline)
     baselines.add(group_baseline.id)
     contrasts += contrast_all(group, group_baseline, columns, 't', False, _discard)
-  corrected = correct_p_values([contrast.p for contrast in contrasts])
   differences = {
-    (contrast.setting.id, contrast.column.metric): _difference_entry(contrast.comparison.difference, p)
-    for contrast, p in zip(contrasts, corrected, strict=True)
+    (contrast.setting.id, contrast.column.metric): _difference_entry(contrast.difference, contrast.corrected_p)
+    for column in columns
+    for contrast in correct_contrasts([contrast for contrast in contrasts if contrast.column == column])
   }
   rows = []
   for setting in settings:

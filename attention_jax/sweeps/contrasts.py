@@ -12,7 +12,7 @@ from attention_jax.inference.evaluation import ComparedTexts, select_texts
 from attention_jax.inference.metrics import METRICS
 from attention_jax.specs import parse
 from attention_jax.sweeps.collect import FinishedRun, SettingRuns
-from attention_jax.sweeps.statistics import Comparison, RowComparison, compare, compare_rows, correct_p_values
+from attention_jax.sweeps.statistics import Comparison, Interval, RowComparison, compare, compare_rows, correct_p_values
 from attention_jax.systems.base import Log, SupportsCorpus
 from attention_jax.systems.registry import SYSTEMS
 
@@ -51,7 +51,8 @@ class Contrast(NamedTuple):
     setting: the setting.
     column: the column.
     comparison: over seeds.
-    corrected_p: `p` after the correction for the number of comparisons of one `contrast_all`.
+    corrected_p: `p` after the correction for the number of comparisons in this column, so that it does not depend on
+      which other columns a report has.
     row_comparisons: comparisons of the outputs of each pair of runs; empty if outputs were not compared.
   """
 
@@ -62,11 +63,19 @@ class Contrast(NamedTuple):
   row_comparisons: Sequence[RowComparison]
 
   @property
+  def tests_rows(self) -> bool:
+    """Whether `difference` and `p` are those over rows: for a single pair of runs whose outputs were compared."""
+    return self.comparison.seeds == 1 and bool(self.row_comparisons)
+
+  @property
+  def difference(self) -> Interval:
+    """The difference, setting minus baseline, with its interval over seeds or, see `tests_rows`, over rows."""
+    return (self.row_comparisons[0] if self.tests_rows else self.comparison).difference
+
+  @property
   def p(self) -> float:
-    """The p of the test over seeds, or of the test over rows for a single pair of runs."""
-    if math.isnan(self.comparison.p) and self.comparison.seeds == 1 and self.row_comparisons:
-      return self.row_comparisons[0].p
-    return self.comparison.p
+    """The p of the test over seeds or, see `tests_rows`, over rows, without a correction."""
+    return (self.row_comparisons[0] if self.tests_rows else self.comparison).p
 
   @property
   def verdict(self) -> str:
@@ -75,7 +84,7 @@ class Contrast(NamedTuple):
       return 'not tested'
     if self.corrected_p >= SIGNIFICANCE:
       return 'no difference found'
-    return 'better' if (self.comparison.difference.value > 0) == self.column.higher_is_better else 'worse'
+    return 'better' if (self.difference.value > 0) == self.column.higher_is_better else 'worse'
 
 
 def contrast_all(
@@ -88,6 +97,8 @@ def contrast_all(
 ) -> list[Contrast]:
   """Compares every setting with the baseline, in every column whose metric has a direction and that has pairs of runs.
 
+  The p values of each column are corrected for the comparisons in this column.
+
   Args:
     settings: the settings.
     baseline: one of them.
@@ -96,11 +107,12 @@ def contrast_all(
     compares_rows: whether outputs are also compared row by row, which reads the data.
     log: called with a line if values or outputs cannot be compared.
   """
-  contrasts = []
+  contrasts: list[Contrast] = []
   comparer = _OutputComparer(log) if compares_rows else None
   for column in columns:
     if column.higher_is_better is None:
       continue
+    column_contrasts = []
     without_pairs = []
     for setting in settings:
       if setting is baseline:
@@ -111,7 +123,7 @@ def contrast_all(
         base_values = [column.value(base_run) for _, base_run in pairs]
         comparison = compare(values, base_values, column.higher_is_better, test)
         row_comparisons = comparer.compare(pairs, column) if comparer else []
-        contrasts.append(Contrast(setting, column, comparison, math.nan, row_comparisons))
+        column_contrasts.append(Contrast(setting, column, comparison, math.nan, row_comparisons))
       else:
         without_pairs.append(setting.label)
     if without_pairs:
@@ -119,6 +131,12 @@ def contrast_all(
         f'not compared in {column.name}: {"; ".join(without_pairs)} (no seed has a value of the setting and one of the '
         f'baseline, {baseline.label})'
       )
+    contrasts += correct_contrasts(column_contrasts)
+  return contrasts
+
+
+def correct_contrasts(contrasts: Sequence[Contrast]) -> list[Contrast]:
+  """Returns contrasts, all of one column, with their p corrected for their number."""
   corrected = correct_p_values([contrast.p for contrast in contrasts])
   return [contrast._replace(corrected_p=p) for contrast, p in zip(contrasts, corrected, strict=True)]
 

@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,10 +15,14 @@ from attention_jax.sweeps.contrasts import MetricColumn
 from attention_jax.sweeps.report import ALIGNMENT_ERROR, Report, ReportCell, ReportRow
 
 DPI = 150
-# Okabe & Ito (2008), distinguishable with every form of colour blindness, without yellow.
-COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#000000')
+# The first seven: Okabe & Ito (2008), distinguishable with every form of colour blindness, without yellow.
+COLOURS = (
+  *('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#000000'),
+  *('#332288', '#882255', '#999933', '#8c564b', '#7f7f7f'),
+)
 MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X')
-STYLES = ('-', '--', ':')
+STYLES = ('-', '--', ':', '-.', (0, (5, 1, 1, 1, 1, 1)), (0, (1, 4)), (0, (9, 3)))
+NUM_MARKS = 8  # about as many marks are drawn on a curve
 MAX_CURVES = 12  # with more settings, the best ones and the baseline are drawn
 MAX_LABEL = 48  # characters of a setting
 
@@ -69,6 +73,15 @@ def _main_columns(report: Report) -> list[MetricColumn]:
   return [column for column in report.columns if column.split == report.columns[0].split]
 
 
+def _setting_style(report: Report, row: ReportRow) -> dict[str, Any]:
+  """The colour and the mark of a setting, the same in every picture.
+
+  With more settings than colours, two settings of one colour have different marks, up to 84 settings.
+  """
+  i = next(i for i, member in enumerate(report.rows) if member is row)
+  return {'color': COLOURS[i % len(COLOURS)], 'marker': MARKERS[i % len(MARKERS)]}
+
+
 def _draw_values(report: Report, columns: Sequence[MetricColumn]) -> Picture:
   """Means with intervals, and a point per seed; a panel per metric, settings from top to bottom."""
   rows = report.rows
@@ -77,40 +90,41 @@ def _draw_values(report: Report, columns: Sequence[MetricColumn]) -> Picture:
   for axes, column in zip(panels, columns, strict=True):
     for y, row in enumerate(rows):
       if column in row.cells:
-        colour = COLOURS[1] if row.setting is report.baseline else COLOURS[0]
-        _draw_cell(axes, row.cells[column], y, colour)
-    if report.baseline in [row.setting for row in rows]:
-      base = next(row for row in rows if row.setting is report.baseline)
-      if column in base.cells:
-        axes.axvline(base.cells[column].mean.value, color=COLOURS[1], linewidth=0.8, linestyle=':')
+        _draw_cell(axes, row.cells[column], y, _setting_style(report, row))
+        if row.setting is report.baseline:
+          axes.axvline(row.cells[column].mean.value, color=INK, linewidth=0.8, linestyle=':')
     axes.set_xlabel(_axis_label(column), color=INK, fontsize=9)
     axes.grid(axis='x', color=LINE, linewidth=0.6)
   panels[0].set_yticks(range(len(rows)), [_shorten(row.setting.label) for row in rows])
   panels[0].set_ylim(len(rows) - 0.5, -0.5)
-  return Picture('values', 'Means with 95 % intervals; a point is a run; the baseline is orange', to_png(figure))
+  return Picture(
+    'values', 'Means with 95 % intervals; a point is a run; the dotted line is the baseline', to_png(figure)
+  )
 
 
-def _draw_cell(axes: Any, cell: ReportCell, y: float, colour: str) -> None:
+def _draw_cell(axes: Any, cell: ReportCell, y: float, style: Mapping[str, Any]) -> None:
+  colour = style['color']
   axes.plot(cell.values, [y] * len(cell.values), 'o', color=colour, alpha=0.35, markersize=3.5, markeredgewidth=0)
   mean = cell.mean
   if not math.isnan(mean.low):
     axes.plot([mean.low, mean.high], [y, y], color=colour, linewidth=2.2, solid_capstyle='butt')
-  axes.plot([mean.value], [y], 'D', color=colour, markersize=5)
+  axes.plot([mean.value], [y], linestyle='', markersize=6, **style)
 
 
 def _draw_curves(report: Report) -> Picture | None:
   """The validation metric that training.select of the baseline names, by updates: mean and range over seeds."""
   select = report.baseline.config['training']['select']
   name = f'validation/{select}'
-  curves = {row.setting.label: _mean_curve(row, name) for row in _curve_rows(report)}
-  curves = {label: curve for label, curve in curves.items() if len(curve[0]) > 1}
+  curves = [(row, *_mean_curve(row, name)) for row in _curve_rows(report)]
+  curves = [curve for curve in curves if len(curve[1]) > 1]
   if not curves:
     return None
   figure = new_figure(8.2, 4.0)
   axes = figure.subplots()
-  for i, (label, (steps, mean, low, high)) in enumerate(curves.items()):
-    style = {'color': COLOURS[i % len(COLOURS)], 'linestyle': STYLES[i // len(COLOURS) % len(STYLES)]}
-    axes.plot(steps, mean, label=_shorten(label), linewidth=1.6, **style)
+  for row, steps, mean, low, high in curves:
+    style = _setting_style(report, row)
+    marks = {'markersize': 5, 'markevery': max(1, len(steps) // NUM_MARKS)}
+    axes.plot(steps, mean, label=_shorten(row.setting.label), linewidth=1.6, **marks, **style)
     axes.fill_between(steps, low, high, color=style['color'], alpha=0.12, linewidth=0)
   axes.set_xlabel('updates', color=INK, fontsize=9)
   search = ' (greedy)' if select in METRICS else ''  # other metrics need no search
@@ -141,27 +155,28 @@ def _mean_curve(row: ReportRow, name: str) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 def _draw_interaction(report: Report, column: MetricColumn) -> Picture | None:
-  """For a grid of two fields: the levels of one on the axis, a line for each level of the other."""
+  """For a grid of two fields: the levels of one on the axis, a line for each level of the other, a mark per setting."""
   factors = list(report.rows[0].setting.factors)
-  cells = {
-    tuple(str(value) for value in row.setting.factors.values()): row.cells[column]
-    for row in report.rows
-    if column in row.cells
+  rows = {
+    tuple(str(value) for value in row.setting.factors.values()): row for row in report.rows if column in row.cells
   }
   num_rows = sum(column in row.cells for row in report.rows)
-  if len(factors) != 2 or len(cells) < 4 or len(cells) < num_rows:  # several rows may have the same levels
+  if len(factors) != 2 or len(rows) < 4 or len(rows) < num_rows:  # several rows may have the same levels
     return None
-  levels = [list(dict.fromkeys(key[i] for key in cells)) for i in range(2)]
-  if min(map(len, levels)) < 2 or len(cells) < len(levels[0]) * len(levels[1]):
+  levels = [list(dict.fromkeys(key[i] for key in rows)) for i in range(2)]
+  if min(map(len, levels)) < 2 or len(rows) < len(levels[0]) * len(levels[1]):
     return None
   figure = new_figure(max(5.0, 1.4 * len(levels[0]) + 3.4), 3.8)
   axes = figure.subplots()
   for i, level in enumerate(levels[1]):
-    means = [cells[first, level].mean for first in levels[0]]
-    x = np.arange(len(means)) + 0.06 * (i - (len(levels[1]) - 1) / 2)
-    style = {'color': COLOURS[i % len(COLOURS)], 'marker': MARKERS[i % len(MARKERS)]}
-    axes.plot(x, [mean.value for mean in means], label=_shorten(level), linewidth=1.4, markersize=5, **style)
-    axes.vlines(x, [m.low for m in means], [m.high for m in means], color=style['color'], linewidth=1.4)
+    members = [rows[first, level] for first in levels[0]]
+    x = np.arange(len(members)) + 0.06 * (i - (len(levels[1]) - 1) / 2)
+    means = [row.cells[column].mean.value for row in members]
+    axes.plot(x, means, label=_shorten(level), linewidth=1.2, color=INK, linestyle=STYLES[i % len(STYLES)])
+    for place, row in zip(x, members, strict=True):
+      mean = row.cells[column].mean
+      marks = {'linestyle': '', 'markersize': 6, 'elinewidth': 1.4}
+      axes.errorbar([place], [mean.value], yerr=_reach(mean), **marks, **_setting_style(report, row))
   axes.set_xticks(range(len(levels[0])), [_shorten(level) for level in levels[0]])
   axes.set_xlim(-0.4, len(levels[0]) - 0.6)
   axes.set_xlabel(factors[0], color=INK, fontsize=9)
@@ -179,17 +194,14 @@ def _draw_alignment(report: Report) -> Picture | None:
   errors = columns.get(ALIGNMENT_ERROR)
   if errors is None or errors == quality:
     return None
-  figure = new_figure(7.4, 4.0)
+  figure = new_figure(7.4, max(4.0, 0.8 + 0.2 * len(report.rows)))  # as high as the legend
   axes = figure.subplots()
-  for i, row in enumerate(report.rows):
+  for row in report.rows:
     if quality in row.cells and errors in row.cells:
       x = row.cells[errors].mean
       y = row.cells[quality].mean
-      style = {'color': COLOURS[i % len(COLOURS)], 'marker': MARKERS[i // len(COLOURS) % len(MARKERS)]}
-      reach = {'xerr': _reach(x), 'yerr': _reach(y)}
-      axes.errorbar(
-        [x.value], [y.value], **reach, label=_shorten(row.setting.label), linestyle='', markersize=6, **style
-      )
+      options = {'xerr': _reach(x), 'yerr': _reach(y), 'label': _shorten(row.setting.label)}
+      axes.errorbar([x.value], [y.value], linestyle='', markersize=6, **options, **_setting_style(report, row))
   axes.set_xlabel(_axis_label(errors), color=INK, fontsize=9)
   axes.set_ylabel(_axis_label(quality), color=INK, fontsize=9)
   axes.grid(color=LINE, linewidth=0.6)
@@ -226,7 +238,13 @@ def new_figure(width: float, height: float) -> Any:
 def add_legend(axes: Any, title: str | None = None) -> None:
   """Adds a legend at the right of the axes, where it hides nothing."""
   legend = axes.legend(
-    title=title, loc='upper left', bbox_to_anchor=(1.01, 1.0), fontsize=8, title_fontsize=8, frameon=False
+    title=title,
+    loc='upper left',
+    bbox_to_anchor=(1.01, 1.0),
+    fontsize=8,
+    title_fontsize=8,
+    frameon=False,
+    handlelength=3,
   )
   legend.set_in_layout(True)
 

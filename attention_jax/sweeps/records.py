@@ -51,8 +51,8 @@ class Table(NamedTuple):
   - `factors` maps the name of each varied factor to its value in the row.
   - `metrics` maps 'SPLIT/METRIC', or in tables of claims another name such as 'probe/accuracy', to an entry. An entry
     has either a text, or a value and some of: deviation (n - 1), values (of the seeds), digits, and difference.
-  - The difference of an entry from the baseline has a value, and low, high and p if they are known. It is empty if it
-    could not be computed, and missing in the baseline.
+  - The difference of an entry from the baseline has a value, and low, high and the corrected p, if they are known, see
+    claims.setting_rows. It is empty if it could not be computed, and missing in the baseline.
   - `references` maps further names of metrics to entries of other tables: an object with table, metric, and the fields
     that select one row of that table.
 

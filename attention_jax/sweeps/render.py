@@ -15,12 +15,11 @@ from attention_jax import atomic
 from attention_jax.sweeps.contrasts import SIGNIFICANCE, Contrast
 from attention_jax.sweeps.estimate import format_seconds
 from attention_jax.sweeps.plots import Picture, draw_pictures
-from attention_jax.sweeps.report import Report, ReportCell
+from attention_jax.sweeps.report import MISSING, Report, ReportCell, format_difference
 from attention_jax.sweeps.statistics import Interval
 
 TEMPLATES = Path(__file__).parent
 PICTURES = 'report_pictures'
-MISSING = '–'
 MARKDOWN_SPECIAL = re.compile(r'([\\`*|<>\[\]{}])')
 
 
@@ -104,15 +103,15 @@ def summary_table(report: Report) -> pd.DataFrame:
 
 
 def _contrast_fields(contrast: Contrast) -> dict[str, Any]:
-  difference = contrast.comparison.difference
+  difference = contrast.difference
   return {
     'difference': difference.value,
     'difference_low': difference.low,
     'difference_high': difference.high,
-    'p': contrast.comparison.p,
+    'uncorrected_p': contrast.p,
     'corrected_p': contrast.corrected_p,
     'probability_of_improvement': contrast.comparison.improvement,
-    'rows_p': ' '.join(f'{comparison.p:.4g}' for comparison in contrast.row_comparisons),
+    'uncorrected_rows_p': ' '.join(f'{comparison.p:.4g}' for comparison in contrast.row_comparisons),
     'verdict': contrast.verdict,
   }
 
@@ -160,13 +159,6 @@ def _cell(cell: ReportCell) -> str:
   return f'{_number(cell.mean.value)} {_ends(cell.mean)}, IQM {_number(cell.interquartile_mean.value)}'
 
 
-def _signed(interval: Interval) -> str:
-  if math.isnan(interval.value):
-    return MISSING
-  text = f'{interval.value:+.3g}'
-  return text if math.isnan(interval.low) else f'{text} [{interval.low:+.3g}, {interval.high:+.3g}]'
-
-
 def _p(value: float) -> str:
   if math.isnan(value):
     return MISSING
@@ -187,6 +179,7 @@ def _row_comparisons(contrast: Contrast) -> str:
 FILTERS = {
   'base64': lambda data: base64.b64encode(data).decode(),
   'cell': _cell,
+  'difference': format_difference,
   'count': lambda number: f'{number:,}' if number else MISSING,
   'ends': _ends,
   'md': lambda text: MARKDOWN_SPECIAL.sub(r'\\\1', ' '.join(str(text).split())),
@@ -195,6 +188,5 @@ FILTERS = {
   'p': _p,
   'row_comparisons': _row_comparisons,
   'share': lambda value: MISSING if math.isnan(value) else f'{value:.2f}',
-  'signed': _signed,
   'time': format_seconds,
 }

@@ -4,6 +4,7 @@ import datetime
 import functools
 import math
 import operator
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from attention_jax.errors import UserError, choose
 from attention_jax.inference.metrics import mean_and_deviation
 from attention_jax.specs import parse
 from attention_jax.sweeps.collect import SettingRuns, collect_folders, collect_sweep
-from attention_jax.sweeps.contrasts import Contrast, MetricColumn, contrast_all
+from attention_jax.sweeps.contrasts import SIGNIFICANCE, Contrast, MetricColumn, contrast_all
 from attention_jax.sweeps.estimate import measure_costs
 from attention_jax.sweeps.ledger import FAILED, FINISHED, SweepState, UnitState, read_state
 from attention_jax.sweeps.plan import without_removed
@@ -33,6 +34,7 @@ from attention_jax.systems.experiment import selectable_metrics
 
 FEW_SEEDS = 5  # below, bootstrap intervals over seeds are noticeably too narrow
 ALIGNMENT_ERROR = 'alignment_error_rate'
+MISSING = '–'
 
 
 class ReportOptions(NamedTuple):
@@ -266,7 +268,10 @@ def _row(setting: SettingRuns, columns: Sequence[MetricColumn], update_flop: flo
 
 
 def _findings(contrasts: Sequence[Contrast], baseline: SettingRuns, columns: Sequence[MetricColumn]) -> list[str]:
-  """One sentence per column with contrasts: which settings are better, worse, not found to differ, or not tested."""
+  """One sentence per column with contrasts: which settings are better, worse, not found to differ, or not tested.
+
+  Each setting has its difference from the baseline, with an interval: also a large one that is not significant.
+  """
   findings = []
   for column in columns:
     groups: dict[str, list[Contrast]] = {}
@@ -274,7 +279,9 @@ def _findings(contrasts: Sequence[Contrast], baseline: SettingRuns, columns: Seq
       if contrast.column == column:
         groups.setdefault(contrast.verdict, []).append(contrast)
     if groups:
-      parts = [_describe_group(verdict, groups[verdict], len(groups) == 1) for verdict in VERDICTS if verdict in groups]
+      parts = [
+        f'{verdict}: {", ".join(map(_describe_contrast, groups[verdict]))}' for verdict in VERDICTS if verdict in groups
+      ]
       findings.append(f'{column.name}, compared with {baseline.label}: {"; ".join(parts)}.')
   return findings
 
@@ -282,21 +289,20 @@ def _findings(contrasts: Sequence[Contrast], baseline: SettingRuns, columns: Seq
 VERDICTS = ('better', 'worse', 'no difference found', 'not tested')  # in the order of a sentence
 
 
-def _describe_group(verdict: str, contrasts: Sequence[Contrast], is_only_verdict: bool) -> str:
-  """'better: a (+1, p = 0.01), b (+2, p = 0.02)'; 'no difference found: a, b'.
-
-  Several settings that are neither better nor worse are counted instead of named if no setting has another verdict.
-  """
-  if verdict in ('better', 'worse'):
-    return f'{verdict}: {", ".join(map(_describe_contrast, contrasts))}'
-  if is_only_verdict and len(contrasts) > 1:
-    return f'{verdict}: all {len(contrasts)} compared settings'
-  return f'{verdict}: {", ".join(contrast.setting.label for contrast in contrasts)}'
-
-
 def _describe_contrast(contrast: Contrast) -> str:
-  p = '' if math.isnan(contrast.corrected_p) else f', p = {contrast.corrected_p:.2g}'
-  return f'{contrast.setting.label} ({contrast.comparison.difference.value:+.3g}{p})'
+  """'score=dot (-6.3 [-14.2, +1.6], corrected p = 0.1)'."""
+  over = ' over rows' if contrast.tests_rows else ''
+  p = '' if math.isnan(contrast.corrected_p) else f', corrected p = {contrast.corrected_p:.2g}'
+  return f'{contrast.setting.label} ({format_difference(contrast.difference)}{over}{p})'
+
+
+def format_difference(difference: Interval) -> str:
+  """Returns '-6.3 [-14.2, +1.6]'; '-6.3 [no interval]', and MISSING for NaN."""
+  if math.isnan(difference.value):
+    return MISSING
+  has_interval = not math.isnan(difference.low)
+  ends = f'{difference.low:+.3g}, {difference.high:+.3g}' if has_interval else 'no interval'
+  return f'{difference.value:+.3g} [{ends}]'
 
 
 def _notes(
@@ -309,26 +315,28 @@ def _notes(
   ]
   if min(seed_counts) == 1:
     notes.append(
-      'A setting with one seed has no interval and no test over seeds. For a single pair of runs, p is that of the '
-      'test over rows, if there is one: it tests whether these two trained models differ. Other seeds may differ as '
-      'much.'
+      'A setting with one seed has no interval and no test over seeds. For a single pair of runs, the interval of the '
+      'difference and p are those over rows, if outputs are compared: they show whether these two trained models '
+      'differ. Other seeds may differ as much.'
     )
   if small_counts := [count for count in seed_counts if 1 < count < FEW_SEEDS]:
     notes.append(
       f'With {min(small_counts)} seeds, bootstrap intervals are too narrow, and only large differences are found.'
     )
-  if num_tested := sum(not math.isnan(contrast.corrected_p) for contrast in contrasts):
+  if tested := Counter(contrast.column for contrast in contrasts if not math.isnan(contrast.corrected_p)):
+    counts = '; '.join(f'{column.name}: {count}' for column, count in tested.items())
     notes.append(
-      f'p values are those of a paired {TEST_NAMES[options.test]} over seeds or, for a single pair of runs, of '
-      'the test over rows, corrected for '
-      f'{format_count(num_tested, "comparison")} (Benjamini-Hochberg). That no difference was found does not mean that '
-      'there is none. P(better) is the probability that a run of the setting is better than one of the baseline.'
+      f'p is that of a paired {TEST_NAMES[options.test]} over seeds or, for a single pair of runs, of the test over '
+      'rows. Corrected p is p corrected for the number of comparisons in the same metric and split '
+      f'(Benjamini-Hochberg), whichever other metrics are shown; comparisons: {counts}. A setting is better or worse '
+      f'if its corrected p is below {SIGNIFICANCE}. That no difference was found does not mean that there is none: '
+      'see its interval. P(better) is the probability that a run of the setting is better than one of the baseline.'
     )
   if any(contrast.row_comparisons for contrast in contrasts):
     notes.append(
-      'Rows: the number of pairs of runs whose outputs differ at p < 0.05 when rows are resampled, or the p of a '
-      'single pair (metrics of sacrebleu: paired bootstrap; rates: paired permutation test). This tests whether two '
-      'trained models differ, not two settings.'
+      'Rows: the number of pairs of runs whose outputs differ at p < 0.05, not corrected, when rows are resampled, or '
+      'the p of a single pair, not corrected (metrics of sacrebleu: paired bootstrap; rates: paired permutation test). '
+      'This tests whether two trained models differ, not two settings.'
     )
   commits = sorted({run.commit or 'unknown' for setting in settings for run in setting.runs})
   if len(commits) > 1:

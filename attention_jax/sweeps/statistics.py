@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.stats
-from sacrebleu.significance import PairedTest, _bootstrap_resample
+from sacrebleu.significance import _bootstrap_resample, _compute_p_value
 
 from attention_jax.inference.metrics import RowCounts, count_rows, reference_streams, sacrebleu_metric
 
@@ -147,7 +147,7 @@ class RowComparison(NamedTuple):
   """Comparison of the outputs of two runs on the same rows, by one metric.
 
   Attributes:
-    difference: of the metric, other run minus baseline, with its bootstrap interval (NaN ends for sacrebleu's metrics).
+    difference: of the metric, other run minus baseline, with its paired bootstrap interval.
     p: the p value of the paired test over rows; NaN if there is nothing to count, see `compare_rates`.
   """
 
@@ -174,15 +174,20 @@ def compare_rows(
 
 
 def _compare_by_sacrebleu(metric: Any, baseline, hypotheses, references) -> RowComparison:
-  """Paired bootstrap resampling (Koehn 2004), as implemented by sacrebleu."""
-  systems = [('baseline', list(baseline)), ('setting', list(hypotheses))]
-  test = PairedTest(systems, {'metric': metric}, reference_streams(references), 'bs', n_samples=ROW_RESAMPLES)
-  _, scores = test()
-  first, second = next(results for name, results in scores.items() if name != 'System')
-  difference = Interval(second.score - first.score, math.nan, math.nan)
+  """Paired bootstrap resampling (Koehn 2004): the p of sacrebleu's PairedTest, and the interval of the same samples."""
+  first, second = (_resample_by_sacrebleu(metric, lines, references) for lines in (baseline, hypotheses))
+  value = second[0].score - first[0].score
+  differences = np.array([y.score - x.score for x, y in zip(first[1], second[1], strict=True)])  # of the same rows
+  interval = Interval(value, *map(float, np.quantile(differences, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])))
+  deviations = np.abs(differences) - np.abs(differences).mean()
   # sacrebleu gives the smallest possible p to systems whose scores are equal in every sample.
-  p = float(second.p_value) if difference.value else 1.0
-  return RowComparison(difference, p)
+  return RowComparison(interval, _compute_p_value(deviations, abs(value)) if value else 1.0)
+
+
+def _resample_by_sacrebleu(metric: Any, hypotheses, references) -> tuple[Any, list[Any]]:
+  """The score, and those of resampled rows, which are the same rows in every call."""
+  statistics = metric._extract_corpus_statistics(hypotheses, reference_streams(references))
+  return metric._aggregate_and_compute(statistics), _bootstrap_resample(statistics, metric, ROW_RESAMPLES)[1]
 
 
 def compare_rates(first: RowCounts, second: RowCounts) -> RowComparison:
@@ -256,9 +261,7 @@ def bootstrap_rows(spec: str, hypotheses: Sequence[str], references: Sequence[Se
 
 def _bootstrap_by_sacrebleu(metric: Any, hypotheses, references) -> Interval:
   """The score and the interval that `corpus_score(n_bootstrap=...)` computes."""
-  statistics = metric._extract_corpus_statistics(hypotheses, reference_streams(references))
-  score = metric._aggregate_and_compute(statistics)
-  _, samples = _bootstrap_resample(statistics, metric, ROW_RESAMPLES)
+  score, samples = _resample_by_sacrebleu(metric, hypotheses, references)
   for sample in samples:  # corpus_score fails if some scores are float and others float32
     sample.score = float(sample.score)
   score.estimate_ci(samples)

@@ -24,6 +24,30 @@ def test_an_interaction_is_drawn_if_every_row_has_levels_of_its_own(report):
   assert not any(picture.name.startswith('interaction') for picture in draw_pictures(repeated))
 
 
+def test_a_setting_has_one_colour_and_mark_in_all_pictures(report, figures):
+  pictures = draw_pictures(report)
+  drawn = dict(zip([picture.name for picture in pictures], figures, strict=True))
+  expected = [plots._setting_style(report, row) for row in report.rows]
+  assert len({style['color'] for style in expected}) == len(report.rows) == 4
+
+  def styles(name):
+    """The style of each line with a mark, in the order of drawing, without the points of seeds."""
+    lines = [
+      line for line in drawn[name].axes[0].lines if line.get_marker() not in ('None', '') and not line.get_alpha()
+    ]
+    return [{'color': line.get_color(), 'marker': line.get_marker()} for line in lines]
+
+  assert styles('values') == styles('curves') == styles('alignment') == expected
+  by_level = [expected[i] for i in (0, 2, 1, 3)]  # each level of the second field, with those of the first
+  assert styles('interaction.exact_match') == by_level
+
+
+def test_settings_of_one_colour_have_different_marks(report):
+  rows = [row._replace() for row in report.rows * 21]
+  drawn = [tuple(plots._setting_style(report._replace(rows=rows), row).values()) for row in rows]
+  assert len(set(drawn)) == len(drawn) == 84
+
+
 def test_a_report_without_metrics_has_no_pictures(report):
   rows = [row._replace(cells={}) for row in report.rows]
   assert draw_pictures(report._replace(columns=[], contrasts=[], rows=rows)) == []

@@ -84,7 +84,8 @@ def test_many_points_that_are_not_joined_are_marked(monkeypatch):
 
 def test_styles_repeat_after_the_last_one(monkeypatch):
   figures = store_figures(monkeypatch)
-  table = Table([], rows([1, 2], whens=('first', 'second', 'third', 'fourth')))
+  table = Table([], rows([1, 2], whens=range(len(record_plots.STYLES) + 1)))
   draw_rows(table, Plot('x', {'a': 'metric a'}, style='when'))
   (axes,) = figures[0].axes
-  assert [container.lines[0].get_linestyle() for container in axes.containers] == ['-', '--', ':', '-']
+  styles = [container.lines[0]._unscaled_dash_pattern for container in axes.containers]
+  assert styles[0] == styles[-1] and len(set(styles[:-1])) == len(record_plots.STYLES)

@@ -5,14 +5,16 @@ import shutil
 
 import numpy as np
 import pytest
+from scipy.stats import false_discovery_control
 
 from attention_jax.data import vocab
 from attention_jax.errors import UserError
 from attention_jax.sweeps.ledger import open_ledger
 from attention_jax.sweeps.plots import draw_pictures
 from attention_jax.sweeps.render import render
-from attention_jax.sweeps.report import ReportOptions, sweep_report
+from attention_jax.sweeps.report import ReportOptions, _findings, sweep_report
 from attention_jax.sweeps.resolve import resolve
+from attention_jax.sweeps.statistics import Interval, RowComparison
 from tests.sweeps.helpers import NO_ROWS, SETTINGS, add_run, make_base, make_sweep
 
 
@@ -39,15 +41,51 @@ def test_findings_state_the_verdict_of_each_comparison_with_the_baseline(report)
   values = [[run.value('test', 'exact_match') for run in setting.runs] for setting in (last.setting, report.baseline)]
   assert last.comparison.difference.value == pytest.approx(np.mean(values[0]) - np.mean(values[1]))
   assert last.verdict == 'better' and last.corrected_p >= last.comparison.p
+  assert last.corrected_p == pytest.approx(
+    false_discovery_control([contrast.p for contrast in report.contrasts[:3]])[2]
+  )
   first, second = report.findings
   assert first.startswith('exact_match, test, compared with score=dot, alignment=softmax: better: ')
-  assert 'score=general, alignment=local_p(width=10) (+' in first
+  low, high = last.difference.low, last.difference.high
+  described = f'({last.difference.value:+.3g} [{low:+.3g}, {high:+.3g}], corrected p = {last.corrected_p:.2g})'
+  assert f'score=general, alignment=local_p(width=10) {described}' in first
   assert second.startswith('alignment_error_rate, test, ')
   for finding, column in zip(report.findings, report.columns, strict=True):
     for contrast in report.contrasts:
       if contrast.column == column:
         assert re.search(rf'{contrast.verdict}:[^;]*{re.escape(contrast.setting.label)}', finding)
   assert any('With 3 seeds, bootstrap intervals are too narrow' in note for note in report.notes)
+
+
+def test_a_large_difference_that_is_not_significant_is_stated_with_its_interval(tmp_path):
+  with open_ledger(tmp_path) as ledger:
+    for index, values in enumerate([(80.0, 81.0, 82.0), (79.0, 70.0, 75.1)]):
+      for seed, value in enumerate(values):
+        add_run(ledger, resolve(make_base(), SETTINGS[index]), seed, value, 20.0)
+  (finding,) = sweep_report(tmp_path, NO_ROWS._replace(metrics=['exact_match']), print).findings
+  expected = 'no difference found: score=dot, alignment=local_p(width=10) (-6.3 [-18.8, +6.19], corrected p = 0.16).'
+  assert finding.endswith(expected)
+
+
+def test_p_does_not_depend_on_the_metrics_that_are_shown(folder):
+  def corrected(*metrics):
+    contrasts = sweep_report(folder, NO_ROWS._replace(metrics=metrics), print).contrasts
+    return [contrast.corrected_p for contrast in contrasts if contrast.column.metric == 'exact_match']
+
+  p_values = corrected('exact_match')
+  assert len(p_values) == 3 and max(p_values) < 1
+  assert corrected('alignment_error_rate', 'exact_match', 'loss') == corrected() == p_values
+
+
+def test_a_single_pair_has_the_interval_and_the_p_over_rows(report):
+  rows = RowComparison(Interval(-2.0, -3.0, -1.0), 0.01)
+  seeds = report.contrasts[0].comparison._replace(seeds=1, difference=Interval(-2.0, np.nan, np.nan), p=np.nan)
+  contrast = report.contrasts[0]._replace(comparison=seeds, row_comparisons=[rows], corrected_p=0.02)
+  assert (contrast.difference, contrast.p, contrast.verdict) == (*rows, 'worse')
+  (finding,) = _findings([contrast], report.baseline, report.columns)
+  assert finding.endswith(' (-2 [-3, -1] over rows, corrected p = 0.02).')
+  (finding,) = _findings([contrast._replace(row_comparisons=[], corrected_p=np.nan)], report.baseline, report.columns)
+  assert finding.endswith(': not tested: score=dot, alignment=local_p(width=10) (-2 [no interval]).')
 
 
 def test_notes_count_the_seeds_and_the_tests(tmp_path):
@@ -59,7 +97,7 @@ def test_notes_count_the_seeds_and_the_tests(tmp_path):
   notes = sweep_report(tmp_path, NO_ROWS, print).notes
   assert any('A setting with one seed' in note for note in notes)
   assert any('With 3 seeds, bootstrap intervals are too narrow' in note for note in notes)
-  assert any('corrected for 2 comparisons' in note for note in notes)  # of four: the third setting has one seed
+  assert any('comparisons: exact_match, test: 1; alignment_error_rate, test: 1.' in note for note in notes)
 
 
 def test_notes_name_metrics_that_were_measured_in_different_ways(tmp_path):
@@ -132,8 +170,11 @@ def test_options_select_the_baseline_and_the_metrics(folder):
   assert [column.metric for column in report.columns] == ['loss', 'entropy']
   assert {contrast.column.metric for contrast in report.contrasts} == {'loss'}  # neither high nor low entropy is better
   assert {contrast.verdict for contrast in report.contrasts} == {'no difference found'}  # all losses are equal
-  expected = 'loss, test, compared with score=general, alignment=softmax: no difference found: all 3 compared settings.'
-  assert report.findings == [expected]
+  (finding,) = report.findings
+  assert finding.startswith(
+    'loss, test, compared with score=general, alignment=softmax: no difference found: score=dot'
+  )
+  assert finding.count(' (+0 [no interval], corrected p = 1)') == 3
 
 
 @pytest.mark.parametrize(

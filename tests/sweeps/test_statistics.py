@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.special
 from sacrebleu.metrics import BLEU
+from sacrebleu.significance import PairedTest
 
 from attention_jax.inference.metrics import METRICS, RowCounts, compute_metric, count_rows
 from attention_jax.sweeps.statistics import (
@@ -142,6 +143,16 @@ def test_bleu_is_compared_by_paired_bootstrap_resampling():
   stream = [[reference[0] for reference in references]]
   gain = metric.corpus_score(good, stream).score - metric.corpus_score(bad, stream).score
   assert comparison.difference.value == pytest.approx(gain) and comparison.p < 0.01
+  systems = [('bad', bad), ('good', good)]
+  _, scores = PairedTest(systems, {'BLEU': metric}, [list(stream[0])], 'bs', n_samples=1000)()
+  assert comparison.p == scores['BLEU'][1].p_value
+  rows = np.random.default_rng(1).integers(0, len(good), (300, len(good)))
+  gains = [
+    metric.corpus_score([good[i] for i in sample], [[stream[0][i] for i in sample]]).score
+    - metric.corpus_score([bad[i] for i in sample], [[stream[0][i] for i in sample]]).score
+    for sample in rows
+  ]
+  np.testing.assert_allclose(comparison.difference[1:], np.percentile(gains, [2.5, 97.5]), atol=3.0)
   assert compare_rows('bleu(tokenize="none")', good, good, references).p > 0.5
   assert compare_rows('exact_match', good, bad, references).difference.value < 0
 
