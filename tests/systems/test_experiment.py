@@ -215,6 +215,23 @@ def test_fewer_steps_than_the_best_state_of_a_killed_run_are_an_error(trained, c
     train_quietly(config | {'training': config['training'] | {'steps': 3}}, folder)
 
 
+def test_more_steps_under_a_schedule_that_depends_on_them_report_both_rates(config, monkeypatch):
+  def described(made=4, **fields):
+    stored = config | {'training': config['training'] | fields}
+    params = {'temperature': np.zeros([])}
+    return experiment._describe_raised_steps(
+      stored, stored | {'training': stored['training'] | {'steps': 8}}, params, made
+    )
+
+  assert described(schedule='cosine(peak=1.0)') == [
+    'training.steps was 4 and is now 8, on which the schedule of the learning rate depends: it was 0 at step 4, and is '
+    '0.3087 at step 5'
+  ]
+  (line,) = described(anneal='temperature: linear(peak=2.0, end=1.0)')
+  assert 'the schedule of the temperature depends: it was 1 at step 4, and is 1.375 at step 5' in line
+  assert described(schedule='cosine(steps=4)') == described(schedule='cosine', made=0) == described() == []
+
+
 @pytest.mark.long
 def test_more_steps_continue_a_finished_run(trained, config, tmp_path):
   """Quick forms in tests/training: `test_mutable_fields_may_differ_on_resume`, and
