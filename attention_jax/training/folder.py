@@ -28,6 +28,7 @@ FillDefaults = Callable[[dict[str, Any]], dict[str, Any]]
 # and the rounding of short runs on CPUs, see loop.Training. Other devices may round sums differently.)
 MUTABLE_FIELDS = frozenset(
   {
+    'data.max_left_out',
     'training.steps',
     'training.patience',
     'training.log_every',

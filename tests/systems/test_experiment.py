@@ -69,6 +69,10 @@ CONFIG_ERRORS = [
 # The same for mistakes that only the data reveal.
 DATA_ERRORS = [
   ({'data__buckets': ((1, 1),)}, 'config.data.buckets'),
+  (
+    {'data__buckets': ((2, 2),)},
+    'train: 12 of its 16 rows fit no bucket, a greater share than config.data.max_left_out',
+  ),
   ({'data__task': "tsv(train='none.tsv')"}, 'none.tsv: no such file'),
   (
     {'model__encoder': 'transformer(features=4, heads=2, hidden=4, position="learned(max_positions=3)")'},
