@@ -132,6 +132,8 @@ def _train_in(opened: TrainingFolder, config: Config, log: Log) -> Results | Sum
   if state is not None:
     log(f'continues the optimiser of {origin} at step {state.step}')
   log(_describe(system, params))
+  if line := _describe_precision(config):
+    log(line)
   check_state_memory(config, params)
   if placement := describe_placement(params, system.training_mesh):
     log(placement)
@@ -336,6 +338,18 @@ def _describe(system: System, params: Any) -> str:
   size = count_parameters(params)
   return (
     f'{size:,} parameters; attention implementation {system.implementation}; {len(devices)} x {devices[0].device_kind}'
+  )
+
+
+def _describe_precision(config: Config, cpu_info: Path = Path('/proc/cpuinfo')) -> str:
+  """Returns a line about a 16-bit run on a CPU without AMX, whose products are slower than in float32; '' otherwise."""
+  dtype = config['model']['dtype']
+  if dtype == 'float32' or jax.devices()[0].platform != 'cpu':
+    return ''
+  if cpu_info.exists() and 'amx_bf16' in cpu_info.read_text().split():
+    return ''
+  return (
+    f'config.model.dtype={dtype!r} is usually slower than float32 on this CPU, which has no AMX (amx_bf16 in lscpu)'
   )
 
 

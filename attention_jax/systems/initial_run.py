@@ -115,7 +115,13 @@ def read_continued_state(config: Config, system: System, initializer: Initialize
 
 
 def store_continued_state(folder: Path, state: TrainState, shared: bool) -> None:
-  """Stores a state as the first checkpoint of a run, which has no best state yet; `shared` as in Checkpoints."""
+  """Stores a state as the first checkpoint of a run, which has no best state yet.
+
+  Args:
+    folder: the run folder.
+    state: the state, as `read_continued_state` returns it.
+    shared: as in Checkpoints.
+  """
   with contextlib.closing(Checkpoints(folder, shared=shared)) as checkpoints:
     checkpoints.save(state, {'best': BestEvaluation()._asdict()})
 

@@ -219,6 +219,28 @@ def test_fewer_steps_than_the_best_state_of_a_killed_run_are_an_error(trained, c
     train_quietly(config | {'training': config['training'] | {'steps': 3}}, folder)
 
 
+@pytest.mark.parametrize(
+  ('dtype', 'cpu_flags', 'is_slow'),
+  [
+    ('bfloat16', 'avx512_bf16 amx_bf16 amx_tile', False),
+    ('bfloat16', 'avx512f avx512_bf16', True),
+    ('bfloat16', None, True),
+    ('float32', 'avx512_bf16', False),
+  ],
+)
+def test_a_run_in_16_bits_on_a_cpu_without_amx_is_described(dtype, cpu_flags, is_slow, tmp_path):
+  cpu_info = tmp_path / 'cpuinfo'
+  if cpu_flags:
+    cpu_info.write_text(f'processor\t: 0\nflags\t\t: fpu {cpu_flags}\n')
+  line = experiment._describe_precision({'model': {'dtype': dtype}}, cpu_info)
+  assert line.startswith(f"config.model.dtype='{dtype}' is usually slower than float32") == is_slow == bool(line)
+
+
+@pytest.mark.parametrize('system', SYSTEMS)
+def test_every_system_has_a_dtype(system):
+  assert default_config(system).model.dtype == 'float32'
+
+
 def test_more_steps_under_a_schedule_that_depends_on_them_report_both_rates(config, monkeypatch):
   def described(made=4, **fields):
     stored = config | {'training': config['training'] | fields}
