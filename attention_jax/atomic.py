@@ -1,13 +1,16 @@
-"""Atomic writes: a file or folder appears whole or not at all, even if the process is killed."""
+"""Atomic writes: a file or folder appears whole or not at all, even if the process is killed. JSON for them."""
 
 import contextlib
 import errno
 import io
+import json
+import math
 import os
 import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 SUFFIX = '.part'  # suffix of unfinished files, whose names begin with a dot
 
@@ -74,6 +77,25 @@ def write_all(file: io.RawIOBase, data: bytes) -> None:
   rest = memoryview(data)
   while rest:
     rest = rest[file.write(rest) :]
+
+
+def to_json(value: Any, **options: Any) -> str:
+  """Returns JSON that every parser reads: NaN and infinities, which JSON lacks, are null.
+
+  Args:
+    value: the value.
+    **options: those of json.dumps.
+  """
+  try:
+    return json.dumps(value, allow_nan=False, **options)
+  except ValueError:
+    finite = json.loads(json.dumps(value, **options), parse_constant=lambda _: None)
+    return json.dumps(finite, allow_nan=False, **options)
+
+
+def null_as_nan(record: dict[str, Any]) -> dict[str, Any]:
+  """Returns a record of numbers that `to_json` wrote, with NaN for null; the `object_hook` of json.loads."""
+  return {name: math.nan if value is None else value for name, value in record.items()}
 
 
 def is_unfinished(path: Path) -> bool:

@@ -158,8 +158,9 @@ def check_value(subject: str, value: Any, option: Option) -> None:
     kind = _TYPE_NAMES.get(option.annotation) or inspect.formatannotation(option.annotation)
     raise UserError(f'{subject} must be {kind}, got {value!r}')
   is_number = isinstance(value, int | float) and not isinstance(value, bool)
-  if option.range is not None and is_number and value not in option.range:
-    expected = 'finite' if value in (math.inf, -math.inf) else option.range
+  limits = option.range or Range()  # of finite numbers
+  if is_number and value not in limits:
+    expected = 'finite' if value in (math.inf, -math.inf) else limits
     raise UserError(f'{subject} must be {expected}, got {value}')
   if isinstance(value, int) and abs(value) > MAX_INTEGER:
     bound = f'at most {MAX_INTEGER}' if value > 0 else f'at least {-MAX_INTEGER}'

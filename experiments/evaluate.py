@@ -15,7 +15,6 @@ from experiments.process_settings import prepare_process
 if __name__ == '__main__':
   prepare_process()  # before jax is imported
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 
 from absl import flags
 
+from attention_jax import atomic
 from attention_jax.errors import UserError
 from attention_jax.inference.metrics import MetricValue, compute_metric
 from experiments.launch import (
@@ -200,7 +200,6 @@ def _evaluate_bins(run: Any, lines: Sequence[str], plot: str | None) -> Any:
   """
   if not FLAGS.by:
     return None
-  from attention_jax import atomic
   from attention_jax.inference.scoring import score_pairs
   from attention_jax.sweeps.bins import add_teacher_forcing_metrics, evaluate_bins
   from attention_jax.sweeps.plots import draw_bins
@@ -234,9 +233,7 @@ def _print_evaluation(
   if FLAGS.json:
     record = {**settings, 'results': {name: result._asdict() for name, result in results.items()}}
     record |= {'bins': bins.as_json()} if bins else {}
-    # JSON has no number for a value that is not defined, such as the alignment error rate of a bin without links.
-    record = json.loads(json.dumps(record), parse_constant=lambda _: None)
-    print(json.dumps(record, indent=2))
+    print(atomic.to_json(record, indent=2))
     return
   print_results({f'{FLAGS.split} ({label})': results})
   if bins:

@@ -17,11 +17,11 @@ if __name__ == '__main__':
   prepare_process()  # before jax is imported
 
 import functools
-import json
 import sys
 
 from absl import flags
 
+from attention_jax.atomic import to_json
 from experiments.launch import FLAGS, define_run_flags, launch, require_flag
 from experiments.tables import round_weights
 
@@ -51,7 +51,7 @@ def main() -> None:
     predictions = predict_lines(window, name, start + 1)
     for number, (line, (text, details)) in enumerate(zip(window, predictions, strict=True), start + 1):
       if FLAGS.json:
-        text = json.dumps({'line': number, 'input': line} | details, ensure_ascii=False, default=round_weights)
+        text = to_json({'line': number, 'input': line} | details, ensure_ascii=False, default=round_weights)
       print(text, flush=True)
 
 

@@ -13,12 +13,12 @@ from experiments.process_settings import prepare_process
 if __name__ == '__main__':
   prepare_process()  # before jax is imported
 
-import json
 import sys
 
 from absl import flags
 
 from attention_jax.analysis.alignment import links_from_weights
+from attention_jax.atomic import to_json
 from experiments.launch import FLAGS, define_run_flags, launch, require_flag
 from experiments.tables import round_weights
 
@@ -63,7 +63,7 @@ def main() -> None:
     }
     if FLAGS.layers:
       record['layers'] = round_weights(pair.layer_weights)
-    print(json.dumps(record, ensure_ascii=False))
+    print(to_json(record, ensure_ascii=False))
 
 
 if __name__ == '__main__':

@@ -23,7 +23,6 @@ from experiments.process_settings import prepare_process
 if __name__ == '__main__':
   prepare_process()  # before jax is imported
 
-import json
 import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
@@ -31,6 +30,7 @@ from typing import Any
 from absl import flags
 
 from attention_jax.analysis.alignment import format_pharaoh, links_from_weights
+from attention_jax.atomic import to_json
 from attention_jax.errors import UserError
 from attention_jax.specs import MAX_REPEATS
 from experiments.launch import (
@@ -317,7 +317,7 @@ def _print_json(number, line, tokens, hypotheses) -> None:
   ]
   sampled = FLAGS.samples is not None
   record = {'line': number, 'source': line, 'source_tokens': tokens, 'sampled': sampled, 'hypotheses': records}
-  print(json.dumps(record, ensure_ascii=False))
+  print(to_json(record, ensure_ascii=False))
 
 
 def _alignment_links(hypothesis) -> tuple[tuple[int, int], ...]:

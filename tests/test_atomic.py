@@ -1,11 +1,22 @@
 """Atomic writes: whole or not at all, from several processes too."""
 
 import io
+import json
+import math
 import multiprocessing
 
 import pytest
 
-from attention_jax.atomic import is_unfinished, write_all, write_atomic, write_bytes, write_folder_atomic, write_text
+from attention_jax.atomic import (
+  is_unfinished,
+  null_as_nan,
+  to_json,
+  write_all,
+  write_atomic,
+  write_bytes,
+  write_folder_atomic,
+  write_text,
+)
 
 
 def test_a_failed_write_leaves_the_file_as_it_was(tmp_path):
@@ -22,6 +33,14 @@ def test_text_is_utf_8_and_bytes_are_bytes(tmp_path):
   write_text(str(tmp_path / 'a'), 'Grüße')
   write_bytes(tmp_path / 'b', b'\xff\x00')
   assert (tmp_path / 'a').read_bytes() == 'Grüße'.encode() and (tmp_path / 'b').read_bytes() == b'\xff\x00'
+
+
+def test_numbers_that_are_not_finite_are_null_in_json():
+  value = {'a': math.nan, 'é': [1.5, -math.inf, {'b': math.inf}], 'text': 'NaN'}
+  text = to_json(value, ensure_ascii=False)
+  assert text == '{"a": null, "é": [1.5, null, {"b": null}], "text": "NaN"}'
+  read = json.loads(to_json(value, indent=2), parse_constant=pytest.fail, object_hook=null_as_nan)
+  assert math.isnan(read['a']) and math.isnan(read['é'][2]['b']) and read['text'] == 'NaN'
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path):

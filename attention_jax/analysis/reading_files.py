@@ -1,6 +1,5 @@
 """Writes readings as a file: a picture with heatmaps, a page, or JSON."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from attention_jax.analysis.fonts import isolate
 from attention_jax.analysis.plots import Heatmap, grid
 from attention_jax.analysis.reading import WEIGHTS, Reading, to_record
 from attention_jax.analysis.reading_page import write_page
-from attention_jax.atomic import write_text
+from attention_jax.atomic import to_json, write_text
 from attention_jax.errors import choose, report_write_errors
 
 
@@ -68,7 +67,7 @@ def write_json(readings: Sequence[Reading], path: str | Path, *, relative: bool 
     UserError: if the file cannot be written.
   """
   with report_write_errors(path):
-    write_text(path, json.dumps([to_record(reading) for reading in readings], ensure_ascii=False) + '\n')
+    write_text(path, to_json([to_record(reading) for reading in readings], ensure_ascii=False) + '\n')
 
 
 WRITERS: Mapping[str, Callable[..., None]] = {

@@ -279,18 +279,24 @@ def _stack(*arrays: np.ndarray | None) -> np.ndarray | None:
   return None if arrays[0] is None else np.stack(arrays)
 
 
-def check_any_row_fits(split: str, bucket_index: np.ndarray) -> None:
-  """Checks that a split has at least one row that fits a bucket.
+def check_rows_fit(split: str, bucket_index: np.ndarray, max_left_out: float) -> None:
+  """Checks that enough rows of a split fit a bucket.
 
   Args:
     split: name of the split.
     bucket_index: see `encoding.assign_buckets`.
+    max_left_out: the share of the rows that may fit none.
 
   Raises:
-    UserError: if no row fits: no metric of the split could be computed.
+    UserError: if more rows fit none, and if no row fits: no metric of the split could be computed.
   """
   if not np.any(bucket_index >= 0):
     raise UserError(f'{split}: none of its {len(bucket_index)} rows fits a bucket; enlarge config.data.buckets')
+  if np.mean(bucket_index < 0) > max_left_out:
+    raise UserError(
+      f'{split}: {np.sum(bucket_index < 0)} of its {len(bucket_index)} rows fit no bucket, a greater share than '
+      f'config.data.max_left_out={max_left_out}; enlarge config.data.buckets, or set max_left_out to leave them out'
+    )
 
 
 def eval_batches(

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from flax.traverse_util import flatten_dict
 
+from attention_jax.atomic import null_as_nan
 from attention_jax.errors import UserError
 from attention_jax.specs import parse
 from attention_jax.sweeps.ledger import SweepState
@@ -117,7 +118,7 @@ def read_run(folder: Path) -> FinishedRun:
   config = fill_defaults(read_config(folder), f'{folder}/config.json')
   check_finished(folder)
   try:
-    record = json.loads((folder / RESULTS).read_text('utf-8'))
+    record = json.loads((folder / RESULTS).read_text('utf-8'), object_hook=null_as_nan)
     records = read_metrics(folder) if (folder / METRICS_FILE).is_file() else []
   except (OSError, ValueError) as error:
     raise UserError(f'cannot read the results of {folder}: {" ".join(str(error).split())}') from error

@@ -15,7 +15,7 @@ from typing import Any
 
 import filelock
 
-from attention_jax.atomic import write_all
+from attention_jax.atomic import null_as_nan, to_json, write_all
 from attention_jax.errors import UserError
 
 LEDGER = 'ledger.jsonl'
@@ -140,7 +140,7 @@ def _apply(state: SweepState, event: Mapping[str, Any]) -> SweepState:
   if kind == RUNG:
     steps = event['steps']
     dropped = dict(state.dropped) | dict.fromkeys(event['dropped'], steps)
-    values = dict(state.compared.get(steps, {})) | event.get('values', {})
+    values = dict(state.compared.get(steps, {})) | null_as_nan(event.get('values', {}))
     compared = dict(state.compared) | {steps: values}
     return dataclasses.replace(state, compared=compared, select=event.get('select', state.select), dropped=dropped)
   if kind == COSTS:
@@ -201,7 +201,7 @@ class Ledger:
   def append(self, event: str, **fields: Any) -> None:
     """Writes one event to the disk, and applies it to `state`."""
     record = {'event': event, 'time': round(time.time(), 3), **fields}
-    line = json.dumps(record, ensure_ascii=False)
+    line = to_json(record, ensure_ascii=False)
     write_all(self._file, line.encode() + b'\n')
     os.fsync(self._file.fileno())
     self.state = _apply(self.state, json.loads(line))

@@ -102,9 +102,11 @@ def _check_complete(setting: SettingRuns, metric: str, values: Mapping[int, floa
 def summarize(values: Sequence[float]) -> dict[str, Any]:
   """Returns the entry of a metric: the mean; of several seeds also their values and standard deviation (n - 1).
 
-  There is no deviation if a value is not finite.
+  If a value is not finite, the entry is a text.
   """
   mean, deviation = mean_and_deviation(values)
+  if not math.isfinite(mean):
+    return {'text': str(mean)}
   entry: dict[str, Any] = {'value': round(mean, MAX_DIGITS)}
   if not math.isnan(deviation):
     entry['deviation'] = round(deviation, MAX_DIGITS)

@@ -102,7 +102,7 @@ def write_table(path: Path, table: Table) -> None:
 
 
 def _dump(value: Any) -> str:
-  return json.dumps(value, ensure_ascii=False)
+  return atomic.to_json(value, ensure_ascii=False)
 
 
 def _without_defaults(column: Column) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from attention_jax import atomic
 from attention_jax.analysis import image_overlays
 from attention_jax.analysis.pointing_game import count_pointing_hits
 from attention_jax.data import vocab
-from attention_jax.data.batching import Batch, Share, check_any_row_fits
+from attention_jax.data.batching import Batch, Share, check_rows_fit
 from attention_jax.data.pictures import (
   PICTURES,
   CaptionBatches,
@@ -41,7 +41,7 @@ from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig
 from attention_jax.models.image_encoders import build_captioner
 from attention_jax.modules.attention import Attention
-from attention_jax.specs import Size, bind, check_fields
+from attention_jax.specs import Probability, Size, bind, check_fields
 from attention_jax.systems import caption_overlays
 from attention_jax.systems.base import (
   Config,
@@ -76,6 +76,8 @@ class CaptioningDataConfig:
     folder: folder that relative paths of the task start from.
     vocabulary: vocabulary of the captions, a spec of data.vocab.VOCABULARIES.
     buckets: lengths of captions, the end-of-sentence token included; each is one compilation.
+    max_left_out: largest share of the captions of a split that fit no bucket; they are left out of training and loss. A
+      larger share is an error.
     batch_size: captions of a batch, each with its picture.
   """
 
@@ -83,6 +85,7 @@ class CaptioningDataConfig:
   folder: str = 'data'
   vocabulary: str = 'word'
   buckets: tuple[int, ...] = (20,)
+  max_left_out: Probability = 0.5
   batch_size: Size = 64
 
   def __post_init__(self):
@@ -232,7 +235,7 @@ class CaptioningSystem(System):
 
   def check_data(self, log: Log) -> None:
     for name, encoded in self.encoded.items():
-      check_any_row_fits(name, assign_captions(encoded, self._lengths))
+      check_rows_fit(name, assign_captions(encoded, self._lengths), self.config['data']['max_left_out'])
     select = self.config['training']['select']
     if select in POINTING_METRICS and 'validation' in self.splits and self.pictures['validation'].boxes is None:
       raise UserError(f'training.select={select!r} needs gold boxes: expected a validation split with boxes')

@@ -34,6 +34,7 @@ def default_config(system: str = 'translation') -> ConfigDict:
     parent = config[parents[0]] if parents else config
     parent[name] = ConfigDict(_field_defaults(cls, exclude=SET_BY_PARENT if cls is Attention else ()))
   config.initial_run = ''  # a run whose best parameters and vocabularies this one starts from
+  config.initial_state = False  # whether it continues the latest state of that run, with its optimiser and its step
   config.initial_vectors = ''  # files of word vectors that embeddings start from
   config.seeds = 1  # number of runs trained side by side, with training.seed and the seeds that follow it
   return config
@@ -99,6 +100,7 @@ TOP_LEVEL_MEANINGS = {
   'system': 'a key of systems.registry.SYSTEMS',
   'initial_run': 'run folder, its URL, or @NAME of a ready-made model, whose best parameters and vocabularies the run '
   'starts from, see docs/systems.md; empty for random parameters',
+  'initial_state': 'whether the run continues the latest state of initial_run: parameters, optimiser and step',
   'initial_vectors': 'file of word vectors that the embeddings start from, see docs/systems.md; for source and target '
   'two, separated by a comma, of which one may be empty',
   'seeds': 'number of runs trained side by side, with training.seed and the seeds that follow it',
@@ -121,6 +123,7 @@ def describe_config(system: str) -> dict[str, dict[str, FieldDescription]]:
   top_level = {
     'system': FieldDescription('str', system, None, TOP_LEVEL_MEANINGS['system']),
     'initial_run': FieldDescription('str', '', None, TOP_LEVEL_MEANINGS['initial_run']),
+    'initial_state': FieldDescription('bool', False, None, TOP_LEVEL_MEANINGS['initial_state']),
     'initial_vectors': FieldDescription('str', '', None, TOP_LEVEL_MEANINGS['initial_vectors']),
     'seeds': FieldDescription('int', 1, Range(1, MAX_SEEDS), TOP_LEVEL_MEANINGS['seeds']),
   }

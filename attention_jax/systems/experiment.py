@@ -17,7 +17,14 @@ from attention_jax.errors import UserError, choose
 from attention_jax.inference.metrics import MetricSummary, MetricValue, aggregate_runs
 from attention_jax.systems.base import BatchSequence, Config, Log, System
 from attention_jax.systems.config import MAX_SEEDS, fill_defaults
-from attention_jax.systems.initial_run import describe_start, open_initial_run, save_initial, start_from
+from attention_jax.systems.initial_run import (
+  describe_start,
+  open_initial_run,
+  read_continued_state,
+  save_initial,
+  start_from,
+  store_continued_state,
+)
 from attention_jax.systems.initial_vectors import check_initial_vectors, read_initial_vectors
 from attention_jax.systems.loading import comparable_fields, load_once
 from attention_jax.systems.memory import check_batch_memory, check_state_memory
@@ -36,11 +43,12 @@ from attention_jax.systems.runs import (
 )
 from attention_jax.systems.variants import store_variants
 from attention_jax.training import peers
+from attention_jax.training.anneal import make_anneal
 from attention_jax.training.batch_progress import batch_progress
 from attention_jax.training.checkpoint import BEST, Checkpoints, updates_made
 from attention_jax.training.data_digests import DATA_DIGESTS_FILE, check_digests, compute_digests, store_digests
 from attention_jax.training.file_digests import add_file_digests, drop_file_digests
-from attention_jax.training.folder import CONFIG, check_folder, lock_folder, prepare_folder
+from attention_jax.training.folder import CONFIG, check_folder, lock_folder, prepare_folder, read_config
 from attention_jax.training.hooks import InterruptReason
 from attention_jax.training.interrupts import Interrupted, stoppable
 from attention_jax.training.loop import Training, fit
@@ -118,7 +126,14 @@ def _train_in(opened: TrainingFolder, config: Config, log: Log) -> Results | Sum
     peers.check_agreement({f'the content of {origin}': f'digest {compute_digests({field: arrays})[field]}'})
     describe_start(arrays, params, origin, log)
     initializer = start_from(initializer, arrays)
+  with peers.fail_together():
+    made = max(updates_made(path) for path in [folder, *(seed_folder(folder, seed) for seed in seeds)])
+  state = read_continued_state(config, system, initializer) if config['initial_state'] and not made else None
+  if state is not None:
+    log(f'continues the optimiser of {origin} at step {state.step}')
   log(_describe(system, params))
+  if line := _describe_precision(config):
+    log(line)
   check_state_memory(config, params)
   if placement := describe_placement(params, system.training_mesh):
     log(placement)
@@ -133,7 +148,9 @@ def _train_in(opened: TrainingFolder, config: Config, log: Log) -> Results | Sum
       _check_data(system, log)
       if is_resumed:
         check_digests(folder, digests, log)
-        _check_steps([folder, *(seed_folder(folder, seed) for seed in seeds)], config['training']['steps'])
+        _check_steps(folder, made, config['training']['steps'])
+        for line in _describe_raised_steps(read_config(folder), config, params, made):
+          log(line)
       stack.enter_context(lock_folder(folder.absolute(), log))
     folder = _prepare_run_folder(folder, config, system, arrays, log)
     with peers.fail_together():
@@ -141,6 +158,8 @@ def _train_in(opened: TrainingFolder, config: Config, log: Log) -> Results | Sum
         store_digests(folder, digests)
         add_file_digests(folder, [DATA_DIGESTS_FILE])
     runs = _prepare_runs(config, folder, system, arrays, log)
+    if state is not None:
+      store_continued_state(folder, state, opened.shared)
     return _train_and_evaluate(config, opened._replace(path=folder), runs, system, initializer, batches, log)
 
 
@@ -255,6 +274,8 @@ def check_config(config: Config) -> None:
     raise UserError(f'config.seeds must be at most {MAX_SEEDS}, got {config["seeds"]}; start several runs instead')
   if config['initial_run'] and config['initial_vectors']:
     raise UserError('config.initial_run and config.initial_vectors are both set; expected one of them at most')
+  if config['initial_state'] and (not config['initial_run'] or config['seeds'] > 1):
+    raise UserError('config.initial_state requires config.initial_run, and config.seeds to be 1')
   for field in ('initial_run', 'initial_vectors'):
     if not isinstance(config[field], str):
       raise UserError(f'config.{field} must be a string, got {config[field]!r}')
@@ -282,18 +303,34 @@ def _check_data(system: System, log: Log) -> None:
   system.check_data(log)
 
 
-def _check_steps(folders: Sequence[Path], steps: int) -> None:
-  """Raises UserError if a run has made more updates than `steps`, the number that its results would state.
+def _check_steps(folder: Path, made: int, steps: int) -> None:
+  """Raises UserError if a run has made more updates than `steps`, the number that its results would state."""
+  if made > steps:
+    raise UserError(
+      f'config.training.steps is {steps}, but the run in {folder} has made {made} updates; '
+      f'expected at least {made}, or another folder'
+    )
 
-  `folders`: the run folder and those of its seeds, if any.
+
+def _describe_raised_steps(stored: Config, config: Config, params: Any, made: int) -> list[str]:
+  """Lines about schedules that another number of steps changes, for a run that has made some updates.
+
+  `stored` is the config that the run had before, `params` are parameters or their shapes.
   """
-  for folder in folders:
-    made = updates_made(folder)
-    if made > steps:
-      raise UserError(
-        f'config.training.steps is {steps}, but the run in {folder} has made {made} updates; '
-        f'expected at least {made}, or another folder'
+  training = config['training']
+  lengths = (stored['training']['steps'], training['steps'])
+  before, after = (
+    {'learning rate': make_schedule(training['schedule'], steps)} | make_anneal(training['anneal'], params, steps)
+    for steps in lengths
+  )
+  lines = []
+  for name, schedule in after.items():
+    if made and schedule(made) != before[name](made):
+      lines.append(
+        f'training.steps was {lengths[0]} and is now {lengths[1]}, on which the schedule of the {name} depends: it was '
+        f'{float(before[name](made)):.4g} at step {made}, and is {float(schedule(made + 1)):.4g} at step {made + 1}'
       )
+  return lines
 
 
 def _describe(system: System, params: Any) -> str:
@@ -301,6 +338,18 @@ def _describe(system: System, params: Any) -> str:
   size = count_parameters(params)
   return (
     f'{size:,} parameters; attention implementation {system.implementation}; {len(devices)} x {devices[0].device_kind}'
+  )
+
+
+def _describe_precision(config: Config, cpu_info: Path = Path('/proc/cpuinfo')) -> str:
+  """Returns a line about a 16-bit run on a CPU without AMX, whose products are slower than in float32; '' otherwise."""
+  dtype = config['model']['dtype']
+  if dtype == 'float32' or jax.devices()[0].platform != 'cpu':
+    return ''
+  if cpu_info.exists() and 'amx_bf16' in cpu_info.read_text().split():
+    return ''
+  return (
+    f'config.model.dtype={dtype!r} is usually slower than float32 on this CPU, which has no AMX (amx_bf16 in lscpu)'
   )
 
 

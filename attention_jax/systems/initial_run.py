@@ -2,9 +2,11 @@
 
 The new run uses the vocabularies of the first one. Parameters of equal names are copied; the others have their random
 initial values. The copied parameters are stored in the new run folder, so that the new run resumes without the first
-one. The word vectors of initial_vectors.py are stored in the same way.
+one. With config.initial_state, the first checkpoint of the new run is the latest state of the first one. The word
+vectors of initial_vectors.py are stored in the same way as parameters.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +22,11 @@ from attention_jax.systems.base import Config, Log, System
 from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.ready_made import resolve_folder
 from attention_jax.systems.runs import open_run
+from attention_jax.training.checkpoint import Checkpoints
 from attention_jax.training.folder import read_config
+from attention_jax.training.hooks import BestEvaluation
+from attention_jax.training.loop import Training, prepare_training
+from attention_jax.training.state import TrainState
 
 INITIAL_FILE = 'initial.npz'  # written after the vocabularies: where it exists, they exist
 # fields of config.data that both runs must have in common
@@ -83,6 +89,41 @@ def open_initial_run(config: Config, folder: Path) -> InitialRun | None:
   run = open_run(config['initial_run'])
   arrays = {name: np.asarray(leaf) for name, leaf in flatten_names(jax.device_get(run.params)).items()}
   return InitialRun(arrays, run.system)
+
+
+def read_continued_state(config: Config, system: System, initializer: Initializer) -> TrainState:
+  """Returns the latest state of config.initial_run, which the run continues with other options of training or data.
+
+  Args:
+    config: the whole config of the run.
+    system: its system.
+    initializer: seed -> initial parameters.
+
+  Raises:
+    UserError: if the initial run has no such state, or that of another model or optimiser, and if it has made as many
+      updates as this run will have.
+  """
+  training = Training(**config['training'])
+  _, state_initializer = prepare_training(training, system.loss, initializer, system.training_mesh, training.seed)
+  with contextlib.closing(Checkpoints(resolve_folder(config['initial_run']), read_only=True)) as checkpoints:
+    state, _ = checkpoints.restore(state_initializer.shapes)
+  if state.step >= training.steps:
+    raise UserError(
+      f'config.training.steps must be greater than the step of config.initial_run, {state.step}, got {training.steps}'
+    )
+  return state
+
+
+def store_continued_state(folder: Path, state: TrainState, shared: bool) -> None:
+  """Stores a state as the first checkpoint of a run, which has no best state yet.
+
+  Args:
+    folder: the run folder.
+    state: the state, as `read_continued_state` returns it.
+    shared: as in Checkpoints.
+  """
+  with contextlib.closing(Checkpoints(folder, shared=shared)) as checkpoints:
+    checkpoints.save(state, {'best': BestEvaluation()._asdict()})
 
 
 def read_stored_initial(folder: Path) -> dict[str, np.ndarray] | None:

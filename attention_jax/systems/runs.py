@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -293,6 +292,6 @@ def write_lines(path: Path, lines: Sequence[str]) -> None:
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:
-  """Writes an indented JSON object. In a multi-process run, only process 0 writes."""
+  """Writes an indented JSON object, see `atomic.to_json`. In a multi-process run, only process 0 writes."""
   if jax.process_index() == 0:
-    atomic.write_text(path, json.dumps(record, indent=2) + '\n')
+    atomic.write_text(path, atomic.to_json(record, indent=2) + '\n')

@@ -38,7 +38,7 @@ from attention_jax.losses.auxiliary import auxiliary_losses, check_weights
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig, build
 from attention_jax.modules.attention import Attention
-from attention_jax.specs import Count, OutputLength, Repeats, Size, check_fields, parse
+from attention_jax.specs import Count, OutputLength, Probability, Repeats, Size, check_fields, parse
 from attention_jax.systems.base import (
   Config,
   Log,
@@ -75,6 +75,8 @@ class TranslationDataConfig:
     right_to_left: whether targets are predicted from their last token to their first.
     buckets: maximum (source, target) lengths, the end-of-sentence token included. In training, a pair is padded to the
       smallest bucket that holds it; each bucket is one compilation.
+    max_left_out: largest share of the pairs of a split that fit no bucket; they are left out of training and loss. A
+      larger share is an error.
     batch_size, batch_unit: size of a batch, in rows ('sentences') or in tokens ('tokens'): rows times the longer side
       of the bucket, padding included. By tokens, the number of rows is a multiple of 8, at least 8.
   """
@@ -85,6 +87,7 @@ class TranslationDataConfig:
   shared_vocabulary: bool = False
   right_to_left: bool = False
   buckets: tuple[tuple[int, int], ...] = ((42, 11),)
+  max_left_out: Probability = 0.5
   batch_size: Size = 128
   batch_unit: str = 'sentences'
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from attention_jax.data import vocab
-from attention_jax.data.batching import check_any_row_fits, dummy_batch
+from attention_jax.data.batching import check_rows_fit, dummy_batch
 from attention_jax.data.encoding import assign_buckets, check_buckets
 from attention_jax.data.tasks import TranslationData
 from attention_jax.errors import UserError
@@ -58,12 +58,12 @@ def check_lengths(config: Config, data: TranslationData, model: EncoderDecoder, 
     params: the shapes of the model's parameters.
 
   Raises:
-    UserError: if no row of a split fits a bucket, and for lengths that the model does not support.
+    UserError: if too few rows of a split fit a bucket, and for lengths that the model does not support.
   """
   buckets = check_buckets(config['data']['buckets'])
   assigned = {split: assign_buckets(encoded, buckets) for split, encoded in data.encoded.items()}
   for split, indices in assigned.items():
-    check_any_row_fits(split, indices)
+    check_rows_fit(split, indices, config['data']['max_left_out'])
   used = np.unique(np.concatenate(list(assigned.values())))
   sources, targets = zip(*(buckets[i] for i in used if i >= 0), strict=True)
   trace_loss(loss, params, dummy_batch(max(sources), max(targets)))

@@ -15,13 +15,10 @@ from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row
 from attention_jax.specs import split_outside_brackets
-from attention_jax.training.optim import Schedule, make_schedule
+from attention_jax.training.optim import PER_HEAD_MODULES, Schedule, make_schedule
 
 Schedules = Mapping[str, Schedule]
 NO_SCHEDULES: Schedules = {}
-
-# Modules whose parameters have a leading axis of heads (head_params.RowParams): shape [N] is one scalar per head.
-PER_HEAD_MODULES = ('score_params', 'alignment_params')
 
 
 def make_anneal(spec: str, params: Any, steps: int) -> dict[str, Schedule]:

@@ -13,6 +13,7 @@ from flax.traverse_util import flatten_dict
 
 from attention_jax.atomic import is_unfinished, write_text
 from attention_jax.errors import UserError
+from attention_jax.specs import parse
 from attention_jax.training.partition import MESH_FIELDS
 from attention_jax.training.peers import fail_together
 
@@ -20,12 +21,14 @@ CONFIG = 'config.json'
 LOCK = '.lock'  # an empty file, locked by the process that trains
 FillDefaults = Callable[[dict[str, Any]], dict[str, Any]]
 
-# Fields that may differ when a run is resumed. They change how long it runs, what it writes, its devices, and whether
-# it stops at an update that is not finite; they do not change updates that are finite.
+# Fields that may differ when a run is resumed, beside those of the group `evaluation`. They change how long it runs,
+# what it writes, its devices, and whether it stops at an update that is not finite; they do not change updates that are
+# finite.
 # (Exceptions: training.steps changes a schedule that ends with the run, such as 'cosine', unless its spec sets `steps`,
 # and the rounding of short runs on CPUs, see loop.Training. Other devices may round sums differently.)
 MUTABLE_FIELDS = frozenset(
   {
+    'data.max_left_out',
     'training.steps',
     'training.patience',
     'training.log_every',
@@ -35,6 +38,8 @@ MUTABLE_FIELDS = frozenset(
     *MESH_FIELDS,
   }
 )
+# Fields of `evaluation` that may not, because they are options of the metric that decides which state is best.
+METRIC_FIELDS = frozenset({'evaluation.metrics', 'evaluation.group_references', 'evaluation.unlinked_targets'})
 
 
 def prepare_folder(folder: str | Path, config: Mapping[str, Any], fill_defaults: FillDefaults = dict) -> Path:
@@ -49,7 +54,7 @@ def prepare_folder(folder: str | Path, config: Mapping[str, Any], fill_defaults:
     The absolute path of the folder.
 
   Raises:
-    UserError: if the folder cannot be used, or if it holds a config that differs in other fields than MUTABLE_FIELDS
+    UserError: if the folder cannot be used, or if it holds a config that differs in a field that may not change
       (the message lists them), or files but no config. Its content is then unchanged.
   """
   folder = Path(folder).absolute()
@@ -60,7 +65,9 @@ def prepare_folder(folder: str | Path, config: Mapping[str, Any], fill_defaults:
 
 
 def check_folder(folder: str | Path, config: Mapping[str, Any], fill_defaults: FillDefaults = dict) -> bool:
-  """Returns whether `folder` is the folder of a run with this config, except for MUTABLE_FIELDS. Changes nothing.
+  """Returns whether `folder` is the folder of a run with this config, except for fields that may change.
+
+  Changes nothing.
 
   Args:
     folder: the run folder, which need not exist.
@@ -159,13 +166,27 @@ def _compare(folder: Path, stored: dict[str, Any], config: dict[str, Any]) -> No
   for name in sorted(stored_fields.keys() | fields.keys()):
     before = stored_fields.get(name, 'absent')
     now = fields.get(name, 'absent')
-    if before != now and name not in MUTABLE_FIELDS:
+    if before != now and not _may_change(name):
       differences.append(f'{name} is {before} in its {CONFIG}, {now} in this config')
   if differences:
-    raise UserError(f'{folder} holds another config: {"; ".join(differences)}; use that config or another folder')
+    raise UserError(
+      f'{folder} holds another config: {"; ".join(differences)}; use that config, or another folder, in which '
+      f'config.initial_run={str(folder)!r} starts from the best parameters of this run and, with '
+      'config.initial_state=True, continues its optimiser and its step'
+    )
+
+
+def _may_change(name: str) -> bool:
+  return name in MUTABLE_FIELDS or (name.startswith('evaluation.') and name not in METRIC_FIELDS)
 
 
 def _fields(config: dict[str, Any]) -> dict[str, str]:
-  """Returns the fields by dotted name as JSON: {'a': {'b': 1}} -> {'a.b': '1'}; an empty group is a value."""
+  """Returns the fields by dotted name as JSON: {'a': {'b': 1}} -> {'a.b': '1'}; an empty group is a value.
+
+  Of evaluation.metrics, it has the one that training.select names.
+  """
   flat = flatten_dict(config, is_leaf=lambda path, group: path and not group, sep='.')
+  if 'evaluation.metrics' in flat:
+    specs = map(str, flat['evaluation.metrics'])
+    flat['evaluation.metrics'] = [spec for spec in specs if parse(spec)[0] == flat.get('training.select')]
   return {name: json.dumps(value, ensure_ascii=False) for name, value in flat.items()}

@@ -43,7 +43,7 @@ class FiniteGuard:
   It fetches the values of all updates since its last check whenever one of the other hooks is due. For an update that
   is not finite, it stores the batch and raises UserError. If the training step has skipped the update, it logs a line
   instead of raising: for at most MAX_SKIPPED updates in a row, of which it stores the first MAX_STORED batches.
-  Spikes of the loss are logged with their rows. `check_rest` is a second hook, after those that may stop training: it
+  Spikes of the loss are written with their rows. `check_rest` is a second hook, after those that may stop training: it
   checks the updates that are left.
 
   Args:
@@ -52,6 +52,7 @@ class FiniteGuard:
     seeds: the seeds of runs side by side, whose losses are arrays [seeds]; empty for one run. An error of one run stops
       all runs.
     recorder: stores batches and names their rows; None for neither.
+    file_writers: of each run, the writers that are called with a record of each spike.
     skips: whether the training step skips updates that are not finite, see step.make_update.
     log: called with a line for each incident that does not stop the run.
   """
@@ -63,6 +64,7 @@ class FiniteGuard:
     seeds: Sequence[int] = (),
     *,
     recorder: BatchRecorder | None = None,
+    file_writers: Sequence[Sequence[Writer]] = ((),),
     skips: bool = False,
     log: Callable[[str], None] = print,
   ):
@@ -70,6 +72,7 @@ class FiniteGuard:
     self._checkpoints = checkpoints
     self._seeds = seeds
     self._recorder = recorder
+    self._file_writers = file_writers
     self._skips = skips
     self._log = log
     self._skipped_in_a_row = 0
@@ -94,7 +97,7 @@ class FiniteGuard:
       else:
         self._skipped_in_a_row = 0
         for run in np.ndindex(loss.shape):  # () for one run
-          self._log_spike(update, run, float(loss[run]))
+          self._write_spike(update, run, float(loss[run]))
     self._unchecked.clear()
 
   def _problem(self, name: str, value: np.ndarray) -> str:
@@ -120,12 +123,13 @@ class FiniteGuard:
       f'try a lower learning rate, a longer warm-up or clipping{skipping}{batch}'
     )
 
-  def _log_spike(self, update: int, run: tuple[int, ...], loss: float) -> None:
-    mean = self._spike_detectors[run[0] if run else 0](loss)
-    if mean is not None:
-      rows = self._recorder.describe_rows(update, run) if self._recorder else ''
-      name = f'loss{self._of_seed(run)} at step {update}'
-      self._log(f'{name} is {loss:.4g}, far above the mean of earlier losses, {mean:.4g}; {rows}'.rstrip('; '))
+  def _write_spike(self, update: int, run: tuple[int, ...], loss: float) -> None:
+    index = run[0] if run else 0
+    mean = self._spike_detectors[index](loss)
+    if mean is not None and self._file_writers[index]:
+      rows = self._recorder.rows(update, run) if self._recorder else []
+      for write in self._file_writers[index]:
+        write(update, {'train/spike': loss, 'train/spike_mean': mean, 'train/spike_rows': rows})
 
 
 class MetricsLogger:

@@ -20,7 +20,6 @@ SPIKE_WINDOW = 50  # number of earlier losses with which a loss is compared
 SPIKE_DEVIATIONS = 8.0  # a spike exceeds their mean by more than this number of standard deviations,
 SPIKE_RATIO = 1.5  # and this multiple of their mean
 MAX_SPIKES = 5  # in a row; the loss has a new level after them
-MAX_ROWS = 20  # maximum number of rows that a line lists
 Stream = Callable[[int, int], Iterable]  # (start, stop) -> the batches of steps `start` to `stop` - 1
 
 
@@ -62,11 +61,11 @@ class BatchRecorder:
       np.savez(file, **arrays)
     return path
 
-  def describe_rows(self, update: int, run: tuple[int, ...] = ()) -> str:
-    """Returns 'rows 7, 2, ...', the `index` of the rows of a batch; '' if it has none.
+  def rows(self, update: int, run: tuple[int, ...] = ()) -> list[int]:
+    """Returns the `index` of the rows of a batch; none if it has no index.
 
-    An index is a number in the training split or, if batches are generated, in the batch. The first MAX_ROWS are
-    listed; of several processes, those of this one's share.
+    An index is a number in the training split or, if batches are generated, in the batch; of several processes, those
+    of this one's share.
 
     Args:
       update: number of the update, from 1.
@@ -74,10 +73,9 @@ class BatchRecorder:
     """
     index = getattr(self._batch(update), 'index', None)
     if index is None:
-      return ''
+      return []
     rows = np.asarray(index)[run]
-    rows = rows[rows >= 0].tolist()  # fillers have index -1
-    return f'rows {", ".join(map(str, rows[:MAX_ROWS]))}{", ..." if len(rows) > MAX_ROWS else ""}'
+    return rows[rows >= 0].tolist()  # fillers have index -1
 
   def _batch(self, update: int) -> Any:
     return next(iter(self._stream(update - 1, update)))

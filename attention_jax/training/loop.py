@@ -261,7 +261,8 @@ def fit(
     # precedes the checkpoint that stores its result. An interruption follows both, so that it neither logs nor
     # evaluates where an uninterrupted run would not; the updates before it are checked, as they are not repeated. An
     # evaluation that it stops is made when the run is resumed, before the next update.
-    guard = make_guard(training, evaluate, checkpoints, BatchRecorder(folder, stream, process_share(mesh)[0]))
+    recorder = BatchRecorder(folder, stream, process_share(mesh)[0])
+    guard = make_guard(training, evaluate, checkpoints, recorder, [writers[1:]])
     hooks = [
       guard,
       MetricsLogger(training.log_every, writers, clock, train_step.compilations),
@@ -360,6 +361,7 @@ def make_guard(
   evaluate: Callable | None,
   checkpoints: Checkpoints,
   recorder: BatchRecorder,
+  file_writers: Sequence[Sequence[Writer]],
   seeds: Sequence[int] = (),
 ) -> FiniteGuard:
   """Builds the hook that checks losses and gradients, whenever another hook is due; see hooks.FiniteGuard.
@@ -367,10 +369,11 @@ def make_guard(
   Args:
     training: the options of training.
     evaluate: the function that evaluates a state; None if the run is not evaluated.
-    checkpoints, recorder, seeds: as in hooks.FiniteGuard.
+    checkpoints, recorder, file_writers, seeds: as in hooks.FiniteGuard.
   """
   intervals = (training.log_every, training.evaluate_every if evaluate else 0, training.checkpoint_every)
-  return FiniteGuard(intervals, checkpoints, seeds, recorder=recorder, skips=training.on_nonfinite == 'skip')
+  skips = training.on_nonfinite == 'skip'
+  return FiniteGuard(intervals, checkpoints, seeds, recorder=recorder, file_writers=file_writers, skips=skips)
 
 
 def _open_writers(
@@ -381,7 +384,7 @@ def _open_writers(
   stack: contextlib.ExitStack,
   awaits_evaluation: bool,
 ) -> list[Writer]:
-  """The writers of a run, which `stack` closes; only the first process writes."""
+  """The writers of a run, that of progress first, which `stack` closes; only the first process writes."""
   if jax.process_index() > 0:
     return []
   writers = [

@@ -8,7 +8,7 @@ spec sets another.
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +82,10 @@ OUTPUT_LAYERS = frozenset(['bits', 'classifier', 'labels', 'output'])
 
 @functools.wraps(optax.contrib.muon)
 def _muon(**options) -> optax.GradientTransformation:
-  """Muon for the kernels of hidden layers, see `_hidden_kernels`; Adam for other parameters (Jordan et al. 2024)."""
+  """Muon for the kernels of hidden layers, see `_hidden_kernels`; Adam for other parameters (Jordan et al. 2024).
+
+  `weight_decay` applies to those kernels, `adam_weight_decay` to all other parameters.
+  """
   return optax.contrib.muon(**options, muon_weight_dimension_numbers=_hidden_kernels)
 
 
@@ -103,7 +106,37 @@ def _hidden_kernels(params: Any) -> Any:
 # average would never change, and a sum would never forget a gradient; above 1 both would diverge.
 DECAY_OPTIONS = frozenset(['adam_b1', 'adam_b2', 'b1', 'b2', 'beta', 'decay', 'momentum', 'rho'])
 
-SUPPLIED_OPTIONS = ('learning_rate', 'muon_weight_dimension_numbers')  # by this module; a spec may not set them
+SUPPLIED_OPTIONS = ('learning_rate', 'muon_weight_dimension_numbers', 'weight_decay_mask')  # a spec may not set them
+
+# Types of the options that are None by default.
+Precision = Literal['bfloat16', 'float16', 'float32', None]
+OPTIONAL = {
+  'accumulator_dtype': Precision,
+  'adam_learning_rate': float | None,
+  'consistent_rms': float | None,
+  'mask': Literal['all', 'kernels'],  # a key of MASKS
+  'momentum': float | None,
+  'mu_dtype': Precision,
+  'weight_decay_rate': float | None,
+}
+
+# Modules whose parameters have a leading axis of heads (head_params.RowParams): shape [N] is one scalar per head.
+PER_HEAD_MODULES = ('score_params', 'alignment_params')
+UNDECAYED = frozenset(['bias', 'embedding', 'of_keys', 'of_values', 'place', 'table'])  # embeddings of words, positions
+
+
+def _are_kernels(params: Any) -> Any:
+  """Whether weight decay applies to each array: not to biases, gains and other vectors, nor to embeddings."""
+
+  def is_kernel(path, leaf):
+    names = [getattr(key, 'key', str(key)) for key in path]
+    axes = leaf.ndim - any(name in (*PER_HEAD_MODULES, 'heads') for name in names[:-1])
+    return axes > 1 and names[-1] not in UNDECAYED
+
+  return jax.tree_util.tree_map_with_path(is_kernel, params)
+
+
+MASKS = {'all': None, 'kernels': _are_kernels}  # option `mask`: the parameters to which weight decay applies
 
 OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
   'adabelief': optax.adabelief,
@@ -209,6 +242,8 @@ def _build(
   _, function, options = bind(spec, table, kind, lambda function: _option_schema(function, supplied, fixed))
   parameters = inspect.signature(function).parameters
   arguments = {name: value for name, value in supplied.items() if name in parameters} | options
+  if 'mask' in options:
+    arguments['mask'] = MASKS[options['mask']]
   try:
     built = function(**arguments)
     probe(built)
@@ -218,7 +253,7 @@ def _build(
 
 
 def _option_schema(function: Callable, supplied: Collection[str], fixed: Collection[str]) -> dict[str, Option]:
-  """The options of a function that a spec may set: numbers, booleans, and those that are None by default."""
+  """The options of a function that a spec may set: numbers, booleans, and those of OPTIONAL."""
   schema = {}
   for name, parameter in inspect.signature(function).parameters.items():
     limits = Range(0, 1, include_high=False) if name in DECAY_OPTIONS else Range(0)
@@ -226,8 +261,8 @@ def _option_schema(function: Callable, supplied: Collection[str], fixed: Collect
       continue
     if name in supplied:
       schema[name] = Option(float, supplied[name], limits)
-    elif parameter.default is None:  # such as mu_dtype='bfloat16'
-      schema[name] = Option(bool | float | str | None, None, limits)
+    elif name in OPTIONAL:
+      schema[name] = Option(OPTIONAL[name], parameter.default, limits)
     elif isinstance(parameter.default, bool):
       schema[name] = Option(bool, parameter.default)
     elif isinstance(parameter.default, int | float):

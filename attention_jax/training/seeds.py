@@ -72,6 +72,7 @@ class SeedRuns:
   Attributes:
     stopped: why runs have stopped so far, by the index of the run.
     is_interrupted: whether a signal has stopped the last evaluation, which has to be made again for all live runs.
+    file_writers: the writers of each run; none in other processes than the first.
   """
 
   def __init__(
@@ -102,16 +103,16 @@ class SeedRuns:
     self._checkpoints = [
       enter(Checkpoints(path, training.keep, training.checkpoint_every, shared=shared)) for path in folders
     ]
-    self._writers = [[] for _ in folders]
+    self.file_writers = [[] for _ in folders]
     self._progress: Writer = _discard
     if jax.process_index() == 0:
-      self._writers = [
+      self.file_writers = [
         [enter(JsonLines(path, start, awaits_evaluation)), enter(TensorBoard(path, start))] for path in folders
       ]
       self._progress = enter(Progress(start, training.steps, activity))
     self._evaluators = []
     if make_run_evaluator:
-      for checkpoints, writers, seed, run_best in zip(self._checkpoints, self._writers, seeds, best, strict=True):
+      for checkpoints, writers, seed, run_best in zip(self._checkpoints, self.file_writers, seeds, best, strict=True):
         writers = [*writers, self._progress_writer(seed)]
         self._evaluators.append(make_run_evaluator(checkpoints=checkpoints, writers=writers, best=run_best))
 
@@ -136,7 +137,7 @@ class SeedRuns:
     self._progress(step, _map_lists(lambda values: float(np.mean(values, where=live)), record))
     for i in np.flatnonzero(live):
       run_record = _map_lists(lambda values, i=i: values[i], record)
-      for write in self._writers[i]:
+      for write in self.file_writers[i]:
         write(step, run_record)
 
   def __call__(self, step: int, states: TrainState, metrics: Mapping[str, jax.Array], last: bool) -> str | None:
@@ -275,7 +276,7 @@ def fit_seeds(
       stack,
     )
     recorder = BatchRecorder(folder, stream, process_share(mesh)[0], rows_axis=1)
-    guard = make_guard(training, evaluate, checkpoints, recorder, seeds)
+    guard = make_guard(training, evaluate, checkpoints, recorder, runs.file_writers, seeds)
     hooks = [  # in the order of loop.fit
       guard,
       MetricsLogger(training.log_every, [runs.write], clock, side_by_side.compilations),

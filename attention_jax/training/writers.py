@@ -16,7 +16,7 @@ from typing import Any
 import rich.console
 import rich.progress
 
-from attention_jax.atomic import write_all, write_bytes
+from attention_jax.atomic import null_as_nan, to_json, write_all, write_bytes
 from attention_jax.errors import UserError, report_write_errors
 
 Record = Mapping[str, Any]
@@ -37,7 +37,7 @@ PROGRESS_LABELS = {
 
 
 class JsonLines:
-  """Writer that appends one JSON object per record to `metrics.jsonl`, each in one write.
+  """Writer that appends one JSON object per record to `metrics.jsonl`, each in one write; null is NaN or infinite.
 
   Records of steps after `start` are removed first: a run that is killed and resumed repeats these steps.
 
@@ -58,7 +58,7 @@ class JsonLines:
 
   def __call__(self, step: int, record: Record) -> None:
     with report_write_errors(self._file.name):
-      write_all(self._file, (json.dumps({'step': step, **record}, ensure_ascii=False) + '\n').encode())
+      write_all(self._file, (to_json({'step': step, **record}, ensure_ascii=False) + '\n').encode())
 
   def close(self) -> None:
     """Closes the file."""
@@ -116,7 +116,7 @@ def _parse(path: Path, content: bytes) -> list[dict[str, Any]]:
   records = []
   for number, line in enumerate(content.splitlines(), 1):
     try:
-      record = json.loads(line)
+      record = json.loads(line, object_hook=null_as_nan)
       record['step'] = int(record['step'])
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
       raise UserError(

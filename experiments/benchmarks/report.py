@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime
-import json
 import math
 import os
 import platform
@@ -200,7 +199,7 @@ def _write_json(
 ) -> None:
   records = [dataclasses.asdict(timing) | {'rate': timing.rate} for timing in timings]
   record = {'environment': environment, 'timings': records, 'failures': failures}
-  atomic.write_text(path, json.dumps(record, indent=1) + '\n')
+  atomic.write_text(path, atomic.to_json(record, indent=1) + '\n')
 
 
 def _join_items(items: Mapping[str, object]) -> str:

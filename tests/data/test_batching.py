@@ -13,7 +13,7 @@ from attention_jax.data.batching import (
   MIN_EVALUATION_BATCHES,
   Batches,
   Share,
-  check_any_row_fits,
+  check_rows_fit,
   eval_batches,
 )
 from attention_jax.data.encoding import EncodedCorpus, assign_buckets, check_buckets
@@ -182,7 +182,10 @@ def test_a_negative_step_raises_index_error():
     Batches(random_split(), BUCKETS, 4)[-1]
 
 
-def test_a_split_without_fitting_rows_is_reported():
-  check_any_row_fits('test', np.array([-1, 0]))
+def test_a_split_with_too_few_fitting_rows_is_reported():
+  check_rows_fit('test', np.array([-1, 0]), 0.5)
+  check_rows_fit('test', np.array([-1, -1, 0]), 0.7)
+  with pytest.raises(UserError, match=r'test: 2 of its 3 rows fit no bucket, a greater share than .*max_left_out=0.5;'):
+    check_rows_fit('test', np.array([-1, -1, 0]), 0.5)
   with pytest.raises(UserError, match='test: none of its 2 rows fits a bucket'):
-    check_any_row_fits('test', np.array([-1, -1]))
+    check_rows_fit('test', np.array([-1, -1]), 1.0)

@@ -40,7 +40,7 @@ FLAGS = [
 FIELDS = [
   (
     'modle.dropout=0',
-    ["unknown field of config: 'modle'", "'model'?", 'initial_run, initial_vectors, mesh, model, seeds, system'],
+    ["unknown field of config: 'modle'", "'model'?", 'initial_run, initial_state, initial_vectors, mesh, model'],
   ),
   (
     'model.atention.score=dot',

@@ -1,5 +1,7 @@
 """The ledger: events, the state that they fold to, truncated lines, and one process at a time."""
 
+import json
+import math
 import subprocess
 import sys
 
@@ -39,9 +41,12 @@ def test_the_state_is_a_fold_over_the_events(tmp_path):
     ledger.append(STARTED, unit=UNIT.id)
     assert ledger.state.units[UNIT.id].error == ''
     ledger.append(FINISHED, unit=UNIT.id, seconds=1.0, steps=30)
-    ledger.append(RUNG, dropped=['abcd'], steps=30)
+    ledger.append(RUNG, dropped=['abcd'], steps=30, values={'abcd': math.nan, 'efgh': 0.5})
     state = ledger.state
-  assert read_state(tmp_path) == state
+  assert repr(read_state(tmp_path)) == repr(state)  # NaN differs from itself
+  assert math.isnan(state.compared[30]['abcd']) and state.compared[30]['efgh'] == 0.5
+  for line in (tmp_path / LEDGER).read_text().splitlines():
+    json.loads(line, parse_constant=pytest.fail)
   assert state.units[UNIT.id].steps == 30 and state.dropped == {'abcd': 30}
   assert state.covered_seeds('abcd') == {0} and state.covered_seeds('other') == set()
 

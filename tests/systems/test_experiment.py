@@ -69,6 +69,10 @@ CONFIG_ERRORS = [
 # The same for mistakes that only the data reveal.
 DATA_ERRORS = [
   ({'data__buckets': ((1, 1),)}, 'config.data.buckets'),
+  (
+    {'data__buckets': ((2, 2),)},
+    'train: 12 of its 16 rows fit no bucket, a greater share than config.data.max_left_out',
+  ),
   ({'data__task': "tsv(train='none.tsv')"}, 'none.tsv: no such file'),
   (
     {'model__encoder': 'transformer(features=4, heads=2, hidden=4, position="learned(max_positions=3)")'},
@@ -213,6 +217,45 @@ def test_fewer_steps_than_the_best_state_of_a_killed_run_are_an_error(trained, c
   (folder / 'checkpoints' / '4').rename(folder / 'best' / '4')
   with pytest.raises(UserError, match=r'steps is 3, but the run in .* has made 4 updates; expected at least 4'):
     train_quietly(config | {'training': config['training'] | {'steps': 3}}, folder)
+
+
+@pytest.mark.parametrize(
+  ('dtype', 'cpu_flags', 'is_slow'),
+  [
+    ('bfloat16', 'avx512_bf16 amx_bf16 amx_tile', False),
+    ('bfloat16', 'avx512f avx512_bf16', True),
+    ('bfloat16', None, True),
+    ('float32', 'avx512_bf16', False),
+  ],
+)
+def test_a_run_in_16_bits_on_a_cpu_without_amx_is_described(dtype, cpu_flags, is_slow, tmp_path):
+  cpu_info = tmp_path / 'cpuinfo'
+  if cpu_flags:
+    cpu_info.write_text(f'processor\t: 0\nflags\t\t: fpu {cpu_flags}\n')
+  line = experiment._describe_precision({'model': {'dtype': dtype}}, cpu_info)
+  assert line.startswith(f"config.model.dtype='{dtype}' is usually slower than float32") == is_slow == bool(line)
+
+
+@pytest.mark.parametrize('system', SYSTEMS)
+def test_every_system_has_a_dtype(system):
+  assert default_config(system).model.dtype == 'float32'
+
+
+def test_more_steps_under_a_schedule_that_depends_on_them_report_both_rates(config, monkeypatch):
+  def described(made=4, **fields):
+    stored = config | {'training': config['training'] | fields}
+    params = {'temperature': np.zeros([])}
+    return experiment._describe_raised_steps(
+      stored, stored | {'training': stored['training'] | {'steps': 8}}, params, made
+    )
+
+  assert described(schedule='cosine(peak=1.0)') == [
+    'training.steps was 4 and is now 8, on which the schedule of the learning rate depends: it was 0 at step 4, and is '
+    '0.3087 at step 5'
+  ]
+  (line,) = described(anneal='temperature: linear(peak=2.0, end=1.0)')
+  assert 'the schedule of the temperature depends: it was 1 at step 4, and is 1.375 at step 5' in line
+  assert described(schedule='cosine(steps=4)') == described(schedule='cosine', made=0) == described() == []
 
 
 @pytest.mark.long

@@ -9,8 +9,16 @@ import pytest
 from attention_jax.errors import UserError
 from attention_jax.modules.weights import flatten_names
 from attention_jax.systems.config import default_config
-from attention_jax.systems.initial_run import check_initial_run, describe_start, open_initial_run, start_from
+from attention_jax.systems.experiment import check_config
+from attention_jax.systems.initial_run import (
+  check_initial_run,
+  describe_start,
+  open_initial_run,
+  read_continued_state,
+  start_from,
+)
 from attention_jax.systems.runs import open_run
+from attention_jax.training.writers import read_metrics
 from tests.systems.helpers import tiny_config, train_quietly, write_pairs
 
 pytestmark = pytest.mark.usefixtures('on_two_devices')
@@ -45,6 +53,35 @@ def test_a_second_stage_starts_from_the_best_parameters(trained, tmp_path):
   assert stored.system is None and stored.arrays.keys() == expected.keys()
   for name, array in expected.items():
     np.testing.assert_array_equal(stored.arrays[name], array)
+
+
+def test_another_learning_rate_continues_the_latest_state_with_its_optimiser_and_step(trained, config, tmp_path):
+  fields = CONSTANT_PARAMETERS | {'initial_run': str(trained.folder), 'initial_state': True, 'training__steps': 6}
+  second = tiny_config(config['data']['folder'], **fields)
+  folder = tmp_path / 'second'
+  _, lines = train_quietly(second, folder)
+  assert f'continues the optimiser of config.initial_run={str(trained.folder)!r} at step 4' in lines
+  expected = flatten_names(open_run(trained.folder, 'latest').params)
+  for name, array in flatten_names(open_run(folder, 'latest').params).items():
+    np.testing.assert_allclose(array, expected[name], atol=1e-6)
+  assert [record['step'] for record in read_metrics(folder)] == [5, 6]
+
+  system = open_run(folder, 'latest').system
+
+  def read(path, **training):
+    options = second['training'] | {'steps': 100} | training
+    changed = second | {'initial_run': str(path), 'training': options}
+    return read_continued_state(changed, system, system.initializer())
+
+  for path, steps in ((trained.folder, 4), (folder, 6)):
+    state = read(path)
+    assert {int(x) for x in jax.tree.leaves(state.opt_state) if x.ndim == 0} == {steps} and state.step == steps
+  with pytest.raises(UserError, match=r'steps must be greater than the step of config.initial_run, 4, got 4'):
+    read(trained.folder, steps=4)
+  with pytest.raises(UserError, match=r'holds another model: opt_state'):
+    read(trained.folder, optimizer='sgd')
+  with pytest.raises(UserError, match=r'config.initial_state requires config.initial_run, and config.seeds to be 1'):
+    check_config(second | {'initial_run': ''})
 
 
 @pytest.mark.parametrize(

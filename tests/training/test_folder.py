@@ -51,6 +51,27 @@ def test_mutable_fields_may_differ_on_resume(tmp_path):
   assert read_config(tmp_path)['training']['steps'] == 20
 
 
+def test_fields_of_the_evaluation_may_differ_on_resume_except_the_metric_that_selects(tmp_path):
+  def run(*metrics, **fields):
+    evaluation = {'batch_size': 8, 'beams': 5, 'group_references': False, 'metrics': metrics}
+    return RUN | {'training': RUN['training'] | {'select': 'bleu'}, 'evaluation': evaluation | fields}
+
+  prepare_folder(tmp_path, run('bleu', 'chrf'))
+  changed = run('exact_match', 'bleu', batch_size=1, beams=1)
+  prepare_folder(tmp_path, changed)
+  assert read_config(tmp_path)['evaluation']['metrics'] == ['exact_match', 'bleu']
+  with pytest.raises(
+    UserError, match=r'evaluation.metrics is \["bleu"\] in its config.json, \["bleu\(lowercase=True\)"\]'
+  ):
+    prepare_folder(tmp_path, run('bleu(lowercase=True)', 'chrf'))
+  with pytest.raises(UserError, match=r'evaluation.group_references is false in its config.json, true in this config'):
+    prepare_folder(tmp_path, run('bleu', group_references=True))
+  with pytest.raises(
+    UserError, match=r'training.select is "bleu".*or another folder, in which config.initial_run=.*state'
+  ):
+    prepare_folder(tmp_path, changed | {'training': RUN['training'] | {'select': 'exact_match'}})
+
+
 def test_empty_groups_are_compared(tmp_path):
   prepare_folder(tmp_path, run_with(model_cell={}))
   prepare_folder(tmp_path, run_with(model_cell={}))

@@ -106,33 +106,37 @@ def test_finite_guard_logs_skipped_updates_until_there_are_too_many(checkpoints,
 
 def test_finite_guard_stores_the_first_bad_batches_in_a_row(checkpoints):
   stored = []
-  recorder = types.SimpleNamespace(store=stored.append, describe_rows=lambda update, run: '')
+  recorder = types.SimpleNamespace(store=stored.append)
   guard = FiniteGuard((1,), checkpoints, recorder=recorder, skips=True, log=lambda line: None)
   for step, is_bad in enumerate([True] * 7 + [False] + [True] * 2, 1):
     guard(step, STATE, make_metrics(jnp.nan if is_bad else 1.0), False)
   assert stored == [1, 2, 3, 4, 5, 9, 10]
 
 
-def test_finite_guard_logs_spikes(checkpoints):
-  lines = []
-  recorder = types.SimpleNamespace(describe_rows=lambda update, run: f'rows {update}, 7')
-  guard = FiniteGuard((1,), checkpoints, recorder=recorder, log=lines.append)
+def test_finite_guard_writes_spikes_and_prints_nothing(checkpoints, capsys):
+  records = []
+  recorder = types.SimpleNamespace(rows=lambda update, run: [update, 7])
+  file_writers = [[lambda *record: records.append(record)]]
+  guard = FiniteGuard((1,), checkpoints, recorder=recorder, file_writers=file_writers)
   for step in range(1, 61):
     guard(step, STATE, make_metrics(2.0 + 0.01 * (step % 3)), False)
   guard(61, STATE, make_metrics(9.0), False)
-  assert lines == ['loss at step 61 is 9, far above the mean of earlier losses, 2.01; rows 61, 7']
+  mean = pytest.approx(2.01, abs=1e-3)
+  assert records == [(61, {'train/spike': 9.0, 'train/spike_mean': mean, 'train/spike_rows': [61, 7]})]
+  assert capsys.readouterr().out == ''
 
 
-def test_a_spike_is_logged_with_its_seed_and_the_rows_of_that_seed(checkpoints):
+def test_a_spike_is_written_with_its_seed_and_the_rows_of_that_seed(checkpoints):
   """The other run has stopped: its losses are 0, and its rows are not listed."""
-  lines = []
+  records = []
   index = np.array([[0, 1], [2, -1]])
   recorder = BatchRecorder('unused', lambda start, stop: [types.SimpleNamespace(index=index)], rows_axis=1)
-  guard = FiniteGuard((1,), checkpoints, seeds=(5, 6), recorder=recorder, log=lines.append)
+  file_writers = [[pytest.fail], [lambda *record: records.append(record)]]
+  guard = FiniteGuard((1,), checkpoints, seeds=(5, 6), recorder=recorder, file_writers=file_writers)
   for step in range(1, 61):
     guard(step, STATE, make_metrics(jnp.array([0.0, 2.0]), jnp.ones(2)), False)
   guard(61, STATE, make_metrics(jnp.array([0.0, 4.0]), jnp.ones(2)), False)
-  assert lines == ['loss of seed 6 at step 61 is 4, far above the mean of earlier losses, 2; rows 2']
+  assert records == [(61, {'train/spike': 4.0, 'train/spike_mean': 2.0, 'train/spike_rows': [2]})]
 
 
 def test_metrics_are_logged_with_rates_over_the_interval(time):

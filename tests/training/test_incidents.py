@@ -25,7 +25,7 @@ def test_a_stored_batch_has_all_arrays_and_names_its_rows(tmp_path):
     assert set(stored) == set(expected) >= {'source', 'target', 'index'}
     for name, array in expected.items():
       np.testing.assert_array_equal(stored[name], array)
-  assert recorder.describe_rows(5) == f'rows {", ".join(map(str, range(16)))}'
+  assert recorder.rows(5) == list(range(16))
 
 
 def test_files_of_other_names_are_no_stored_batches(tmp_path):
@@ -50,9 +50,9 @@ def test_damaged_and_missing_batches_are_errors_in_one_line(tmp_path):
     assert '\n' not in str(error.value)
 
 
-def test_batches_without_row_numbers_have_no_description(tmp_path):
+def test_batches_without_row_numbers_have_no_rows(tmp_path):
   recorder = BatchRecorder(tmp_path, lambda start, stop: ({'x': np.ones(3)} for _ in range(start, stop)))
-  assert recorder.describe_rows(1) == ''
+  assert recorder.rows(1) == []
 
 
 def test_a_loss_far_above_its_recent_mean_is_a_spike_and_noise_is_not():

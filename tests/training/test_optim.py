@@ -1,5 +1,6 @@
 """Schedules against their formulas, every optimiser once, and errors of the specs."""
 
+import inspect
 import itertools
 
 import jax
@@ -15,7 +16,9 @@ from attention_jax.models.picture_classifiers import SpatialTransformerNetwork
 from attention_jax.models.turing import build_recaller
 from attention_jax.training.optim import (
   OPTIMIZERS,
+  OPTIONAL,
   SCHEDULES,
+  SUPPLIED_OPTIONS,
   _hidden_kernels,
   describe_warmup,
   make_optimizer,
@@ -99,6 +102,37 @@ def test_adam_equals_optax():
   np.testing.assert_array_equal(updates['w'], expected['w'])
 
 
+@pytest.mark.parametrize('name', ['adamw', 'lamb', 'lion'])
+def test_weight_decay_can_exclude_biases_gains_and_embeddings(name):
+  shapes = {
+    'dense': {'kernel': (3, 2), 'bias': (2,)},
+    'attention': {'query': {'kernel': (2, 3, 2), 'bias': (2, 2)}, 'score_params': {'w': (2, 3, 3), 'v': (2, 3)}},
+    'heads': {'score': {'v': (2, 3)}},  # of a Turing machine
+    'norm': {'scale': (2,)},
+    'embedding': {'embedding': (5, 2)},
+    'positions': {'table': (4, 2)},
+  }
+  params = jax.tree.map(jnp.ones, shapes, is_leaf=lambda x: isinstance(x, tuple))
+  gradients = jax.tree.map(jnp.zeros_like, params)
+
+  def decayed(options):
+    optimizer = make_optimizer(f'{name}({options})', make_schedule('constant', 10))
+    updates, _ = jax.jit(lambda: optimizer.update(gradients, optimizer.init(params), params))()
+    leaves = jax.tree.leaves_with_path(updates)
+    return {jax.tree_util.keystr(path, simple=True, separator='.') for path, update in leaves if np.any(update)}
+
+  kernels = {'dense.kernel', 'attention.query.kernel', 'attention.score_params.w'}
+  assert decayed('weight_decay=0.1, mask="kernels"') == kernels
+  assert len(decayed('weight_decay=0.1')) == len(decayed('weight_decay=0.1, mask="all"')) == 10
+  assert not decayed('weight_decay=0.0')
+
+
+def test_every_option_that_is_none_by_default_has_a_type():
+  for function in OPTIMIZERS.values():
+    parameters = inspect.signature(function).parameters.values()
+    assert {p.name for p in parameters if p.default is None} <= {*OPTIONAL, *SUPPLIED_OPTIONS}
+
+
 def test_muon_orthogonalises_hidden_kernels_and_equals_nadam_elsewhere():
   decoder_shapes = {'kernel': (6, 4), 'heads': (2, 6, 3), 'bias': (4,), 'embedding': (9, 5)}
   shapes = {'decoder': decoder_shapes, 'output': {'kernel': (6, 4)}}
@@ -173,7 +207,12 @@ def test_muon_leaves_the_layer_of_the_logits_to_adam(model, inputs):
     (lambda: make_schedule('halve(every=0)', 10), 'every must be at least 1, got 0'),
     (lambda: make_schedule('constant(rate=-1.0)', 10), 'rate must be at least 0, got -1.0'),
     (lambda: make_optimizer('adam(b1=True)', make_schedule('constant', 10)), 'b1 must be a number, got True'),
-    (lambda: make_optimizer("sgd(momentum='x')", make_schedule('constant', 10)), 'cannot be built'),
+    (lambda: make_optimizer("sgd(momentum='x')", None), r'momentum must be float \| None, got .x.'),
+    (lambda: make_optimizer("adamw(mask='kernel')", None), "mask must be Literal..all., .kernels.., got 'kernel'"),
+    (lambda: make_optimizer('adamw(mask=False)', None), 'mask must be Literal.*, got False'),
+    (lambda: make_optimizer('lion(mask=1.5)', None), 'mask must be Literal.*, got 1.5'),
+    (lambda: make_optimizer("muon(weight_decay_mask='kernels')", None), "unknown .* 'weight_decay_mask'"),
+    (lambda: make_optimizer("adam(mu_dtype='int8')", None), "mu_dtype must be Literal.*, got 'int8'"),
   ],
 )
 def test_wrong_specs_are_reported_in_one_line(build, message):

@@ -1,5 +1,7 @@
 """Writers: metrics.jsonl survives kills, and the progress line serves a terminal and a pipe."""
 
+import json
+import math
 import subprocess
 import sys
 import time as real_time
@@ -38,6 +40,17 @@ def test_only_the_evaluation_that_is_made_again_is_removed(tmp_path):
   write(JsonLines(tmp_path, 0), evaluations[0], (10, {'train/loss': 2.0}), evaluations[1])
   JsonLines(tmp_path, 10, awaits_evaluation=True).close()
   assert read_metrics(tmp_path) == [{'step': 5, 'validation/loss': 1.0}, {'step': 10, 'train/loss': 2.0}]
+
+
+def test_every_line_is_json_for_every_loss(tmp_path):
+  write(
+    JsonLines(tmp_path, 0), (1, {'train/loss': math.inf}), (2, {'train/loss': -math.inf, 'train/accuracy': math.nan})
+  )
+  for line in (tmp_path / 'metrics.jsonl').read_text().splitlines():
+    json.loads(line, parse_constant=pytest.fail)
+  assert all(math.isnan(record['train/loss']) for record in read_metrics(tmp_path))
+  write(JsonLines(tmp_path, 1), (2, {'train/loss': 1.0}))
+  assert [record['step'] for record in read_metrics(tmp_path)] == [1, 2]
 
 
 def test_a_full_disk_is_a_user_error(tmp_path):
