@@ -53,6 +53,7 @@ def main() -> None:
     predictor.ranking,
     FLAGS.source_length,
     FLAGS.platforms,
+    predictor.constraints,
   )
   try:
     exported = export_decoder(run.model, run.params, request)

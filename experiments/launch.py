@@ -32,6 +32,8 @@ SEARCH_FLAGS = (
   'alpha',
   'beta',
   'gamma',
+  'no_repeat_ngram_size',
+  'min_length',
   'max_length',
   'replace_unknown',
   'shortlist',
@@ -71,6 +73,12 @@ def define_search_flags() -> None:
   )
   flags.DEFINE_float('beta', None, 'weight of the coverage penalty; by default as in the config', 0)
   flags.DEFINE_float('gamma', None, 'weight of the end-of-sentence normalisation; by default as in the config', 0)
+  flags.DEFINE_integer(
+    'no_repeat_ngram_size', None, 'no sequence of n tokens occurs twice; 0 allows all; by default as in the config', 0
+  )
+  flags.DEFINE_integer(
+    'min_length', None, 'minimum number of tokens of an output, without the end; by default as in the config', 0
+  )
   flags.DEFINE_integer(
     'max_length', None, 'maximum number of tokens of an output; by default as in the config', 1, MAX_LENGTH
   )

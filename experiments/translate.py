@@ -8,7 +8,11 @@
   python -m experiments.translate --workdir=runs/dates --input=lines.txt --beams=6 --groups=3 --nbest=6
   python -m experiments.translate --workdir=runs/dates --input=lines.txt --beams=5 --shortlist=20
   python -m experiments.translate --workdir=runs/a,runs/b --input=lines.txt --prefixes=prefixes.txt
+  python -m experiments.translate --workdir=runs/dates --input=lines.txt --no_repeat_ngram_size=3 --min_length=5
   python -m experiments.translate --workdir=runs/monotonic --stream
+
+Lines of a pipe on stdin are translated together with those that have arrived, and printed at once; --buffer=N waits for
+N lines. With --prefixes, all lines are read first.
 
 With --nbest, with --alignments, and with --samples=2 or more without --mbr, a line of output has fields separated by
 tabs: line number, score, hypothesis and, with --alignments, source-target pairs in Pharaoh format, counted from 0.
@@ -44,11 +48,13 @@ from experiments.launch import (
 from experiments.tables import round_weights
 
 SAMPLING_OPTIONS = ('seed', 'temperature', 'top_k', 'top_p', 'min_p')
-SHARED_FLAGS = ('max_length', 'replace_unknown', 'shortlist')  # search flags that sampling uses too
-WINDOW = 4096  # lines that are decoded, sorted by length, before the first of them is printed
+# Search flags that sampling uses too.
+SHARED_FLAGS = ('no_repeat_ngram_size', 'min_length', 'max_length', 'replace_unknown', 'shortlist')
+WINDOW = 4096  # lines that are decoded, sorted by length, before the first of them is printed; at most, for a pipe
 # The only values that these flags may have with --stream, unless they are not set (None).
 STREAM_VALUES = {
   'input': '-',
+  'buffer': None,
   'beams': 1,
   'groups': 1,
   'samples': None,
@@ -68,6 +74,12 @@ STREAM_VALUES = {
 define_run_flags(allow_ensemble=True)
 define_search_flags()
 flags.DEFINE_string('input', '-', 'a file of lines, or - for stdin')
+flags.DEFINE_integer(
+  'buffer',
+  None,
+  f'number of lines that are read before they are translated; by default all that have arrived, at most {WINDOW}',
+  1,
+)
 flags.DEFINE_integer(
   'nbest',
   None,
@@ -110,29 +122,25 @@ def main() -> None:
 
 def _translate_lines(run, sampling) -> None:
   """Translates whole lines, one window of lines after the other."""
-  from attention_jax.data.files import read_lines, split_lines
+  from attention_jax.data.files import read_lines
 
   beams = run.config['evaluation']['beams']
   hypothesis_count = FLAGS.samples or beams
   nbest = FLAGS.nbest or (1 if FLAGS.mbr else FLAGS.samples) or 1
   _check_hypothesis_count(nbest, hypothesis_count)
-  lines = split_lines(sys.stdin.buffer.read(), 'stdin') if FLAGS.input == '-' else read_lines(FLAGS.input)
   prefixes = read_lines(FLAGS.prefixes) if FLAGS.prefixes else None
-  if prefixes is not None and len(prefixes) != len(lines):
-    raise UserError(
-      f'{FLAGS.prefixes} must have one line per input line, got {len(prefixes)} lines for an input of {len(lines)}'
-    )
   options = {'beams': beams, 'groups': FLAGS.groups, 'diversity': FLAGS.diversity, 'sampling': sampling}
   print_hypotheses = _output_function(nbest)
   empty = []
   truncated = []
   without_hypothesis = []
-  for start in range(0, len(lines), WINDOW):
-    window = lines[start : start + WINDOW]
+  start = 0
+  for window in _input_blocks(prefixes):
     filled_rows = [row for row, line in enumerate(window, start) if line.strip()]
     if prefixes is not None:
       options['prefixes'] = [prefixes[row] for row in filled_rows]
-    predictions = iter(run.predictor([lines[row] for row in filled_rows], line_numbers=filled_rows, **options))
+    filled_lines = [line for line in window if line.strip()]
+    predictions = iter(run.predictor(filled_lines, line_numbers=filled_rows, **options))
     for number, line in enumerate(window, start + 1):
       tokens = []
       hypotheses = []
@@ -147,7 +155,32 @@ def _translate_lines(run, sampling) -> None:
         without_hypothesis.append(number)
       if any(len(hypothesis.weights) >= run.predictor.max_length for hypothesis in hypotheses):
         truncated.append(number)
+    sys.stdout.flush()
+    start += len(window)
   _report_problems(empty, truncated, run.predictor.max_length, without_hypothesis)
+
+
+def _input_blocks(prefixes: Sequence[str] | None) -> Iterable[list[str]]:
+  """Returns the lines of --input in blocks that are translated together.
+
+  Args:
+    prefixes: the lines of --prefixes, or None.
+
+  Raises:
+    UserError: for input that cannot be read, and if there is not one prefix per line.
+  """
+  from attention_jax.data.files import read_lines, split_lines
+  from attention_jax.data.incremental import iter_line_blocks
+
+  size = FLAGS.buffer or WINDOW
+  if FLAGS.input == '-' and prefixes is None:
+    return iter_line_blocks(sys.stdin.fileno(), 'stdin', size, waits=FLAGS.buffer is not None)
+  lines = split_lines(sys.stdin.buffer.read(), 'stdin') if FLAGS.input == '-' else read_lines(FLAGS.input)
+  if prefixes is not None and len(prefixes) != len(lines):
+    raise UserError(
+      f'{FLAGS.prefixes} must have one line per input line, got {len(prefixes)} lines for an input of {len(lines)}'
+    )
+  return [lines[start : start + size] for start in range(0, len(lines), size)]
 
 
 def _check_hypothesis_count(nbest: int, hypothesis_count: int) -> None:
@@ -249,7 +282,12 @@ def _translate_stream(run) -> None:
   predictor = run.predictor
   max_length = predictor.max_length
   translate = StreamingTranslator(
-    run.model, run.params, predictor.source_vocab, predictor.target_vocab, max_length=max_length
+    run.model,
+    run.params,
+    predictor.source_vocab,
+    predictor.target_vocab,
+    max_length=max_length,
+    constraints=predictor.constraints,
   )
   empty = []
   truncated = []

@@ -32,15 +32,22 @@ def read_lines(path: str) -> list[str]:
   return split_lines(_read_bytes(path), path)
 
 
-def split_lines(data: bytes, path: str) -> list[str]:
-  """Returns the lines of `data` as `read_lines` does; errors name `path`."""
+def split_lines(data: bytes, path: str, first: int = 1) -> list[str]:
+  """Returns the lines of `data` as `read_lines` does.
+
+  Args:
+    data: the whole file, or whole lines of it.
+    path: its name in errors.
+    first: number of the first line; only line 1 has a byte order mark.
+  """
   try:
     text = data.decode('utf-8')
   except UnicodeDecodeError as error:
-    line = data.count(b'\n', 0, error.start) + 1
+    line = data.count(b'\n', 0, error.start) + first
     column = error.start - data.rfind(b'\n', 0, error.start)
     raise invalid_utf8_error(path, line, column, data[error.start]) from None
-  text = text.removeprefix(BYTE_ORDER_MARK)
+  if first == 1:
+    text = text.removeprefix(BYTE_ORDER_MARK)
   if not text:
     raise empty_file_error(path)
   # Not str.splitlines: it also splits at characters that occur inside sentences, such as U+2028 or U+0085.

@@ -1,14 +1,49 @@
-"""Text that arrives piece by piece: lines as streams of characters, and decoding of one id after another."""
+"""Text that arrives piece by piece: blocks of lines, streams of characters, and decoding of one id after another."""
 
 import codecs
+import os
+import select
 from collections.abc import Callable, Iterable, Iterator
 
-from attention_jax.data.files import BYTE_ORDER_MARK, empty_file_error, invalid_utf8_error
+from attention_jax.data.files import BYTE_ORDER_MARK, empty_file_error, invalid_utf8_error, split_lines
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError
 
 CHUNK_BYTES = 1 << 16  # the most that is read at once
+MAX_PAUSE = 0.02  # seconds between two writes to a pipe, up to which the lines of both are read together
 MAX_LINE_LENGTH = 100_000  # characters: a word or white space without an end would fill the memory
+
+
+def iter_line_blocks(file: int, path: str, size: int, *, waits: bool) -> Iterator[list[str]]:
+  """Yields the lines of `files.split_lines` in blocks while they arrive.
+
+  Args:
+    file: a file descriptor that is open for reading, such as that of a pipe.
+    path: its name in errors.
+    size: maximum number of lines of a block.
+    waits: whether each block but the last has `size` lines; otherwise a block has the lines that can be read without
+      waiting for more.
+
+  Raises:
+    UserError: as `split_lines` does, when the iteration reaches the mistake.
+  """
+  lines = []
+  number = 1  # of the next line
+  incomplete = bytearray()
+  is_end = False
+  while not is_end:
+    data = os.read(file, CHUNK_BYTES)
+    is_end = not data
+    before, newline, after = data.rpartition(b'\n')
+    if newline or (is_end and (incomplete or number == 1)):
+      added = split_lines(bytes(incomplete) + before + newline, path, number)
+      lines += added
+      number += len(added)
+      incomplete.clear()
+    incomplete += after
+    while len(lines) >= size or (lines and (is_end or not (waits or _is_readable(file)))):
+      yield lines[:size]
+      del lines[:size]
 
 
 def iter_lines(read: Callable[[int], bytes], path: str) -> Iterator[Iterator[str]]:
@@ -59,6 +94,11 @@ def make_incremental_decoder(vocabulary: Vocabulary) -> Callable[[int], str]:
     return added
 
   return decode_next
+
+
+def _is_readable(file: int) -> bool:
+  """Whether there is more to read, or the end of the file, within MAX_PAUSE."""
+  return bool(select.select([file], [], [], MAX_PAUSE)[0])
 
 
 def _iter_bounded(line: Iterator[str], name: str) -> Iterator[str]:

@@ -27,7 +27,8 @@ class Hypotheses(NamedTuple):
 
   Attributes:
     tokens: [B, K, T] ids, EOS at the end and PAD after it.
-    scores: [B, K] ranking scores, see Ranking; IMPOSSIBLE_SCORE where a beam search finds fewer than K hypotheses.
+    scores: [B, K] ranking scores, see Ranking; IMPOSSIBLE_SCORE where there is no hypothesis: where a beam search finds
+      fewer than K, and where a hypothesis of another search has probability 0.
     log_probs: [B, K] natural log of the probability, EOS included.
     lengths: [B, K] tokens, EOS included; 0 where there is no hypothesis.
     weights: [B, K, T, S] attention weights, zero after the end of the hypothesis.
@@ -122,7 +123,14 @@ def generate(
   weights = jnp.moveaxis(weights, 0, -2)
   lengths = jnp.sum(tokens != PAD, axis=-1)
   scores = ranking_scores(log_probs, eos_log_probs, lengths, weights.sum(2), source_mask, ranking)
-  return Hypotheses(tokens, scores, log_probs, lengths, weights)
+  exists = log_probs > IMPOSSIBLE_SCORE / 2
+  return Hypotheses(
+    jnp.where(exists[..., None], tokens, PAD),
+    jnp.where(exists, scores, IMPOSSIBLE_SCORE),
+    jnp.where(exists, log_probs, IMPOSSIBLE_SCORE),
+    jnp.where(exists, lengths, 0),
+    jnp.where(exists[..., None, None], weights, 0.0),
+  )
 
 
 def batch_size(carry: Any, memory: Any) -> int:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.decoding import search
+from attention_jax.decoding.constraints import NO_CONSTRAINTS, Constraints
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Memory
@@ -71,12 +72,14 @@ class StreamingDecoder:
   Args:
     model: a model that passes `check_streamable`.
     max_length: maximum number of tokens of a hypothesis, EOS included.
+    constraints: constraints on hypotheses. One that cannot be continued within them ends there, because its tokens
+      have been emitted.
 
   Raises:
-    UserError: as `check_streamable` does.
+    UserError: as `check_streamable` does; when called, as Constraints.start does.
   """
 
-  def __init__(self, model: EncoderDecoder, *, max_length: int):
+  def __init__(self, model: EncoderDecoder, *, max_length: int, constraints: Constraints = NO_CONSTRAINTS):
     check_streamable(model)
     self.max_length = max_length
     self.lookback = model.decoder.attention.resolved_alignment.lookback()
@@ -84,9 +87,9 @@ class StreamingDecoder:
     def compile_method(fn: Callable) -> Callable:
       return jax.jit(lambda params, *args: model.apply({'params': params}, *args, method=fn))
 
-    self._start = compile_method(lambda model: _start(model, self.lookback + 1))
+    self._start = compile_method(lambda model: _start(model, self.lookback + 1, constraints, max_length))
     self._read = compile_method(_read)
-    self._step = compile_method(_step)
+    self._step = compile_method(lambda model, *args: _step(model, constraints, *args))
 
   def __call__(self, params: Any, source: Iterable[int]) -> Iterator[EmittedToken]:
     """Emits the target token by token, and reads no more of the source than the next token needs.
@@ -125,14 +128,15 @@ class StreamingDecoder:
       yield StreamPosition(position, empty_window, True)
 
 
-def _start(model: EncoderDecoder, width: int):
+def _start(model: EncoderDecoder, width: int, constraints: Constraints, max_length: int):
   """Returns the encoder's initial states, the decoder's initial carry, BOS [1], and a fully masked window."""
   mask = jnp.zeros((1, width), bool)
   states, memory = model.encoder.extend(model.encoder.init_states(1), jnp.full((1, width), PAD, jnp.int32), mask)
   # A cell without a bridge uses only the batch size of the summary of the source.
   encoded = Encoded(memory, mask, jnp.zeros((1, 0)))
   window = model.decoder.cell.remember(encoded)
-  return states, model.decoder.cell.start(encoded, window), jnp.full((1,), BOS, jnp.int32), window
+  carry = constraints.start(model.decoder.cell.start(encoded, window), 1, max_length)
+  return states, carry, jnp.full((1,), BOS, jnp.int32), window
 
 
 def _read(model: EncoderDecoder, states: Any, window: Memory, ids: jax.Array):
@@ -147,14 +151,20 @@ def _read(model: EncoderDecoder, states: Any, window: Memory, ids: jax.Array):
   return states, jax.tree.map(move, window, new, position_axes)
 
 
-def _step(model: EncoderDecoder, carry: Any, token: jax.Array, window: Memory, is_last: jax.Array):
+def _step(
+  model: EncoderDecoder, constraints: Constraints, carry: Any, token: jax.Array, window: Memory, is_last: jax.Array
+):
   """Computes one decoder step at the end of the window.
 
   Returns:
     The carry, the next token [1], and weights [1, lookback + 1].
   """
-  carry, outputs = model.step(model.decoder.cell.move_to_end(carry, window), token, SourceMemory(window))
-  return carry, search.greedy_token(outputs.logits, is_last), outputs.weights
+
+  def step(carry, token, window):
+    return model.step(model.decoder.cell.move_to_end(carry, window), token, SourceMemory(window))
+
+  carry, (logits, weights, *_) = constraints.constrain(step)(carry, token, window)
+  return carry, search.greedy_token(logits, is_last), weights
 
 
 # ------------------------------------------------------------------------------------- requirements for streaming

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from attention_jax.decoding import search
+from attention_jax.decoding.constraints import NO_CONSTRAINTS, Constraints
 from attention_jax.decoding.generate import IMPOSSIBLE_SCORE, Hypotheses
 from attention_jax.decoding.prefix import force_prefix
 from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking
@@ -57,6 +58,7 @@ def compile_search(
   ranking: Ranking,
   mesh: Mesh | None = None,
   compiler_options: Mapping[str, Any] | None = None,
+  constraints: Constraints = NO_CONSTRAINTS,
 ) -> Callable:
   """Returns a search that is compiled once for each shape of its inputs, at the first call with that shape.
 
@@ -67,6 +69,7 @@ def compile_search(
     ranking: ranking of the hypotheses.
     mesh: the device mesh over which the sources are sharded, if any.
     compiler_options: see jax.jit and compiling.compiler_options.
+    constraints: constraints on the hypotheses.
 
   Returns:
     (params, source, source_mask, rng_inputs, prefix, shortlist_ids) -> Hypotheses. `rng_inputs` are those of
@@ -89,6 +92,8 @@ def compile_search(
 
     if model.copies:
       step = mask_impossible_ids(step)
+    step = constraints.constrain(step)
+    carry = constraints.start(carry, source.shape[0], max_length)
     if prefix is not None:
       step, carry, memory = force_prefix(step, carry, memory, prefix)
     find_hypotheses = strategy.make_search(rng_inputs)

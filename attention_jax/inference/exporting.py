@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import export
 
 from attention_jax.atomic import write_bytes
+from attention_jax.decoding.constraints import NO_CONSTRAINTS, Constraints
 from attention_jax.decoding.ranking import Ranking
 from attention_jax.errors import UserError
 from attention_jax.inference.compiled_search import BeamSearch, compile_search
@@ -33,6 +34,7 @@ class ExportRequest(NamedTuple):
     ranking: ranking of its hypotheses.
     source_length: number of positions of every source, padding included; 0 for any.
     platforms: platforms of jax on which the functions run.
+    constraints: constraints on its hypotheses.
   """
 
   max_length: int
@@ -40,6 +42,7 @@ class ExportRequest(NamedTuple):
   ranking: Ranking
   source_length: int = 0
   platforms: Sequence[str] = ('cpu',)
+  constraints: Constraints = NO_CONSTRAINTS
 
 
 def export_decoder(model: EncoderDecoder, params: Any, request: ExportRequest) -> dict[str, export.Exported]:
@@ -69,7 +72,9 @@ def export_decoder(model: EncoderDecoder, params: Any, request: ExportRequest) -
   size = request.source_length or positions
   source = jax.ShapeDtypeStruct((batch, size), jnp.int32)
   mask = jax.ShapeDtypeStruct((batch, size), jnp.bool_)
-  search = compile_search(model, BeamSearch(request.beams), request.max_length, request.ranking)
+  search = compile_search(
+    model, BeamSearch(request.beams), request.max_length, request.ranking, constraints=request.constraints
+  )
   trees = {}  # of the carry and the memory; set when `start` is traced, before `step` is
 
   def run_search(weights: Mapping[str, Any], source, mask):

@@ -13,6 +13,7 @@ from attention_jax.data.encoding import EncodedCorpus, encode
 from attention_jax.data.right_to_left import in_text_order
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
+from attention_jax.decoding.constraints import NO_CONSTRAINTS, Constraints
 from attention_jax.decoding.ensemble import Ensemble
 from attention_jax.decoding.generate import Hypotheses
 from attention_jax.decoding.loop import MIN_SOURCES
@@ -80,6 +81,7 @@ class Predictor:
     max_length: maximum length of hypotheses, EOS included; 0 for the longest target of the buckets.
     batch_size: sources per batch, rounded up to a multiple of the number of devices; few lines use a smaller batch.
     ranking: ranking of hypotheses unless a call sets another one.
+    constraints: constraints on hypotheses.
     replace_unknown: whether an unknown token is replaced by the source token with the largest weight (Jean et al. 2015;
       Luong et al. 2015).
     rounds: number of times that lines are expected to be predicted; together with their number it selects how the
@@ -103,6 +105,7 @@ class Predictor:
     max_length: int = 0,
     batch_size: int = 128,
     ranking: Ranking = DEFAULT_RANKING,
+    constraints: Constraints = NO_CONSTRAINTS,
     replace_unknown: bool = False,
     rounds: int = 1,
     shortlist: Callable[[np.ndarray, np.ndarray | None], np.ndarray] | None = None,
@@ -114,6 +117,7 @@ class Predictor:
     self.source_vocab = source_vocab
     self.target_vocab = target_vocab
     self.ranking = ranking
+    self.constraints = constraints
     self.max_length = max_output_length(buckets, max_length)
     self._replace_unknown = replace_unknown
     self._rounds = rounds
@@ -228,7 +232,9 @@ class Predictor:
     options = compiler_options(runs, count_parameters(self._params))
     key = (strategy, ranking, options is None)
     if key not in self._compiled_searches:
-      self._compiled_searches[key] = compile_search(self.model, strategy, self.max_length, ranking, self._mesh, options)
+      self._compiled_searches[key] = compile_search(
+        self.model, strategy, self.max_length, ranking, self._mesh, options, self.constraints
+      )
     return self._compiled_searches[key]
 
   def _is_accepted(self, length: int) -> bool:

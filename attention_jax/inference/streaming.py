@@ -8,6 +8,7 @@ import jax
 
 from attention_jax.data import incremental
 from attention_jax.data.vocab import Vocabulary
+from attention_jax.decoding.constraints import NO_CONSTRAINTS, Constraints
 from attention_jax.decoding.streaming import EmittedToken, StreamingDecoder
 from attention_jax.errors import UserError
 from attention_jax.models.encoder_decoder import EncoderDecoder
@@ -23,6 +24,7 @@ class StreamingTranslator:
     source_vocab: source vocabulary of the run.
     target_vocab: target vocabulary of the run.
     max_length: maximum number of tokens of a hypothesis, EOS included.
+    constraints: constraints on hypotheses, see decoding.streaming.StreamingDecoder.
 
   Raises:
     UserError: for a model that needs the complete source, see decoding.streaming.check_streamable, and for one that
@@ -30,14 +32,21 @@ class StreamingTranslator:
   """
 
   def __init__(
-    self, model: EncoderDecoder, params: Any, source_vocab: Vocabulary, target_vocab: Vocabulary, *, max_length: int
+    self,
+    model: EncoderDecoder,
+    params: Any,
+    source_vocab: Vocabulary,
+    target_vocab: Vocabulary,
+    *,
+    max_length: int,
+    constraints: Constraints = NO_CONSTRAINTS,
   ):
     if target_vocab.right_to_left:
       raise UserError('a run with config.data.right_to_left predicts the end of a line first; expected one without it')
     self.source_vocab = source_vocab
     self.target_vocab = target_vocab
     self.max_length = max_length
-    self._decoder = StreamingDecoder(model, max_length=max_length)
+    self._decoder = StreamingDecoder(model, max_length=max_length, constraints=constraints)
     self._params = jax.device_put(jax.device_get(params), jax.local_devices()[0])
 
   def __call__(self, line: Iterable[str]) -> Iterator[tuple[str, EmittedToken]]:

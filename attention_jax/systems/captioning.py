@@ -236,6 +236,7 @@ class CaptioningSystem(System):
   def check_data(self, log: Log) -> None:
     for name, encoded in self.encoded.items():
       check_rows_fit(name, assign_captions(encoded, self._lengths), self.config['data']['max_left_out'])
+    self._evaluation.constraints.check(self._max_length)
     select = self.config['training']['select']
     if select in POINTING_METRICS and 'validation' in self.splits and self.pictures['validation'].boxes is None:
       raise UserError(f'training.select={select!r} needs gold boxes: expected a validation split with boxes')
@@ -358,6 +359,15 @@ class CaptioningSystem(System):
   def _lengths(self) -> tuple[int, ...]:
     return check_caption_buckets(self.config['data']['buckets'])
 
+  @property
+  def _evaluation(self) -> TranslationEvaluationConfig:
+    return TranslationEvaluationConfig(**self.config['evaluation'])
+
+  @property
+  def _max_length(self) -> int:
+    """Maximum length of hypotheses, EOS included."""
+    return self._evaluation.max_length or self._lengths[-1]
+
   @functools.cached_property
   def _scorer(self) -> TeacherForcedScorer:
     size = self.config['evaluation']['batch_size']
@@ -366,12 +376,12 @@ class CaptioningSystem(System):
   @functools.cached_property
   def _compile_search(self) -> Callable[[int], Callable]:
     """Beam size -> the compiled search."""
-    options = TranslationEvaluationConfig(**self.config['evaluation'])
-    max_length = options.max_length or self._lengths[-1]
+    options = self._evaluation
 
     @functools.cache
     def compile_for(beams: int) -> Callable:
-      return compile_search(self.model, BeamSearch(beams), max_length, options.ranking, self.mesh)
+      search = (BeamSearch(beams), self._max_length, options.ranking)
+      return compile_search(self.model, *search, self.mesh, constraints=options.constraints)
 
     return compile_for
 

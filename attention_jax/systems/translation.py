@@ -19,6 +19,7 @@ from attention_jax.data.lexicon import Lexicon
 from attention_jax.data.resegment import make_resegmenter
 from attention_jax.data.text import Corpus
 from attention_jax.data.word_vectors import EmbeddingText
+from attention_jax.decoding.constraints import NO_CONSTRAINTS, Constraints
 from attention_jax.decoding.ensemble import Ensemble
 from attention_jax.decoding.ranking import DEFAULT_RANKING, Exponent, Factor, Ranking
 from attention_jax.errors import UserError
@@ -33,6 +34,7 @@ from attention_jax.inference.predictor import (
   Prediction,
   Predictor,
   check_shortlist,
+  max_output_length,
 )
 from attention_jax.losses.auxiliary import auxiliary_losses, check_weights
 from attention_jax.losses.sequence import sequence_loss
@@ -106,6 +108,9 @@ class TranslationEvaluationConfig:
       during training is greedy.
     alpha, beta, gamma: exponent of the length penalty ((5 + length) / 6)^alpha, and factors of the coverage penalty and
       the end-of-sentence normalisation, in the ranking of hypotheses, see decoding.ranking.Ranking; 0 disables each.
+    no_repeat_ngram_size: n > 0 excludes hypotheses in which a sequence of n tokens occurs twice (Paulus, Xiong & Socher
+      2018).
+    min_length: minimum length of hypotheses, without the end-of-sentence token.
     max_length: maximum length of hypotheses, the end-of-sentence token included; 0 for the longest target of the
       buckets.
     batch_size: number of sources that are searched at once.
@@ -124,6 +129,8 @@ class TranslationEvaluationConfig:
   alpha: Exponent = DEFAULT_RANKING.alpha
   beta: Factor = DEFAULT_RANKING.beta
   gamma: Factor = DEFAULT_RANKING.gamma
+  no_repeat_ngram_size: Count = NO_CONSTRAINTS.no_repeat_ngram_size
+  min_length: Count = NO_CONSTRAINTS.min_length
   max_length: OutputLength = 0
   batch_size: Size = 128
   replace_unknown: bool = False
@@ -140,6 +147,11 @@ class TranslationEvaluationConfig:
   def ranking(self) -> Ranking:
     """The ranking of finished hypotheses."""
     return Ranking(self.alpha, self.beta, self.gamma)
+
+  @property
+  def constraints(self) -> Constraints:
+    """The constraints on hypotheses."""
+    return Constraints(self.no_repeat_ngram_size, self.min_length)
 
 
 class TranslationSystem(System):
@@ -327,6 +339,8 @@ class TranslationSystem(System):
       raise UserError(f'training.select={select!r} needs gold links, but the validation split has none')
     params = jax.eval_shape(lambda: initial_params(self.model, 0))
     check_lengths(self.config, self.data, self.model, self.loss, params)
+    evaluation = TranslationEvaluationConfig(**self.config['evaluation'])
+    evaluation.constraints.check(max_output_length(self.config['data']['buckets'], evaluation.max_length))
     train = self.data.encoded['train']
     if not self.model.output.generates and train.num_uncopyable_tokens:
       share = train.num_uncopyable_tokens / train.num_tokens[1]
@@ -336,6 +350,7 @@ class TranslationSystem(System):
   def predictor(self, params: Any, rounds: int = 1) -> Predictor:
     """Returns the function that translates lines with these parameters; see Predictor for `rounds`."""
     options = self.config['evaluation']
+    evaluation = TranslationEvaluationConfig(**options)
     count = options['shortlist']
     return Predictor(
       self.model,
@@ -345,7 +360,8 @@ class TranslationSystem(System):
       buckets=self.config['data']['buckets'],
       max_length=options['max_length'],
       batch_size=options['batch_size'],
-      ranking=TranslationEvaluationConfig(**options).ranking,
+      ranking=evaluation.ranking,
+      constraints=evaluation.constraints,
       replace_unknown=options['replace_unknown'],
       rounds=rounds,
       shortlist=(lambda source, prefix: self.lexicon.shortlist(source, count, prefix)) if count else None,

@@ -2,6 +2,8 @@
 
 import io
 import itertools
+import os
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -35,6 +37,23 @@ def assert_equal_lines(data: bytes, cuts):
   expected = lines_or_error(lambda: split_lines(data, 'x'))
   lines = lines_or_error(lambda: [''.join(line) for line in incremental.iter_lines(make_read1(chunks), 'x')])
   assert lines == expected
+  for size, waits in ((1, False), (2, True), (3, False)):
+    with mock.patch.object(incremental, 'CHUNK_BYTES', 1 + len(cuts)):
+      blocks = lines_or_error(lambda size=size, waits=waits: read_blocks(data, size, waits))
+    if isinstance(blocks, str):
+      assert blocks == expected
+      continue
+    assert [line for block in blocks for line in block] == expected
+    assert all(len(block) == size for block in blocks[:-1]) and 0 < len(blocks[-1]) <= size
+
+
+def read_blocks(data: bytes, size: int, waits: bool):
+  """The blocks of a pipe that has been closed."""
+  reader, writer = os.pipe()
+  with open(reader, 'rb') as file:
+    with open(writer, 'wb') as pipe:
+      pipe.write(data)
+    return list(incremental.iter_line_blocks(file.fileno(), 'x', size, waits=waits))
 
 
 CUTS = st.lists(st.integers(0, 30))
@@ -49,6 +68,28 @@ def test_lines_equal_those_of_the_whole_file(text, cuts):
 @given(st.lists(st.sampled_from([b'a', b'\n', 'é'.encode(), '漢'.encode()[:2], b'\xff']), max_size=12), CUTS)
 def test_invalid_utf8_is_reported_with_its_position(parts, cuts):
   assert_equal_lines(b''.join(parts), cuts)
+
+
+@pytest.mark.parametrize(
+  ('waits', 'blocks'), [(False, [['a', ''], ['b'], ['c', 'd'], ['ef']]), (True, [['a', ''], ['b', 'c'], ['d', 'ef']])]
+)
+def test_blocks_of_an_open_pipe_are_what_has_arrived(waits, blocks):
+  writes = iter([b'a\n\nb\n', b'c\nd\ne', b'f'])
+  reader, writer = os.pipe()
+  with open(reader, 'rb') as file, open(writer, 'wb', buffering=0) as pipe:
+    read = os.read
+
+    def write_and_read(descriptor, size):
+      """Writes what arrives while the reader waits."""
+      data = next(writes, b'')
+      if data:
+        pipe.write(data)
+      else:
+        pipe.close()
+      return read(descriptor, size)
+
+    with mock.patch.object(incremental.os, 'read', write_and_read):
+      assert list(incremental.iter_line_blocks(file.fileno(), 'x', 2, waits=waits)) == blocks
 
 
 def test_chunks_are_read_on_demand():

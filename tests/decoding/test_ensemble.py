@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attention_jax.decoding.constraints import NO_CONSTRAINTS, Constraints
 from attention_jax.decoding.ensemble import Ensemble
 from attention_jax.decoding.ranking import DEFAULT_RANKING
 from attention_jax.decoding.sampling import Sampling
@@ -68,11 +69,14 @@ def test_stepping_equals_the_call_over_all_steps():
     token = target[:, t]
 
 
-def test_an_ensemble_of_one_model_twice_equals_the_model():
+@pytest.mark.parametrize('constraints', [NO_CONSTRAINTS, Constraints(no_repeat_ngram_size=1, min_length=2)], ids=str)
+def test_an_ensemble_of_one_model_twice_equals_the_model(constraints):
   models, params = two_models()
-  single = compile_search(models[0], BeamSearch(3), 5, DEFAULT_RANKING)(params[0], *INPUTS[:2])
+  single = compile_search(models[0], BeamSearch(3), 5, DEFAULT_RANKING, constraints=constraints)(params[0], *INPUTS[:2])
   ensemble = Ensemble([models[0]] * 2)
-  ensembled = compile_search(ensemble, BeamSearch(3), 5, DEFAULT_RANKING)((params[0],) * 2, *INPUTS[:2])
+  ensembled = compile_search(ensemble, BeamSearch(3), 5, DEFAULT_RANKING, constraints=constraints)(
+    (params[0],) * 2, *INPUTS[:2]
+  )
   np.testing.assert_array_equal(ensembled.tokens, single.tokens)
   assert_close(ensembled.log_probs, single.log_probs, rtol=1e-4)
 

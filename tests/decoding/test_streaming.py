@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from attention_jax.decoding import search
+from attention_jax.decoding.constraints import NO_CONSTRAINTS, Constraints
 from attention_jax.decoding.streaming import REQUIREMENTS, StreamingDecoder, check_streamable
 from attention_jax.errors import UserError
 from attention_jax.functional.scores import SCORES, additive
@@ -43,20 +44,21 @@ def random_source(seed: int, length: int) -> list[int]:
   return [*np.random.default_rng(seed).integers(4, SOURCE_WORDS, length - 1).tolist(), EOS]
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def greedy_search(model, params, source, mask):
+@functools.partial(jax.jit, static_argnums=(0, 4))
+def greedy_search(model, params, source, mask, constraints):
   carry, memory = model.apply(params, source, mask, T, method='start')
+  carry = constraints.start(carry, 1, T)
 
   def step(carry, token, memory):
     return model.apply(params, carry, token, memory, method='step')
 
-  return search.greedy(step, carry, memory, max_length=T, source_mask=mask)
+  return search.greedy(constraints.constrain(step), carry, memory, max_length=T, source_mask=mask)
 
 
-def greedy_tokens_and_weights(model, params, source: list[int]):
+def greedy_tokens_and_weights(model, params, source: list[int], constraints=NO_CONSTRAINTS):
   """Tokens and weights [T, S] of greedy search on the complete source, padded to S."""
   ids = np.pad(source, (0, S - len(source)), constant_values=PAD)
-  hypotheses = greedy_search(model, params, jnp.asarray(ids[None]), jnp.arange(S)[None] < len(source))
+  hypotheses = greedy_search(model, params, jnp.asarray(ids[None]), jnp.arange(S)[None] < len(source), constraints)
   length = int(hypotheses.lengths[0, 0])
   return hypotheses.tokens[0, 0, :length].tolist(), hypotheses.weights[0, 0, :length, : len(source)]
 
@@ -117,6 +119,21 @@ def test_streaming_equals_greedy_search(case):
     if seed > S and len(seen_events) == 6:
       return
   assert len(seen_events) == 6, seen_events
+
+
+def test_streaming_within_constraints_equals_greedy_search():
+  model = build_streaming()
+  constraints = Constraints(no_repeat_ngram_size=1, min_length=3)
+  decoder = StreamingDecoder(model, max_length=T, constraints=constraints)
+  changed = 0
+  for seed in range(8):
+    params = random_params(model, seed)
+    source = random_source(seed, S)
+    tokens, _ = greedy_tokens_and_weights(model, params, source, constraints)
+    assert [emission.token for emission in decoder(params['params'], source)] == tokens
+    assert len(set(tokens)) == len(tokens) > 3
+    changed += tokens != greedy_tokens_and_weights(model, params, source)[0]
+  assert changed
 
 
 def test_encoders_that_the_error_expects_are_streamable():

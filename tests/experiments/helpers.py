@@ -8,12 +8,13 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import grain  # noqa: F401 - defines its absl flags before any program runs
 import jax
@@ -43,10 +44,11 @@ class ProgramResult(NamedTuple):
 
 
 class Stdin:
-  """Replacement of sys.stdin."""
+  """Replacement of sys.stdin: an open file."""
 
-  def __init__(self, data: bytes):
-    self.buffer = io.BytesIO(data)
+  def __init__(self, file: BinaryIO):
+    self.buffer = file
+    self.fileno = file.fileno
 
 
 def run(program: str, *args: object, stdin: bytes = b'') -> ProgramResult:
@@ -66,13 +68,16 @@ def run(program: str, *args: object, stdin: bytes = b'') -> ProgramResult:
     warnings.catch_warnings(),
     contextlib.redirect_stdout(out),
     contextlib.redirect_stderr(err),
+    tempfile.TemporaryFile() as stdin_file,
   ):
+    stdin_file.write(stdin)
+    stdin_file.seek(0)
     warnings.filterwarnings('ignore', message=r'the load_module\(\) method is deprecated')  # from ml_collections
     for name in ('devices', 'local_devices'):
       patch.setattr(jax, name, partial(_first_devices, getattr(jax, name)))
     patch.chdir(ROOT)
     patch.setattr(sys, 'argv', [program, *map(str, args)])
-    patch.setattr(sys, 'stdin', Stdin(stdin))
+    patch.setattr(sys, 'stdin', Stdin(stdin_file))
     try:
       runpy.run_module(f'experiments.{program}', run_name='__main__', alter_sys=True)
       code = 0

@@ -88,6 +88,26 @@ def test_a_run_can_compute_in_another_dtype(trained):
   )
 
 
+@pytest.mark.parametrize('search', ['--beams=1', '--beams=3', '--samples=1'])
+def test_outputs_satisfy_constraints(trained, search):
+  workdir = f'--workdir={trained[0]}'
+  result = run(
+    'translate', workdir, search, '--no_repeat_ngram_size=1', '--min_length=3', '--json', '--max_length=6', stdin=INPUT
+  )
+  assert result.code == 0, result.err
+  records = [json.loads(line) for line in result.out.splitlines()]
+  for hypothesis in records[0]['hypotheses'] + records[2]['hypotheses']:
+    tokens = hypothesis['tokens']
+    assert 3 <= len(tokens) == len({*tokens}) and len(hypothesis['weights']) == len(tokens) + 1
+
+
+def test_a_minimum_length_beyond_the_maximum_is_an_error(trained):
+  expected = ['search: min_length must be less than max_length=4, which includes EOS, got 4']
+  flags = ('--min_length=4', '--max_length=4')
+  assert_user_error(run('translate', f'--workdir={trained[0]}', *flags, stdin=INPUT), expected)
+  assert_user_error(run('translate', f'--workdir={trained[0]}', '--min_length=-1'), ['--min_length=-1', 'non-negative'])
+
+
 def test_outputs_begin_with_their_prefixes(trained, tmp_path):
   plain = run('translate', f'--workdir={trained[0]}', stdin=INPUT).out.splitlines()
   prefixes = tmp_path / 'prefixes'

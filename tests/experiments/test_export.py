@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from attention_jax.decoding.constraints import Constraints
 from attention_jax.decoding.ranking import DEFAULT_RANKING
 from attention_jax.errors import UserError
 from attention_jax.inference.compiled_search import BeamSearch, compile_search
@@ -92,14 +93,16 @@ def test_exports_of_recurrent_models_find_the_hypotheses_of_the_model(encoder, a
   config['attention'] |= {'features': 4, 'alignment': alignment}
   model = build(config, 7, 7)
   params = initial_params(model, 0)
-  request = ExportRequest(4, 2, DEFAULT_RANKING)
+  constraints = Constraints(no_repeat_ngram_size=1, min_length=2)
+  request = ExportRequest(4, 2, DEFAULT_RANKING, constraints=constraints)
   if source_length:
     with pytest.raises(UserError, match='needs a fixed number of source positions; set source_length'):
       export_decoder(model, params, request)
   exported = export_decoder(model, params, request._replace(source_length=source_length))
   source = np.array([[4, 5, 2], [6, 2, 0]], np.int32)
   hypotheses = exported['search'].call(flatten_names(params), source, source != 0)
-  expected = compile_search(model, BeamSearch(2), 4, DEFAULT_RANKING)(params, source, source != 0)
+  search = compile_search(model, BeamSearch(2), 4, DEFAULT_RANKING, constraints=constraints)
+  expected = search(params, source, source != 0)
   np.testing.assert_array_equal(hypotheses['tokens'], expected.tokens)
   np.testing.assert_allclose(hypotheses['scores'], expected.scores, atol=1e-5)
 

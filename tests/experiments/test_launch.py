@@ -18,7 +18,8 @@ from tests.experiments.test_bad_input import assert_user_error
 from tests.sampled_cases import sample_cases
 
 RUN_FLAGS = ('--workdir:', '--checkpoint:', '--dtype:')
-SEARCH_FLAGS = ('--beams:', '--alpha:', '--beta:', '--gamma:', '--max_length:', '--replace_unknown:', '--shortlist:')
+SEARCH_FLAGS = ('--beams:', '--alpha:', '--beta:', '--gamma:', '--no_repeat_ngram_size:', '--min_length:')
+SEARCH_FLAGS += ('--max_length:', '--replace_unknown:', '--shortlist:')
 PROGRAM_FLAGS = {
   'train': (
     '--config:',

@@ -1,4 +1,4 @@
-"""translate --stream: lines through a pipe, translated while they arrive, as by greedy search of whole lines."""
+"""Lines through a pipe: --stream translates them while they arrive, and without it each is printed once it is read."""
 
 import itertools
 import json
@@ -82,6 +82,14 @@ def test_streamed_lines_are_those_of_greedy_search(streaming_run):
   assert len(set(searched.out.splitlines())) > 3  # outputs differ
 
 
+def test_streamed_lines_within_constraints_are_those_of_greedy_search(streaming_run):
+  lines = '\n'.join(LINES).encode()
+  flags = (f'--workdir={streaming_run}', '--no_repeat_ngram_size=1', '--min_length=2')
+  streamed = run('translate', *flags, '--stream', stdin=lines)
+  assert streamed == run('translate', *flags, '--beams=1', stdin=lines)
+  assert all(len(words) >= 2 and len({*words}) == len(words) for words in map(str.split, streamed.out.splitlines()))
+
+
 def test_the_results_contain_the_average_lagging(streaming_run):
   results = json.loads((streaming_run / 'results.json').read_text('utf-8'))['results']['test']
   lag = results['average_lagging']
@@ -105,7 +113,26 @@ def test_tokens_are_printed_before_the_line_has_ended(streaming_run):
   assert (translate.returncode, text + remaining_lines + out, err) == expected
 
 
-@pytest.mark.parametrize('flag', ['--nbest=2', '--alignments', '--json', '--beams=2', '--input=lines.txt'])
+@pytest.mark.parametrize(('flags', 'read_first'), [((), 1), (('--buffer=2', '--nbest=1'), 2)])
+def test_lines_of_an_open_pipe_are_printed_before_it_is_closed(trained, flags, read_first):
+  lines = ['eins zwei\n', '\n', 'drei\n', 'vier eins\n']
+  expected = run('translate', f'--workdir={trained[0]}', *flags, stdin=''.join(lines).encode())
+  printed = expected.out.splitlines(keepends=True)
+  translate = start_translate(f'--workdir={trained[0]}', *flags)
+  try:
+    translate.stdin.writelines(lines[:read_first])
+    translate.stdin.flush()
+    assert translate.stdout.readline() == printed[0]  # the pipe is open
+    translate.stdin.writelines(lines[read_first:])
+    out, err = translate.communicate(timeout=60)
+  finally:
+    translate.kill()
+  assert (translate.returncode, printed[0] + out, err) == expected
+
+
+@pytest.mark.parametrize(
+  'flag', ['--buffer=1', '--nbest=2', '--alignments', '--json', '--beams=2', '--input=lines.txt']
+)
 def test_options_that_cannot_be_combined_with_stream_are_errors(flag, tmp_path):
   assert_user_error(run('translate', f'--workdir={tmp_path}', '--stream', flag), [flag.split('=')[0], 'with --stream'])
 

@@ -11,6 +11,7 @@ from attention_jax.data.batching import Batch
 from attention_jax.data.encoding import encode
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import word
+from attention_jax.decoding.constraints import Constraints
 from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking
 from attention_jax.decoding.sampling import Sampling
 from attention_jax.errors import UserError
@@ -20,7 +21,7 @@ from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import build
 from attention_jax.modules.outputs import OUTPUTS
 from attention_jax.systems.config import default_config
-from attention_jax.tokens import EOS, UNK
+from attention_jax.tokens import EOS, PAD, UNK
 from tests.models.helpers import S, T, build_conv, build_tiny, build_transformer, inputs
 from tests.modules.helpers import variables
 from tests.sampled_cases import sample_cases
@@ -169,6 +170,21 @@ def test_pointer_emits_only_source_words_and_eos(search, alignment):
   log_probs = hypotheses.log_probs[hypotheses.lengths > 0]
   assert np.isfinite(log_probs).all()
   assert (log_probs > -1e6).all()
+
+
+@pytest.mark.parametrize('search', [BeamSearch(3), pytest.param(Sampling(3), marks=pytest.mark.long)], ids=str)
+def test_a_word_out_of_the_vocabulary_is_the_same_token_each_time_it_is_copied(search):
+  """Two words without repetition are at most two tokens, whatever the number of their occurrences."""
+  model = build_tiny(sizes=SIZES, output='pointer')
+  source = jnp.asarray([[WORDS + 1, WORDS + 1, WORDS + 3, WORDS + 1, EOS]])
+  mask = jnp.ones_like(source, bool)
+  params = variables(model, source, mask, source, scale=3.0)['params']
+  expected = {(WORDS + 1, WORDS + 3, EOS), (WORDS + 3, WORDS + 1, EOS)}
+  constraints = Constraints(no_repeat_ngram_size=1, min_length=2)
+  compiled = compile_search(model, search, 6, DEFAULT_RANKING, constraints=constraints)
+  hypotheses = compiled(params, source, mask, sampling_state(search, 1))
+  found = {tuple(tokens[tokens != PAD].tolist()) for tokens in np.asarray(hypotheses.tokens[0])} - {()}
+  assert found and found <= expected
 
 
 def sampling_state(search, rows):
