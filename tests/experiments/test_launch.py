@@ -73,6 +73,7 @@ PROGRAM_FLAGS = {
   'translate': (
     *RUN_FLAGS,
     '--input:',
+    '--buffer:',
     '--nbest:',
     '--alignments:',
     '--json:',
