@@ -226,6 +226,8 @@ def _check_search_flags() -> None:
 
 def _check_stream_flags(workdir: str, checkpoint: str) -> None:
   """Raises UserError for flags that cannot be combined with --stream, and for ensembles."""
+  from attention_jax.systems.runs import split_commas
+
   for name, allowed in STREAM_VALUES.items():
     value = FLAGS[name].value
     if value is not None and value != allowed:
@@ -233,7 +235,7 @@ def _check_stream_flags(workdir: str, checkpoint: str) -> None:
         f'--{name}={value} cannot be combined with --stream, which translates each line of stdin greedily as it arrives'
       )
   for name, value in (('workdir', workdir), ('checkpoint', checkpoint)):
-    if ',' in value:
+    if len(split_commas(value, name)) > 1:
       raise UserError(f'--{name}={value}: --stream needs a single {name}, not an ensemble')
 
 
