@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 from attention_jax.data.files import read_lines
 from attention_jax.data.urls import is_url, url_exists
+from attention_jax.data.word_positions import split_words
 from attention_jax.errors import UserError, choose
 from attention_jax.pharaoh import GoldLinks, parse_gold
 
 Links = tuple[tuple[int, int], ...]
-LINK_LEVELS = {'char': list, 'word': str.split}  # the units that links connect, and how to split a line into them
+LINK_LEVELS = {'char': list, 'word': split_words}  # the units that links connect, and how to split a line into them
 _COLUMNS = 'expected source TAB target, or source TAB target TAB links'
 
 

@@ -39,7 +39,7 @@ class Vocabulary(Protocol):
     """Returns the tokens of a line."""
 
   def word_ids(self, text: str) -> list[int]:
-    """Returns for each token of a line the index of its word in `text.split()`; -1 for a token of no word."""
+    """Returns for each token of a line the index of its word in `split_words(text)`; -1 for a token of no word."""
 
   def encode(self, text: str) -> list[int]:
     """Returns one id per token; neither BOS nor EOS is added."""
@@ -84,7 +84,7 @@ class ListedVocabulary:
   def word_ids(self, text: str) -> list[int]:
     if self.kind == 'char':
       return word_positions.words_of_characters(text)
-    return list(range(len(text.split())))
+    return [i for i, word in enumerate(word_positions.split_words(text)) for _ in self.tokenize(word)]
 
   def encode(self, text: str) -> list[int]:
     return [self._ids.get(token, UNK) for token in self.tokenize(text)]
@@ -152,7 +152,7 @@ class SubwordVocabulary:
     return self._processor.encode(text, out_type=str)
 
   def word_ids(self, text: str) -> list[int]:
-    """Assigns each piece to the word at its start; white space belongs to the next word.
+    """Assigns each piece to the word at its start; a separator belongs to the next word.
 
     The words are found by the offsets of the pieces: counting '▁' would fail for a text that itself contains '▁'.
     """

@@ -147,16 +147,16 @@ def test_alignments_of_both_directions_are_joined_and_scored(tmp_path):
     (tmp_path / name).write_text(links)
   flags.append(f'--links={tmp_path / "forward"},{tmp_path / "reverse"}')
   result = run('align', *flags)
-  assert (result.code, result.out) == (0, '0-0 1-1 1-2\n0-0\n'), result
+  assert (result.code, result.out) == (0, '0-0 1-1 1-2\n\n0-0\n'), result
   assert result.err.splitlines()[1:] == [
     # A has 3 links, S 3: 1 - (2 + 2) / 6
     'forward: alignment error rate 33.33 %, precision 66.67 %, recall 66.67 %, 3 links, 2 sentences',
     'reverse: alignment error rate 0.00 %, precision 100.00 %, recall 100.00 %, 3 links, 2 sentences',
     'grow_diag_final_and: alignment error rate 14.29 %, precision 75.00 %, recall 100.00 %, 4 links, 2 sentences',
   ]
-  assert run('align', *flags, '--symmetrisation=intersection').out == '0-0\n0-0\n'
-  assert run('align', *flags, '--symmetrisation=forward').out == '0-0 1-2\n0-0\n'
-  assert run('align', *flags, '--symmetrisation=reverse').out == '0-0 1-1\n0-0\n'
+  assert run('align', *flags, '--symmetrisation=intersection').out == '0-0\n\n0-0\n'
+  assert run('align', *flags, '--symmetrisation=forward').out == '0-0 1-2\n\n0-0\n'
+  assert run('align', *flags, '--symmetrisation=reverse').out == '0-0 1-1\n\n0-0\n'
   assert_user_error(run('align', *flags, '--symmetrisation=gro'), ["unknown symmetrisation 'gro'"])
   for flag in ('--reverse=runs/b', '--checkpoint=latest', '--dtype=bfloat16'):
     assert_user_error(run('align', *flags, flag), [f'{flag.split("=")[0]} has no effect with --links'])
