@@ -25,7 +25,7 @@ if __name__ == '__main__':
 
 import json
 import sys
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 from absl import flags
@@ -111,6 +111,7 @@ def main() -> None:
 def _translate_lines(run, sampling) -> None:
   """Translates whole lines, one window of lines after the other."""
   from attention_jax.data.files import read_lines, split_lines
+  from attention_jax.data.vocab import unknown_characters
 
   beams = run.config['evaluation']['beams']
   hypothesis_count = FLAGS.samples or beams
@@ -127,12 +128,15 @@ def _translate_lines(run, sampling) -> None:
   empty = []
   truncated = []
   without_hypothesis = []
+  unknown = set()
   for start in range(0, len(lines), WINDOW):
     window = lines[start : start + WINDOW]
     filled_rows = [row for row, line in enumerate(window, start) if line.strip()]
     if prefixes is not None:
       options['prefixes'] = [prefixes[row] for row in filled_rows]
-    predictions = iter(run.predictor([lines[row] for row in filled_rows], line_numbers=filled_rows, **options))
+    sources = [lines[row] for row in filled_rows]
+    unknown.update(unknown_characters(run.predictor.source_vocab, sources))
+    predictions = iter(run.predictor(sources, line_numbers=filled_rows, **options))
     for number, line in enumerate(window, start + 1):
       tokens = []
       hypotheses = []
@@ -147,7 +151,7 @@ def _translate_lines(run, sampling) -> None:
         without_hypothesis.append(number)
       if any(len(hypothesis.weights) >= run.predictor.max_length for hypothesis in hypotheses):
         truncated.append(number)
-  _report_problems(empty, truncated, run.predictor.max_length, without_hypothesis)
+  _report_problems(empty, truncated, run.predictor.max_length, unknown, without_hypothesis)
 
 
 def _check_hypothesis_count(nbest: int, hypothesis_count: int) -> None:
@@ -242,6 +246,7 @@ def _check_stream_flags(workdir: str, checkpoint: str) -> None:
 def _translate_stream(run) -> None:
   """Prints each token of a line as soon as enough of the line has arrived."""
   from attention_jax.data import incremental
+  from attention_jax.data.vocab import unknown_characters
   from attention_jax.inference.streaming import StreamingTranslator
 
   if run.config['evaluation']['replace_unknown']:
@@ -255,9 +260,16 @@ def _translate_stream(run) -> None:
   )
   empty = []
   truncated = []
+  characters = set()
+
+  def collect_characters(line: Iterable[str]) -> Iterator[str]:
+    for character in line:
+      characters.add(character)
+      yield character
+
   for number, line in enumerate(incremental.iter_lines(sys.stdin.buffer.read1, 'stdin'), 1):
     length = 0
-    for text, _ in translate(line):
+    for text, _ in translate(collect_characters(line)):
       print(text, end='', flush=True)
       length += 1
     print(flush=True)
@@ -265,21 +277,27 @@ def _translate_stream(run) -> None:
       empty.append(number)
     if length >= max_length:
       truncated.append(number)
-  _report_problems(empty, truncated, max_length)
+  _report_problems(empty, truncated, max_length, unknown_characters(predictor.source_vocab, characters))
 
 
 def _report_problems(
-  empty: list[int], truncated: list[int], max_length: int, without_hypothesis: Sequence[int] = ()
+  empty: list[int],
+  truncated: list[int],
+  max_length: int,
+  unknown: Iterable[str],
+  without_hypothesis: Sequence[int] = (),
 ) -> None:
-  """Reports on stderr the lines whose output is empty or may be truncated.
+  """Reports on stderr the lines whose output is empty or may be truncated, and unknown characters of the sources.
 
   Args:
     empty: numbers of lines that are empty.
     truncated: numbers of lines whose output has the maximum length.
     max_length: the maximum length of an output.
+    unknown: characters of the sources that the vocabulary lacks.
     without_hypothesis: numbers of lines that are too long for the model, or whose hypotheses all have probability 0.
   """
   from attention_jax.data.text import format_count, format_line_numbers
+  from attention_jax.data.vocab import format_characters
 
   if empty:
     print(f'{format_count(len(empty), "empty line")} gave empty output ({format_line_numbers(empty)})', file=sys.stderr)
@@ -291,6 +309,8 @@ def _report_problems(
     count = format_count(len(truncated), 'output')
     limit = f'evaluation.max_length or the longest bucket of the run allows {max_length} tokens'
     print(f'{count} may be truncated ({format_line_numbers(truncated)}): {limit}', file=sys.stderr)
+  if unknown:
+    print(f'sources have {format_characters(sorted(unknown))}', file=sys.stderr)
 
 
 def _print_text(number, line, tokens, hypotheses) -> None:

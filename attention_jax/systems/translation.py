@@ -73,6 +73,8 @@ class TranslationDataConfig:
     vocabulary: a spec of data.vocab.VOCABULARIES.
     shared_vocabulary: whether source and target have one vocabulary.
     right_to_left: whether targets are predicted from their last token to their first.
+    normalization: Unicode normal form of all text, 'NFC', 'NFKC' or 'none': data, sources to translate, and the
+      hypotheses and references of metrics.
     buckets: maximum (source, target) lengths, the end-of-sentence token included. In training, a pair is padded to the
       smallest bucket that holds it; each bucket is one compilation.
     batch_size, batch_unit: size of a batch, in rows ('sentences') or in tokens ('tokens'): rows times the longer side
@@ -84,6 +86,7 @@ class TranslationDataConfig:
   vocabulary: str = 'char'
   shared_vocabulary: bool = False
   right_to_left: bool = False
+  normalization: str = 'none'
   buckets: tuple[tuple[int, int], ...] = ((42, 11),)
   batch_size: Size = 128
   batch_unit: str = 'sentences'

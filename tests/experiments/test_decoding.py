@@ -26,6 +26,11 @@ def test_diverse_beams_do_not_repeat_hypotheses(trained):
   assert len({(number, text) for number, _, text, *_ in rows}) == len(rows)  # no repetition
 
 
+def test_unknown_characters_of_a_line_are_reported(trained):
+  result = run('translate', f'--workdir={trained[0]}', stdin='eins Я😀'.encode())
+  assert result.err.splitlines()[-1] == "sources have 2 characters that the source vocabulary lacks: 'Я', '😀'"
+
+
 def test_samples_of_a_line_do_not_depend_on_the_other_lines(trained):
   def samples_of_line_3(lines_before):
     arguments = (f'--workdir={trained[0]}', '--samples=4', '--temperature=3')
