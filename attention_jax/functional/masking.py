@@ -75,11 +75,12 @@ def check_size(caller: str, name: str, size: Any, smallest: int = 0) -> None:
     raise UserError(f'{caller}: {name} must be a whole number of at least {smallest}, got {size!r}')
 
 
-def check_mask(caller: str, mask: Any) -> None:
-  """Raises UserError unless `mask` is bool: 0 in a float mask that is added to scores means the opposite of False."""
-  dtype = getattr(mask, 'dtype', None)
-  if dtype != jnp.bool_:
-    raise UserError(f'{caller}: mask must be bool, True = may be attended to, got {dtype or mask}')
+def mask_array(caller: str, mask: Any) -> Array:
+  """Returns `mask` as an array; raises UserError unless it is bool.
+
+  In a float mask that is added to scores, 0 means the opposite of False.
+  """
+  return _array_of(caller, 'mask', mask, jnp.bool_, 'bool, True = may be attended to')
 
 
 def float_array(caller: str, name: str, x: Any) -> Array:
@@ -105,11 +106,9 @@ def combine_masks(*masks: Bool[Array, '...'] | None) -> Bool[Array, '...'] | Non
     UserError: for masks that are not bool, and for shapes that do not broadcast. Pass a padding mask [B, S] as
       [B, 1, S] to combine it with [T, S].
   """
-  arrays = [jnp.asarray(mask) for mask in masks if mask is not None]
+  arrays = [mask_array('combine_masks', mask) for mask in masks if mask is not None]
   if not arrays:
     return None
-  for array in arrays:
-    check_mask('combine_masks', array)
   rank = max(array.ndim for array in arrays)
   aligned = [array.reshape((1,) * (rank - array.ndim) + array.shape) for array in arrays]
   for axis in range(rank):

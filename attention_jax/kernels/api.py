@@ -147,8 +147,9 @@ def attend(
     query: [..., T, Dq]; the leading axes of query, key and value broadcast to each other.
     key: [..., S, Dk].
     value: [..., S, V].
-    mask: bool, True = may be attended to; broadcastable to [..., T, S]. A query whose positions are all masked gets
-      zero weights, a zero context and zero gradients.
+    mask: bool, True = may be attended to; broadcastable to [..., T, S]. A mask of two axes is read as [T, S], also
+      where B = T; pass a padding mask [B, S] as mask[:, None]. A query whose positions are all masked gets zero
+      weights, a zero context and zero gradients.
     score, alignment: a spec string such as 'low_rank(rank=16)', a table row, or a function with the arguments of a
       row's `fn`.
     params: parameters as returned by `init_params`. The entries 'query' [Dq, F] and 'key' [Dk, F], if present, project
