@@ -14,7 +14,7 @@ from attention_jax.functional.masking import check_mask
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, lookup, memory_parameter_names
 from attention_jax.kernels.api import IMPLEMENTATIONS, supported_implementations
-from attention_jax.kernels.sharding import batch_mesh_axis
+from attention_jax.kernels.sharding import batch_mesh_axis, shard_alike
 from attention_jax.modules.attention_checks import check_attention, check_indices
 from attention_jax.modules.differential import HeadDifference
 from attention_jax.modules.head_params import HeadKernel, RowParams, append_one, group_heads, project_to_heads
@@ -239,7 +239,8 @@ class Attention(nn.Module):
     """Returns the carry before the first query; every leaf is [B, N, ...]."""
     carry = functional.init_carry(self.score_row, self.alignment_row, memory.key.shape[-2])
     shape = (memory.key.shape[0], self.heads)
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*shape, *leaf.shape)), carry)
+    carry = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*shape, *leaf.shape)), carry)
+    return shard_alike((carry, memory.key), 1)[0]
 
   def carry_at_last_position(self, memory: Memory) -> Carry:
     """Returns an initial carry at the last instead of the first position, for an alignment with a lookback."""
@@ -370,7 +371,9 @@ class Attention(nn.Module):
       in_axes=(None, 0, 0, 0, bias_batch_axis, 0),
       spmd_axis_name=batch_mesh_axis(query.shape[0]),
     )
-    results = over_batch(params, carry, query, memory._replace(mask=memory.mask[:, 0]), bias, rngs)
+    memory = memory._replace(mask=memory.mask[:, 0])
+    carry, query, memory, rngs = shard_alike((carry, query, memory, rngs), 1)  # a bias is split like its query
+    results = over_batch(params, carry, query, memory, bias, rngs)
     return jax.tree.map(lambda x: x.reshape(x.shape[0], self.heads, *x.shape[3:]), results)
 
   def _cast_params(self, query_size: int, memory: Memory):
