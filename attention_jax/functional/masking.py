@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.export import is_symbolic_dim
+from jax.sharding import AxisType, PartitionSpec, reshard
 from jax.typing import ArrayLike
 
 from attention_jax.annotations import Array, Bool, Float, Int
@@ -166,6 +167,17 @@ def _varying_axes(x) -> frozenset[str]:
   return array_type.vma if manual is None else manual.varying
 
 
+def type_for_mesh(constants: Any) -> Any:
+  """Returns a tree of arrays whose constants have the type of the current mesh, if that has axes of type Explicit.
+
+  A constant number has the type of no mesh, and jax.vmap over rows that such a mesh splits rejects it as the carry of
+  a loop.
+  """
+  if AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types:
+    return constants
+  return jax.tree.map(lambda x: reshard(x, PartitionSpec()) if jax.typeof(x).sharding.mesh.empty else x, constants)
+
+
 def vary_like(start, *operands):
   """Casts the initial carry of a loop so that the loop works under shard_map.
 
@@ -179,6 +191,7 @@ def vary_like(start, *operands):
   Returns:
     `start`, typed as varying over the mesh axes over which any of the operands varies.
   """
+  start = type_for_mesh(start)
   axes = frozenset().union(*(_varying_axes(x) for x in jax.tree.leaves(operands)))
   return jax.lax.pcast(start, tuple(axes), to='varying') if axes else start
 

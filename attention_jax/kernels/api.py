@@ -19,7 +19,7 @@ from attention_jax.functional.rngs import check_rng
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, lookup
 from attention_jax.kernels import auto, chunked, cudnn, factored, flash, linear, pallas_additive, window
-from attention_jax.kernels.sharding import batch_mesh_axis, explicit_axes_error, has_explicit_axes
+from attention_jax.kernels.sharding import batch_mesh_axis, explicit_axes_error, has_explicit_axes, shard_alike
 
 
 class Implementation(NamedTuple):
@@ -212,6 +212,7 @@ def _attend_batch(
   widths = {'query': query.shape[-1], 'key': key.shape[-1], 'value': value.shape[-1]}
   check_variants('attend', rows, params, widths, rng, deterministic)
   rngs = None if rng is None else jax.random.split(rng, math.prod(batch)).reshape((*batch, *rng.shape))
+  query, key, value, mask, bias, rngs = shard_alike((query, key, value, mask, bias, rngs), len(batch))
 
   def attend_one(query, key, value, mask, bias, rng):
     operands = params, query, Memory(key, value, mask)

@@ -19,7 +19,7 @@ from attention_jax.functional.programs import call_as_program
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, lookup, memory_parameter_names
 from attention_jax.kernels.api import IMPLEMENTATIONS, get_implementation, supported_implementations
-from attention_jax.kernels.sharding import batch_mesh_axis
+from attention_jax.kernels.sharding import batch_mesh_axis, shard_alike
 from attention_jax.modules.differential import HeadDifference
 from attention_jax.modules.head_params import HeadKernel, RowParams, append_one, group_heads, project_to_heads
 from attention_jax.modules.heads import check_heads
@@ -263,7 +263,8 @@ class Attention(nn.Module):
     dtype = accumulation_dtype(memory.key)
     carry = functional.init_carry(self.score_row, self.alignment_row, memory.key.shape[-2], dtype)
     shape = (memory.key.shape[0], self.heads)
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*shape, *leaf.shape)), carry)
+    carry = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*shape, *leaf.shape)), carry)
+    return shard_alike((carry, memory.key), 1)[0]
 
   def carry_at_last_position(self, memory: Memory) -> Carry:
     """Returns an initial carry at the last instead of the first position, for an alignment with a lookback."""
@@ -379,6 +380,7 @@ class Attention(nn.Module):
     carry, rngs = group_heads((carry, self._rngs((query.shape[0], self.heads), deterministic)), self.groups, 1)
     axes = (self.heads, self.groups, query_head_axis, bias_batch_axis)
     memory = memory._replace(mask=memory.mask[:, 0])
+    carry, query, memory, rngs = shard_alike((carry, query, memory, rngs), 1)  # a bias is split like its query
     return call_as_program(_map_over_heads, (*axes, *fn), params, carry, query, memory, bias, rngs)
 
   def _cast_params(self, query_size: int, memory: Memory):
