@@ -156,7 +156,10 @@ def attend(
     rng: a PRNG key, consumed. Variants that sample require it, unless `deterministic` replaces them by a test-time
       counterpart.
     deterministic: whether to use the test-time behaviour of variants that have one.
-    implementation: a key of IMPLEMENTATIONS; every one computes this function, up to rounding, or raises.
+    implementation: a key of IMPLEMENTATIONS; every one computes this function, up to rounding, or raises. Only 'xla'
+      has second derivatives and forward mode (jax.hessian, jax.jvp, jax.jacfwd, jax.linearize) for every pair. 'auto'
+      has first derivatives in reverse mode alone (jax.grad, jax.vjp, jax.jacrev), at every size: it raises UserError
+      for others, in the call if that is eager and under jax.jit during the compilation.
     return_weights: whether to return the weights; does not affect the context.
 
   Returns:
