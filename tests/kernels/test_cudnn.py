@@ -48,6 +48,22 @@ def assert_close(x, y, tolerance=0.03):
   np.testing.assert_allclose(x.astype(jnp.float32), y.astype(jnp.float32), rtol=tolerance, atol=tolerance)
 
 
+def test_products_inside_of_a_score_may_exceed_float16(xla_kernel):
+  query = jnp.full((T, 64), 30.0, jnp.float16)
+  key = 1e-3 * draw((S, 64), jnp.float16)
+  params = {'score': {'w': jnp.full((64, 64), 50.0, jnp.float16)}}  # q W = 96000
+
+  def context_and_gradient(query, implementation):
+    def loss(query):
+      context = attend(implementation, (query, key, key), score='general', params=params).context
+      return context.astype(jnp.float32).sum(), context
+
+    return jax.grad(loss, has_aux=True)(query)
+
+  actual, expected = jax.jit(lambda query: [context_and_gradient(query, name) for name in ('cudnn', 'xla')])(query)
+  jax.tree.map(assert_close, actual, expected)
+
+
 @pytest.mark.parametrize(
   'bias', [pytest.param(None, id='plain', marks=pytest.mark.long), pytest.param(BIAS, id='biased')]
 )
