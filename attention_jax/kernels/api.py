@@ -147,7 +147,8 @@ def attend(
     key: [..., S, Dk].
     value: [..., S, V].
     mask: bool, True = may be attended to; broadcastable to [..., T, S]. A query whose positions are all masked gets
-      zero weights, a zero context and zero gradients.
+      zero weights, a zero context and zero gradients. Keys and values that are masked for all queries of a sequence may
+      be NaN; those that are masked for some queries must be finite: 0 times a NaN would be a NaN.
     score, alignment: a spec string such as 'low_rank(rank=16)', a table row, or a function with the arguments of a
       row's `fn`.
     params: parameters as returned by `init_params`. The entries 'query' [Dq, F] and 'key' [Dk, F], if present, project
