@@ -50,6 +50,12 @@ VARIANTS_INTRODUCTION = (
   "`attention_jax.testing` checks that scores and alignments of one's own obey the contract of masks; see "
   '[the tutorial](tutorials/variant.md).'
 )
+IMPLEMENTATIONS_INTRODUCTION = (
+  'All compute one function, up to rounding. `xla` also has second derivatives and forward mode (`jax.hessian`, '
+  '`jax.jvp`, `jax.jacfwd`, `jax.linearize`). `auto`, `factored`, `flash`, `cudnn` and `pallas_additive` have first '
+  'derivatives in reverse mode alone (`jax.grad`, `jax.vjp`, `jax.jacrev`), at every size. They raise a `UserError` '
+  'for others: an eager call at once, a function under `jax.jit` when it is compiled.'
+)
 CONFIG_INTRODUCTION = (
   'A flag sets a field: `--config.training.steps=5000`. Defaults are those of the system; presets and config files '
   'change them, and `python -m experiments.train --config=FILE:PRESET --help_config` prints the values of one config.'
@@ -123,7 +129,8 @@ def variants_page() -> str:
   attention = {
     'Scores': _variant_table('score', SCORES),
     'Alignments': _variant_table('alignment', ALIGNMENTS),
-    'Implementations': _table(('implementation', 'method', 'unsupported pairs'), _implementation_rows()),
+    'Implementations': f'{IMPLEMENTATIONS_INTRODUCTION}\n\n'
+    + _table(('implementation', 'method', 'unsupported pairs'), _implementation_rows()),
   }
   losses = {
     'Objectives': _table(('objective', 'equation and source', 'options'), _objective_rows()),

@@ -149,7 +149,8 @@ def attend(
     value: [..., S, V].
     mask: bool, True = may be attended to; broadcastable to [..., T, S]. A mask of two axes is read as [T, S], also
       where B = T; pass a padding mask [B, S] as mask[:, None]. A query whose positions are all masked gets zero
-      weights, a zero context and zero gradients.
+      weights, a zero context and zero gradients. Keys and values that are masked for all queries of a sequence may be
+      NaN; those that are masked for some queries must be finite: 0 times a NaN would be a NaN.
     score, alignment: a spec string such as 'low_rank(rank=16)', a table row, or a function with the arguments of a
       row's `fn`.
     params: parameters as returned by `init_params`. The entries 'query' [Dq, F] and 'key' [Dk, F], if present, project
@@ -158,7 +159,10 @@ def attend(
     rng: a PRNG key, consumed. Variants that sample require it, unless `deterministic` replaces them by a test-time
       counterpart.
     deterministic: whether to use the test-time behaviour of variants that have one.
-    implementation: a key of IMPLEMENTATIONS; every one computes this function, up to rounding, or raises.
+    implementation: a key of IMPLEMENTATIONS; every one computes this function, up to rounding, or raises. Only 'xla'
+      has second derivatives and forward mode (jax.hessian, jax.jvp, jax.jacfwd, jax.linearize) for every pair. 'auto'
+      has first derivatives in reverse mode alone (jax.grad, jax.vjp, jax.jacrev), at every size: it raises UserError
+      for others, in the call if that is eager and under jax.jit during the compilation.
     return_weights: whether to return the weights; does not affect the context.
 
   Returns:

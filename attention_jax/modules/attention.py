@@ -370,7 +370,9 @@ class Attention(nn.Module):
       if self.positions is not None:
         positions = _check_indices('the queries', positions, query.shape[2])
         query = self.positions.rotate(query, positions)
-        bias = self.positions.bias(query, annotated_key, positions)
+        mask = memory.mask[:, 0]
+        mask = mask if mask.ndim == 3 else mask[:, None]
+        bias = self.positions.bias(query, annotated_key, positions, mask)
       query = group_heads(query, self.groups, 1)
       query_head_axis = 0
     if bias is not None:
