@@ -34,10 +34,10 @@ chaos: $(VENV)/installed
 	$(RUN) -m tests.experiments.chaos $(KILLS)
 
 # The documentation site in site/, whose pages open from disk; its search field needs a server, such as
-# python -m http.server -d site. The site shows the attention of @dates, which is trained first (five minutes) unless it
-# exists, and of @nettalk and @shapes if they exist.
+# python -m http.server -d site. The site shows the attention of the run of `make train`, without which @dates is trained
+# first (five minutes) unless it exists, and of @shapes if it exists.
 docs: $(VENV)/installed
-	$(RUN) -m experiments.models --names=dates
+	$(if $(wildcard runs/dates/results.json),,$(RUN) -m experiments.models --names=dates)
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
 	@echo 'written to site/index.html'
 
@@ -49,7 +49,7 @@ ON_DEVICE = JAX_PLATFORMS=$(if $(filter tpu,$(JAX)),tpu,cuda) $(VENV)/bin/python
 accelerator: $(VENV)/installed
 	$(if $(wildcard $(DATA)/train.en),,$(error make accelerator needs DATA=FOLDER with train.en, see configs/multi30k.py))
 	$(VENV)/bin/pip install --quiet "jax[$(JAX)]==$$($(VENV)/bin/python -c 'import jax; print(jax.__version__)')"
-	$(ON_DEVICE) -m experiments.benchmark --dtype=bfloat16 --repeats=3 \
+	$(ON_DEVICE) -m lab.benchmark --dtype=bfloat16 --repeats=3 \
 	  --suites=limits,kernel_agreement,kernels,growth,training,decoding,seeds,pipeline; failed=$$?; \
 	$(ON_DEVICE) -m experiments.train --config=configs/multi30k.py:bahdanau2015_deep_tanh --config.model.dtype=bfloat16 \
 	  --config.data.folder=$(DATA) --workdir=runs/accelerator/multi30k && exit $$failed

@@ -9,7 +9,7 @@ from attention_jax.errors import UserError, choose
 
 PACKAGE = Path(__file__).parent
 # Extras other than `train` that programs need, by a package that the extra installs.
-EXTRAS = {'torch': 'bench', 'ctranslate2': 'bench', 'mkdocs': 'docs', 'material': 'docs'}
+EXTRAS = {'torch': 'bench'}
 
 
 def programs_folder() -> Path:

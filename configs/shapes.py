@@ -2,7 +2,7 @@
 
   python -m experiments.train --config=configs/shapes.py:xu2015_soft --workdir=runs/shapes
 
-RESULTS.md has the measurements; docs/journal.md has those of earlier versions, whose shapes overlap less.
+RESULTS.md has the measurements; lab/journal.md has those of earlier versions, whose shapes overlap less.
 """
 
 from attention_jax.systems.config import default_config

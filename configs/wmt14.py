@@ -4,7 +4,7 @@ each side, padding included, and the schedule of Vaswani et al. 2017.
   python -m experiments.train --config=configs/wmt14.py:transformer2017_base --workdir=runs/wmt \\
     --config.data.folder=FOLDER
 
-Not trained yet; `python -m experiments.compile_for_pod --vocabulary_size=32000
+Not trained yet; `python -m lab.compile_for_pod --vocabulary_size=32000
 --config=configs/wmt14.py:transformer2017_base` compiles its updates ahead of time.
 
 FOLDER contains the tfds set wmt14_translate/de-en as array_record. transformer2017_big and gnmt2016 have the sizes of

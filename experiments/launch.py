@@ -308,7 +308,7 @@ def _flag_message(error: Exception) -> str:
 
 def _program_flags() -> list[flags.Flag]:
   """Returns the flags of this program, without those of absl."""
-  modules = (sys.argv[0], __name__, 'experiments.distributed', 'experiments.topologies')
+  modules = (sys.argv[0], __name__, 'experiments.distributed', 'lab.topologies')
   return [flag for module in modules for flag in FLAGS.get_flags_for_module(module)]
 
 

@@ -12,6 +12,7 @@ LARGE_PAGES = 'glibc.malloc.hugetlb'
 COMPILATION_EVENT = '/jax/core/compile/backend_compile_duration'  # the event of jax after each compilation
 SLOW_COMPILATION = 0.1  # seconds; returning memory takes a few milliseconds
 GC_THRESHOLDS = (100_000, 50, 100)
+PROGRAM_PACKAGES = ('experiments.', 'lab.')
 OPTIONS_WITH_VALUE = ('-W', '-X', '--check-hash-based-pycs')  # of the interpreter
 
 
@@ -22,8 +23,8 @@ def prepare_process() -> None:
   with pages of 4 KB takes up to a sixth of its time on CPUs. The C library reads the setting only when a process
   starts, hence the restart.
 
-  Does not restart if the environment sets glibc.malloc.hugetlb already, if the command is neither
-  `python -m experiments.NAME` nor `attention-jax NAME` (as in tests), and on systems other than Linux.
+  Does not restart if the environment sets glibc.malloc.hugetlb already, if the command is not that of a program (as in
+  tests, see `_is_program`), and on systems other than Linux.
   """
   # jax logs alarms about slow compilation as errors, which no user can act on.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -79,6 +80,6 @@ def program_of(command: Sequence[str]) -> list[str]:
 
 
 def _is_program(command: Sequence[str]) -> bool:
-  """Returns whether a command line is `python -m experiments.NAME ...` or `attention-jax NAME ...`."""
+  """Returns whether a command line is `python -m experiments.NAME ...` (or lab.NAME) or `attention-jax NAME ...`."""
   *module_flag, name = program_of(command) or ['']
-  return name.startswith('experiments.') if module_flag else os.path.basename(name) == 'attention-jax'
+  return name.startswith(PROGRAM_PACKAGES) if module_flag else os.path.basename(name) == 'attention-jax'

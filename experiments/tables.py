@@ -1,6 +1,5 @@
 """Results as a table for a terminal, and attention weights for JSON."""
 
-import itertools
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -15,7 +14,6 @@ from attention_jax.inference.metrics import MetricSummary, MetricValue
 if TYPE_CHECKING:  # loads scipy, which only evaluate --by needs here
   from attention_jax.sweeps.bins import BinnedMetrics
   from attention_jax.sweeps.statistics import Interval
-  from attention_jax.systems.profiling import UpdateProfile
 
 
 MAX_WIDTH = 1000  # characters of a table
@@ -59,42 +57,6 @@ def _format_interval(interval: 'Interval') -> str:
     return ''
   ends = '' if math.isnan(interval.low) else f' [{interval.low:.2f}, {interval.high:.2f}]'
   return f'{interval.value:.2f}{ends}'
-
-
-def print_profile(profile: 'UpdateProfile', depth: int, rows: int) -> None:
-  """Prints the time of an update, and tables of the time of its operations by module and by kind.
-
-  Args:
-    profile: the times.
-    depth: number of names of a path of modules after which deeper modules are counted as one.
-    rows: maximum number of rows of each table.
-  """
-  total = sum(profile.times.values())
-  flop = _format_number(profile.flop / 1e9)
-  rate = f'{flop} GFLOP in products, {_format_number(profile.flop / profile.seconds / 1e9)} GFLOP/s'
-  shape = f'batch of shape ({profile.shape_names}) {profile.shape}'
-  print(f'{shape}: {_format_number(profile.seconds * 1e3)} ms an update, {rate}')
-  print(f'traced: {_format_number(total * 1e3)} ms of operations an update, summed over devices and threads')
-  phases = ('forward', 'backward')
-  modules = Table('module', box=box.SIMPLE_HEAD)
-  for name in (*(f'{phase}, ms' for phase in phases), 'ms', 'share'):
-    modules.add_column(name, justify='right')
-  for name, times in itertools.islice(profile.by_module(depth).items(), rows):
-    split = [f'{times[phase] * 1e3:.2f}' if phase in times else '' for phase in phases]
-    seconds = sum(times.values())
-    modules.add_row(name, *split, f'{seconds * 1e3:.2f}', f'{seconds / total:.1%}')
-  _print_table(modules)
-  kinds = Table('operation', box=box.SIMPLE_HEAD)
-  for name in ('ms', 'share'):
-    kinds.add_column(name, justify='right')
-  for name, seconds in itertools.islice(profile.by_kind().items(), rows):
-    kinds.add_row(name, f'{seconds * 1e3:.2f}', f'{seconds / total:.1%}')
-  _print_table(kinds)
-
-
-def _format_number(x: float) -> str:
-  """Three digits, without an exponent for large numbers."""
-  return f'{x:,.0f}' if x >= 1000 else f'{x:.3g}'
 
 
 def _print_table(table: Table) -> Console:

@@ -14,7 +14,7 @@ import attention_jax as aj
 from experiments.config_files import load_config
 
 ROOT = Path(aj.__file__).parent.parent
-DOCUMENTS = sorted([*ROOT.glob('*.md'), *(ROOT / 'docs').rglob('*.md')])
+DOCUMENTS = sorted([*ROOT.glob('*.md'), *(ROOT / 'docs').rglob('*.md'), *(ROOT / 'lab').glob('*.md')])
 BLOCK = re.compile(r'^```(\w+)\n(.*?)^```\n(?:```text\n(.*?)^```\n)?', re.DOTALL | re.MULTILINE)
 MAX_README_LINES = 150
 
@@ -29,17 +29,13 @@ def blocks(language):
   return params
 
 
-SHARED = ('launch', 'distributed', 'topologies')  # modules that define flags of several programs
+SHARED = ('experiments/launch', 'experiments/distributed', 'lab/topologies')  # define flags of several programs
 
 
 @functools.cache
-def program_flags(name):
-  """The flags that a program defines, read from its source and from the modules of SHARED."""
-  sources = [
-    ROOT / 'experiments' / f'{name}.py',
-    *(ROOT / 'experiments' / f'{shared}.py' for shared in SHARED),
-  ]
-  text = ''.join(source.read_text('utf-8') for source in sources)
+def program_flags(program):
+  """The flags that a program such as 'experiments.train' defines, read from its source and from those of SHARED."""
+  text = ''.join((ROOT / f'{path}.py').read_text('utf-8') for path in (program.replace('.', '/'), *SHARED))
   return set(re.findall(r"DEFINE_\w+\(\s*'(\w+)'", text)) | {'help'}
 
 
@@ -71,10 +67,9 @@ def test_shell_blocks_parse_and_name_programs_flags_and_fields_that_exist(docume
   subprocess.run(['bash', '-n'], input=code, text=True, check=True)
   for line in code.replace('\\\n', ' ').splitlines():
     words = shlex.split(line, comments=True)
-    if '-m' not in words or not words[words.index('-m') + 1].startswith('experiments.'):
+    if '-m' not in words or not words[words.index('-m') + 1].startswith(('experiments.', 'lab.')):
       continue
-    program = words[words.index('-m') + 1].removeprefix('experiments.')
-    known_flags = program_flags(program)
+    known_flags = program_flags(words[words.index('-m') + 1])
     config = None
     for word in words[words.index('-m') + 2 :]:
       if not word.startswith('--'):

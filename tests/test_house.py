@@ -26,7 +26,9 @@ LAYERS = [
   'inference',
   'systems',
   'sweeps',
+  'configs',
   'experiments',
+  'lab',
 ]
 LAYER_NUMBERS = {name: number for number, names in enumerate(LAYERS) for name in names.split()}
 NOT_IN_TRAINING = {'models', 'data', 'losses'}
@@ -44,15 +46,15 @@ HEAVY = [
   'scipy',
   'submitit',
 ]
-FOLDERS = ('attention_jax', 'experiments', 'configs', 'tests')
+FOLDERS = ('attention_jax', 'experiments', 'configs', 'lab', 'tests')
 FILES = sorted(p.relative_to(ROOT) for folder in FOLDERS for p in (ROOT / folder).rglob('*.py'))
-LAYERED_FILES = [p for p in FILES if p.parts[0] in ('attention_jax', 'experiments')]
+LAYERED_FILES = [p for p in FILES if p.parts[0] != 'tests']
 TEST_FILES = [p for p in FILES if p.parts[0] == 'tests' and p.name.startswith('test_')]
 # Ports of the modules to other libraries, whose classes have the same names.
 PORTS = {'attention_equinox.py', 'attention_nnx.py', 'torch_model.py'}
 # Tests of several modules, by folder; every other test_MODULE.py tests MODULE.py in or below the folder of its name.
 CROSS_MODULE_TESTS = {
-  '': 'documentation documents fuzz house lesson',
+  '': 'documents fuzz house lesson',
   'data': 'links',
   'decoding': 'search_costs',
   'experiments': (
@@ -69,7 +71,7 @@ CROSS_MODULE_TESTS = {
 
 
 def layer_of(module: str) -> str:
-  """Returns the name of a module in LAYERS: 'data' for 'attention_jax.data.text', 'experiments' for programs."""
+  """Returns the name of a module in LAYERS: 'data' for 'attention_jax.data.text', 'lab' for 'lab.pods'."""
   names = module.split('.')
   if names[0] != 'attention_jax' or len(names) == 1:
     return names[0]
@@ -100,9 +102,9 @@ def test_imports_point_down(path):
     return  # the public names
   for name in project_imports(path):
     imported_layer = layer_of(name)
-    if imported_layer not in LAYER_NUMBERS:  # a public name of the package, or a config
+    if imported_layer not in LAYER_NUMBERS:  # a public name of the package
       assert imported_layer != 'tests', f'{path} imports {name}'
-      assert layer == 'experiments', f'{path} imports {name}; import it from the module that defines it'
+      assert layer in ('experiments', 'lab'), f'{path} imports {name}; import it from the module that defines it'
     elif imported_layer != layer:
       assert LAYER_NUMBERS[imported_layer] < LAYER_NUMBERS[layer], f'{path} ({layer}) imports {name}'
 
@@ -130,7 +132,7 @@ def test_tests_mirror_the_package(path):
   name = '.'.join(path.parts[1:-1])
   if module in CROSS_MODULE_TESTS.get(name, '').split():
     return
-  folder = ROOT / name if name == 'experiments' else ROOT / 'attention_jax' / name
+  folder = ROOT / name if name in ('experiments', 'lab') else ROOT / 'attention_jax' / name
   modules = folder.glob('*.py') if name == '' else folder.rglob('*.py')
   assert module in {p.stem for p in modules}, f'{path} tests no module of {folder.relative_to(ROOT)}'
 

@@ -1,7 +1,7 @@
 """Implementation 'auto': selects another implementation by the pair of score and alignment, sizes, dtypes and platform.
 
 MIN_SCORES holds the numbers of scores T S from which a candidate is used. On CPUs a candidate is faster than the
-definition, 'xla', from there on, forward and backward, as `python -m experiments.benchmark --suites=crossing` measures.
+definition, 'xla', from there on, forward and backward, as `python -m lab.benchmark --suites=crossing` measures.
 On accelerators the numbers are estimates: those of 'window' and 'linear' equal the ones of 'cpu'; the comments explain
 the others.
 

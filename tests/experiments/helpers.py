@@ -51,13 +51,14 @@ class Stdin:
     self.fileno = file.fileno
 
 
-def run(program: str, *args: object, stdin: bytes = b'') -> ProgramResult:
-  """Runs `python -m experiments.PROGRAM ARGS` inside of this process, with the first DEVICES devices.
+def run(program: str, *args: object, stdin: bytes = b'', package: str = 'experiments') -> ProgramResult:
+  """Runs `python -m PACKAGE.PROGRAM ARGS` inside of this process, with the first DEVICES devices.
 
   Args:
     program: name of the program.
     *args: its arguments.
     stdin: its standard input.
+    package: the package of the program.
   """
   initial_flags = set(flags.FLAGS)
   verbosity = logging.get_verbosity()
@@ -79,7 +80,7 @@ def run(program: str, *args: object, stdin: bytes = b'') -> ProgramResult:
     patch.setattr(sys, 'argv', [program, *map(str, args)])
     patch.setattr(sys, 'stdin', Stdin(stdin_file))
     try:
-      runpy.run_module(f'experiments.{program}', run_name='__main__', alter_sys=True)
+      runpy.run_module(f'{package}.{program}', run_name='__main__', alter_sys=True)
       code = 0
     except SystemExit as error:
       code = error.code or 0

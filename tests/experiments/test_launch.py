@@ -45,7 +45,6 @@ PROGRAM_FLAGS = {
     *SEARCH_FLAGS,
   ),
   'replay': ('--workdir:', '--update:', '--seed:'),
-  'profile_update': ('--config:', '--updates:', '--depth:', '--rows:', '--output:'),
   'ablate': (
     '--config:',
     '--workdir:',
@@ -163,7 +162,8 @@ def test_a_config_file_may_require_a_preset(tmp_path):
 
 
 def test_a_missing_device_is_reported_in_one_line(tmp_path):
-  command = [sys.executable, '-m', 'experiments.benchmark', '--suites=limits', f'--out={tmp_path}']
+  flags = ['--config=configs/digits.py:mnih2014', f'--workdir={tmp_path}/run']
+  command = [sys.executable, '-m', 'experiments.train', *flags]
   result = subprocess.run(command, env=os.environ | {'JAX_PLATFORMS': 'rocm'}, capture_output=True, text=True)
   assert result.returncode == 2 and 'Traceback' not in result.stderr
   message = 'JAX_PLATFORMS=rocm: jax finds no such device on this machine; JAX_PLATFORMS=cpu works on any machine'
@@ -311,7 +311,7 @@ def test_programs_restart_with_large_pages_unless_the_environment_sets_them(sett
 
 
 def test_imports_do_not_restart_the_interpreter():
-  code = 'import experiments.evaluate, experiments.benchmarks.memory'
+  code = 'import experiments.evaluate'
   environment = {name: value for name, value in os.environ.items() if name != 'GLIBC_TUNABLES'}
   command = [sys.executable, '-c', f"{code}; import os; print(os.environ.get('GLIBC_TUNABLES'))"]
   result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -322,7 +322,7 @@ def test_imports_do_not_restart_the_interpreter():
   ('command', 'is_program'),
   [
     (['python', '-m', 'experiments.train', '--config=a'], True),
-    (['python', '-X', 'dev', '-m', 'experiments.benchmarks.memory'], True),
+    (['python', '-X', 'dev', '-m', 'lab.benchmarks.memory'], True),
     (['python', '-u', '/bin/attention-jax', 'train'], True),
     (['python', '-m', 'pytest', '-m', 'experiments.train'], False),
     (['python', 'experiments/train.py'], False),

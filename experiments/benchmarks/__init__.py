@@ -1,1 +1,0 @@
-"""The suites of experiments/benchmark.py and the implementations that they compare with."""

@@ -1,0 +1,174 @@
+"""Updates of a config that are compiled ahead of time, without data."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention_jax.data.batching import Batch, StackedBatches
+from attention_jax.errors import UserError
+from attention_jax.kernels.target import compile_for
+from attention_jax.systems.config import default_config, fill_defaults
+from attention_jax.systems.registry import SYSTEMS
+from attention_jax.training.loop import Training, prepare_training
+from attention_jax.training.partition import MeshConfig, make_mesh
+from experiments.config_files import load_config
+from lab.ahead_of_time import DoesNotFitError, compile_updates
+
+ENTRIES = 9
+
+
+def make_config(**data):
+  config = default_config()
+  config.model.encoder = 'embedded'
+  config.model.decoder = 'bahdanau(features=4, readout=4)'
+  config.model.embedding = config.model.attention.features = 4
+  config.training.auxiliary = 'guided'
+  config.data.update({'buckets': ((6, 4),), 'batch_size': 64, 'batch_unit': 'tokens', **data})
+  return config.to_dict()
+
+
+def test_every_bucket_is_compiled_for_all_devices():
+  updates = list(compile_updates(make_config(buckets=((6, 4), (8, 8))), make_mesh(), 'cpu', vocabulary_size=ENTRIES))
+  assert [update.shape for update in updates] == [(8, 6, 4), (8, 8, 8)]
+  assert updates[0].parameters == updates[1].parameters > 100
+  assert all(update.compiled.memory_analysis().argument_size_in_bytes > 0 for update in updates)
+  batch_shardings = updates[0].compiled.input_shardings[0][2]
+  assert len(batch_shardings.source.device_set) == len(jax.devices())
+
+
+def test_flop_of_kernels_are_those_of_the_definition():
+  flop = []
+  for implementation in ('xla', 'flash'):
+    config = make_config()
+    config['model']['attention'] |= {'score': 'scaled_dot', 'implementation': implementation}
+    config['model']['decoder'] = 'luong(features=4, input_feeding=False)'
+    (update,) = compile_updates(config, make_mesh(jax.devices()[:1]), 'cpu', vocabulary_size=ENTRIES)
+    flop.append(update.flop)
+  assert flop[0] == flop[1]
+
+
+@pytest.mark.parametrize(
+  ('implementation', 'attention'),
+  [
+    ('flash', {'score': 'scaled_dot', 'heads': 2}),
+    pytest.param('pallas_additive', {'score': 'additive'}, marks=pytest.mark.long),
+  ],
+)
+def test_kernels_run_on_the_device_of_their_rows(implementation, attention):
+  """An update on eight devices equals that on one, and gathers no rows."""
+  config = make_config()
+  config['model']['attention'] |= attention | {'implementation': implementation}
+  config['model']['decoder'] = 'luong(features=4, input_feeding=False)'
+  config['training']['auxiliary'] = ''
+  random = np.random.default_rng(0)
+
+  def ids(size):
+    return random.integers(3, ENTRIES, (8, size), dtype=np.int32)
+
+  def mask(size):
+    return np.arange(size) < random.integers(1, size + 1, (8, 1))
+
+  batch = Batch(ids(6), mask(6), ids(4), mask(4), np.arange(8, dtype=np.int32), None)
+  results = []
+  with compile_for('interpret'):
+    for devices in (jax.devices()[:1], jax.devices()):
+      ((_, compiled, *_),) = compile_updates(config, make_mesh(devices), 'cpu', vocabulary_size=ENTRIES)
+      root, state, _ = jax.tree.map(random_array, compiled.args_info[0])
+      results.append(jax.device_get(compiled(root, state, batch)))
+  assert 'all-gather' not in compiled.as_text()
+  jax.tree.map(lambda one, eight: np.testing.assert_allclose(one, eight, rtol=1e-4, atol=1e-5), *results)
+
+
+def random_array(info):
+  """A small random array of the shape and dtype of `info`; equal for arrays of equal size."""
+  random = np.random.default_rng(math.prod(info.shape))
+  return jnp.asarray(random.normal(size=info.shape) * 0.1).astype(info.dtype)
+
+
+@pytest.mark.long
+def test_memory_of_a_device_falls_with_the_size_of_the_mesh():
+  config = make_config()
+  config['model'] |= {'encoder': 'birnn(features=64)', 'decoder': 'bahdanau(features=64, readout=64)', 'embedding': 64}
+  config['model']['attention']['features'] = 64
+
+  def state_bytes(**sizes):
+    mesh = make_mesh(jax.devices()[:8], sizes=MeshConfig(**sizes))
+    (update,) = compile_updates(config, mesh, 'cpu', vocabulary_size=512)
+    return update.compiled.memory_analysis().argument_size_in_bytes
+
+  whole = state_bytes()
+  assert state_bytes(fsdp=8) < 0.15 * whole
+  assert state_bytes(fsdp=2, tensor=4) < 0.15 * whole
+
+
+@pytest.mark.parametrize('on_nonfinite', ['stop', 'skip'])
+def test_updates_that_are_not_finite_are_skipped_only_if_the_config_requests_it(on_nonfinite):
+  config = make_config()
+  config['training']['on_nonfinite'] = on_nonfinite
+  (update,) = compile_updates(config, make_mesh(jax.devices()[:1]), 'cpu', vocabulary_size=ENTRIES)
+  root, state, batch = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), update.compiled.args_info[0])
+  batch = batch._replace(source_mask=~batch.source_mask, target_mask=~batch.target_mask)
+  state.params['output']['bias'][:] = np.nan
+  new_state, _ = update.compiled(root, state, batch)
+  assert np.isfinite(new_state.params['output']['kernel']).all() == (on_nonfinite == 'skip')
+
+
+def test_a_batch_is_padded_with_filler_rows_to_a_multiple_of_the_devices():
+  config = make_config(batch_size=12, batch_unit='sentences')
+  (update,) = compile_updates(config, make_mesh(), 'cpu', vocabulary_size=ENTRIES)
+  assert update.shape == (16, 6, 4)
+
+
+def test_a_mesh_that_training_rejects_is_an_error():
+  mesh = make_mesh(jax.devices()[:8], sizes=MeshConfig(tensor=8))
+  with pytest.raises(DoesNotFitError, match=r'^config\.mesh\.tensor=8 shards no axis of the largest parameter'):
+    next(compile_updates(make_config(), mesh, 'cpu', vocabulary_size=ENTRIES))
+
+
+def test_without_data_only_translation_is_compiled():
+  config = default_config('classification').to_dict()
+  with pytest.raises(UserError, match=r"config\.system must be 'translation' to compile without data"):
+    next(compile_updates(config, make_mesh(), 'cpu', vocabulary_size=ENTRIES))
+
+
+SMALL = {
+  'shapes:xu2015_soft': {'data.batch_size': 4, 'model.encoder': 'grid(features=4, layers=1)'},
+  'entailment:parikh2016': {'data.batch_size': 4, 'model.embedding': 4},
+  'digits:mnih2014': {'data.batch_size': 4, 'model.features': 4},
+  'recall:graves2014': {'data.batch_size': 4},
+  'dates:luong2015_birnn_dot': {'data.batch_size': 4, 'model.embedding': 4},
+}
+QUICK = ('digits:mnih2014', 2)  # name and number of seeds of the case that always runs
+
+
+@pytest.mark.parametrize(
+  ('name', 'seeds'),
+  [
+    pytest.param(name, seeds, marks=() if (name, seeds) == QUICK else pytest.mark.long)
+    for name in SMALL
+    for seeds in (1, 2)
+  ],
+)
+def test_the_update_is_that_of_training(name, seeds):
+  """An update of every system, compiled for a mesh without running anything, equals that of training on this mesh."""
+  task, preset = name.split(':')
+  config = load_config(f'configs/{task}.py:{preset}')
+  config.update_from_flattened_dict(SMALL[name] | {'seeds': seeds, 'training.steps': 200, 'mesh.fsdp': 2})
+  config = fill_defaults(config.to_dict(), 'the config')
+  mesh = make_mesh(seeds=seeds, sizes=MeshConfig(fsdp=2))
+  (update,) = compile_updates(config, mesh, 'cpu', largest=True)
+  system = SYSTEMS[config['system']].load(config, None)
+  training = Training(**config['training'])
+  runs = [system.batches(seed) for seed in range(seeds)]
+  step = next(step for step in itertools.count() if runs[0].shape(step) == update.shape)
+  batches = StackedBatches(runs)[step] if seeds > 1 else runs[0][step]
+  seed = list(range(seeds)) if seeds > 1 else 0
+  train_step, init_state = prepare_training(training, system.loss, system.initializer(), mesh, seed)
+  live = (np.full(seeds, True),) if seeds > 1 else ()
+  actual = jax.device_get(update.compiled(train_step.root, init_state(), batches, *live))
+  expected = jax.device_get(train_step(init_state(), batches, *live))
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5), actual, expected)
