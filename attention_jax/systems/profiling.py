@@ -22,7 +22,8 @@ from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.costs import flop_counter
 from attention_jax.systems.experiment import check_config
 from attention_jax.systems.loading import load_once
-from attention_jax.training.loop import Training, prepare_training
+from attention_jax.training.config import Training
+from attention_jax.training.seeds import prepare_training
 
 FORWARD, BACKWARD, OPTIMIZER = 'forward', 'backward', 'optimiser'
 LOSS = 'loss'  # operations outside of all modules

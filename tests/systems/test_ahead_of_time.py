@@ -14,8 +14,9 @@ from attention_jax.kernels.target import compile_for
 from attention_jax.systems.ahead_of_time import DoesNotFitError, compile_updates
 from attention_jax.systems.config import default_config, fill_defaults
 from attention_jax.systems.registry import SYSTEMS
-from attention_jax.training.loop import Training, prepare_training
+from attention_jax.training.config import Training
 from attention_jax.training.partition import MeshConfig, make_mesh
+from attention_jax.training.seeds import prepare_training
 from experiments.config_files import load_config
 
 ENTRIES = 9

@@ -10,8 +10,9 @@ import pytest
 from attention_jax.data.batching import Batch
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import build
-from attention_jax.training.loop import Training, prepare_training
+from attention_jax.training.config import Training
 from attention_jax.training.partition import MeshConfig, fetch, make_mesh, process_share
+from attention_jax.training.seeds import prepare_training
 from experiments.config_files import load_config
 from tests.experiments.helpers import start_together, wait_for_outputs
 from tests.modules.helpers import variables

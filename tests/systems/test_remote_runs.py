@@ -12,11 +12,11 @@ import fsspec
 import jax
 import numpy as np
 import pytest
+from attention_jax.training.remote_folder import STATE
 
 from attention_jax.errors import UserError
 from attention_jax.systems import experiment, remote_runs
 from attention_jax.systems.runs import open_run
-from attention_jax.training.remote_folder import STATE
 from tests.systems.helpers import read_tree, train_quietly
 
 pytestmark = pytest.mark.usefixtures('on_two_devices')

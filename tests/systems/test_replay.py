@@ -5,12 +5,12 @@ import shutil
 
 import jax.numpy as jnp
 import pytest
+from attention_jax.training.incidents import stored_updates
+from attention_jax.training.remote_folder import RemoteFolder
 
 from attention_jax.errors import UserError
 from attention_jax.systems.replay import replay
 from attention_jax.systems.translation import TranslationSystem
-from attention_jax.training.incidents import stored_updates
-from attention_jax.training.remote_folder import RemoteFolder
 from tests.systems.helpers import tiny_config, train_quietly, two_devices, write_pairs
 
 BAD_ROW = 5

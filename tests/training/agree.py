@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from attention_jax.training.hooks import BestEvaluation, Evaluator, InterruptHandler
+from attention_jax.training.incidents import BatchRecorder
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from attention_jax.errors import UserError
 from attention_jax.training.checkpoint import Checkpoints
 from attention_jax.training.clock import TrainingClock
-from attention_jax.training.hooks import BestEvaluation, Evaluator, InterruptHandler
-from attention_jax.training.incidents import BatchRecorder
 from attention_jax.training.interrupts import StopSignals
 from attention_jax.training.peers import check_agreement, copy_from_first, exchange, fail_together, map_batches
 from attention_jax.training.state import TrainState

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import optax
 import pytest
+from attention_jax.training.ahead import CompileAhead
 
 from attention_jax.data.pipeline import first_of_each_shape
-from attention_jax.training.ahead import CompileAhead
 from attention_jax.training.partition import make_mesh, replicate, shard_batch
 from attention_jax.training.state import init_state
 from attention_jax.training.step import make_train_step

@@ -7,11 +7,12 @@ import optax
 import pytest
 
 from attention_jax.errors import UserError
+from attention_jax.training.config import Training
 from attention_jax.training.frozen import check_frozen, freeze_loss, freeze_optimizer, parse_frozen
-from attention_jax.training.loop import Training, prepare_training
 from attention_jax.training.loss import Loss
 from attention_jax.training.optim import OPTIMIZERS, make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh
+from attention_jax.training.seeds import prepare_training
 
 PARAMS = {
   'encoder': {'embedding': {'table': jnp.ones((4, 3))}, 'cell': {'kernel': jnp.ones((3, 3)), 'bias': jnp.ones(3)}},

@@ -12,11 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-
-from attention_jax.errors import UserError
-from attention_jax.training import hooks, interrupts
-from attention_jax.training.checkpoint import BEST, LATEST
-from attention_jax.training.clock import TrainingClock
 from attention_jax.training.hooks import (
   BestEvaluation,
   CheckpointSaver,
@@ -28,6 +23,11 @@ from attention_jax.training.hooks import (
   is_due,
 )
 from attention_jax.training.incidents import BatchRecorder
+
+from attention_jax.errors import UserError
+from attention_jax.training import hooks, interrupts
+from attention_jax.training.checkpoint import BEST, LATEST
+from attention_jax.training.clock import TrainingClock
 from attention_jax.training.interrupts import StopSignals, check_stop
 
 STATE = {'step': jnp.int32(0)}

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-
-from attention_jax.errors import UserError
 from attention_jax.training.incidents import (
   MAX_SPIKES,
   SPIKE_WINDOW,
@@ -14,6 +12,8 @@ from attention_jax.training.incidents import (
   read_batch,
   stored_updates,
 )
+
+from attention_jax.errors import UserError
 from tests.training import helpers
 
 

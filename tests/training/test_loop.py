@@ -16,16 +16,17 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from attention_jax.training.ahead import CompileAhead
+from attention_jax.training.hooks import BestEvaluation, InterruptReason
 
 from attention_jax import training as training_package
 from attention_jax.errors import UserError
-from attention_jax.training.ahead import CompileAhead
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
-from attention_jax.training.hooks import BestEvaluation, InterruptReason
+from attention_jax.training.config import Training
 from attention_jax.training.interrupts import check_stop
-from attention_jax.training.loop import Training, prepare_training, train_loop
 from attention_jax.training.loss import Loss
 from attention_jax.training.partition import make_mesh
+from attention_jax.training.seeds import prepare_training, train_loop
 from attention_jax.training.writers import METRICS_FILE, read_metrics
 from tests import compiled
 from tests.training import helpers

@@ -6,10 +6,10 @@ import threading
 import jax
 import numpy as np
 import pytest
+from attention_jax.training.incidents import read_batch
 
 from attention_jax.errors import UserError
 from attention_jax.training import interrupts, peers
-from attention_jax.training.incidents import read_batch
 from attention_jax.training.peers import (
   StoppedError,
   check_agreement,

@@ -1,10 +1,10 @@
 """File systems behind URLs that cannot be used are reported in one line."""
 
 import pytest
-
-from attention_jax.errors import UserError
 from attention_jax.training.remote_files import RemoteFiles
 from attention_jax.training.remote_lock import LOCK
+
+from attention_jax.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ import threading
 
 import fsspec
 import pytest
-
-from attention_jax.errors import UserError
 from attention_jax.training.remote_files import RemoteFiles
 from attention_jax.training.remote_folder import MANIFEST, NEXT_STATE, STATE, RemoteFolder, Uploader
 from attention_jax.training.remote_lock import LostLockError
+
+from attention_jax.errors import UserError
 from tests.systems.helpers import read_tree
 
 

@@ -5,10 +5,10 @@ import socket
 import time
 
 import pytest
-
-from attention_jax.errors import UserError
 from attention_jax.training.remote_files import RemoteFiles
 from attention_jax.training.remote_lock import LOCK, RemoteLock, process_table
+
+from attention_jax.errors import UserError
 
 
 def test_a_lock_is_exclusive_and_renewed(url):

@@ -9,6 +9,7 @@ import signal
 import jax
 import numpy as np
 import pytest
+from attention_jax.training.hooks import BestEvaluation, InterruptHandler, InterruptReason
 
 from attention_jax.data.batching import Batches, StackedBatches
 from attention_jax.data.encoding import encode
@@ -18,11 +19,11 @@ from attention_jax.errors import UserError
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.clock import TrainingClock
-from attention_jax.training.hooks import BestEvaluation, InterruptHandler, InterruptReason
+from attention_jax.training.config import Training
 from attention_jax.training.interrupts import check_stop
-from attention_jax.training.loop import Training, fit
 from attention_jax.training.partition import make_mesh
 from attention_jax.training.seeds import SeedRuns, fit_seeds
+from attention_jax.training.train import fit
 from attention_jax.training.writers import read_metrics
 from tests.training import helpers
 from tests.training.helpers import Toy, validate

@@ -3,11 +3,11 @@
 import jax
 import numpy as np
 import pytest
+from attention_jax.training.side_by_side import prepare_side_by_side
 
 from attention_jax.training import side_by_side
-from attention_jax.training.loop import Training
+from attention_jax.training.config import Training
 from attention_jax.training.partition import make_mesh
-from attention_jax.training.side_by_side import prepare_side_by_side
 from tests.training.test_seeds import FIELDS, LOSS, RUNS, SEEDS, init_params, stacked_stream
 
 
