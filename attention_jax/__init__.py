@@ -33,6 +33,7 @@ from attention_jax.missing import TRAIN_SUBPACKAGES, MissingTrainFinder
 _LAZY = {
   'Attention': 'attention_jax.modules.attention',
   'analysis': 'attention_jax.analysis',
+  'testing': 'attention_jax.testing',
   **{name: f'attention_jax.{name}' for name in TRAIN_SUBPACKAGES},
 }
 sys.meta_path.append(MissingTrainFinder)
@@ -84,6 +85,7 @@ __all__ = [
   'padding_mask',
   'remember',
   'scores',
+  'testing',
   'window_mask',
   'with_dropout',
   'with_edit',

@@ -52,9 +52,14 @@ def choose(name: str, options: Iterable[str], kind: str) -> str:
   options = sorted(options)
   if name in options:
     return name
-  nearest = difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
-  hint = f" (did you mean '{nearest[0]}'?)" if nearest else ''
-  raise UserError(f"unknown {kind} '{name}'{hint}; expected one of: {', '.join(options)}")
+  raise UserError(f"unknown {kind} '{name}'{suggest(str(name), options)}; expected one of: {', '.join(options)}")
+
+
+def suggest(name: str, options: Iterable[str]) -> str:
+  """Returns " (did you mean 'x'?)", x the option that starts with the word `name`, or the most similar one; or ''."""
+  completions = [option for option in options if option.startswith(f'{name}_')]
+  nearest = completions or difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+  return f" (did you mean '{nearest[0]}'?)" if nearest else ''
 
 
 @contextlib.contextmanager

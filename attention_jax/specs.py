@@ -16,7 +16,7 @@ import typing
 from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from attention_jax.errors import UserError, choose
+from attention_jax.errors import UserError, choose, suggest
 
 Row = TypeVar('Row')
 REQUIRED = inspect.Parameter.empty  # the default of an option that has none
@@ -62,12 +62,13 @@ class Option(NamedTuple):
 Schema = Mapping[str, Option]
 
 
-def parse(spec: str, kind: str = 'spec') -> tuple[str, dict[str, Any]]:
+def parse(spec: str, kind: str = 'spec', names: Collection[str] = ()) -> tuple[str, dict[str, Any]]:
   """Parses `'name(option=literal)'`.
 
   Args:
     spec: the string.
     kind: what the string selects, for error messages: 'decoder'.
+    names: names of which the error suggests the nearest one.
 
   Returns:
     `('name', {'option': literal})`.
@@ -78,7 +79,8 @@ def parse(spec: str, kind: str = 'spec') -> tuple[str, dict[str, Any]]:
   calls = [_call(node) for node in _terms(spec)]
   if len(calls) == 1 and calls[0]:
     return calls[0]
-  raise UserError(f"cannot parse {kind} {spec!r}; expected 'name' or 'name(option=literal, ...)'")
+  hint = suggest(spec.partition('(')[0], names) if isinstance(spec, str) else ''
+  raise UserError(f"cannot parse {kind} {spec!r}{hint}; expected 'name' or 'name(option=literal, ...)'")
 
 
 def format_spec(name: str, options: Mapping[str, Any]) -> str:
@@ -202,7 +204,7 @@ def bind(
   Raises:
     UserError: for a spec that cannot be parsed, an unknown name, and options as in `check_options`.
   """
-  name, options = parse(spec, kind)
+  name, options = parse(spec, kind, table)
   row = table[choose(name, table, kind)]
   check_options(f'{kind} {name!r}', options, schema(row))
   return name, row, options

@@ -8,7 +8,8 @@ Prints one line per pair in Pharaoh format: links source-target, counted from 0.
 --links, the links of both directions are joined by --symmetrisation. --gold is a file with a line of sure links `1-0`
 and possible links `1?0` for each pair: the alignment error rate, precision and recall (Och & Ney 2003) of each
 direction and of the joined links are printed on stderr. --links reads alignments of other programs instead of runs: one
-file, or one for each direction, both with links source-target. Blank pairs are skipped and reported on stderr.
+file, or one for each direction, both with links source-target. A pair with a blank side has a blank line of output, and
+is reported on stderr.
 """
 
 from experiments.process_settings import prepare_process
@@ -17,6 +18,7 @@ if __name__ == '__main__':
   prepare_process()  # before jax is imported
 
 import sys
+from collections.abc import Sequence
 
 from absl import flags
 
@@ -28,7 +30,9 @@ from experiments.launch import FLAGS, define_run_flags, launch, require_flag
 
 define_run_flags(allow_ensemble=True)
 flags.DEFINE_string('reverse', None, 'the folder of a run that is trained from target to source')
-flags.DEFINE_list('links', None, 'one or two files of alignments in Pharaoh format, instead of runs')
+flags.DEFINE_string(
+  'links', None, 'one or two files of alignments in Pharaoh format, separated by a comma, instead of runs'
+)
 flags.DEFINE_string('source', None, 'a file of source lines')
 flags.DEFINE_string('target', None, 'a file with a translation of each source line')
 flags.DEFINE_string('gold', None, 'a file with the gold links of each pair, in Pharaoh format')
@@ -45,17 +49,20 @@ def main() -> None:
     UserError: for a missing flag, flags without effect, one file of weights for two directions, more than two files of
       --links, possible links in them, files that do not match, and a run without attention.
   """
+  from attention_jax.data.files import read_lines
   from attention_jax.data.text import read_parallel
   from attention_jax.inference.word_alignment import compare_with_gold, swap_links, swap_sides
+  from attention_jax.systems.runs import split_commas
 
   method = choose(FLAGS.symmetrisation, SYMMETRISATIONS, 'symmetrisation')
-  _check_flags()
+  link_files = split_commas(FLAGS.links, '--links') if FLAGS.links else []
+  _check_flags(link_files)
   paths = (require_flag('source'), require_flag('target'))
   corpus = read_parallel(*paths, FLAGS.gold, FLAGS.level)
-  directions = [_read_links(path, *paths) for path in FLAGS.links or ()]
+  directions = [_read_links(path, *paths) for path in link_files]
   for line in corpus.report:
     print(line, file=sys.stderr)
-  if not FLAGS.links:
+  if not directions:
     directions = [_align(require_flag('workdir'), corpus)]
     if FLAGS.reverse:
       directions.append(swap_links(_align(FLAGS.reverse, swap_sides(corpus))))
@@ -63,24 +70,25 @@ def main() -> None:
   joined = directions[0]
   if len(directions) == 2:
     joined = alignments[method] = [symmetrise(*pair, method) for pair in zip(*directions, strict=True)]
-  for links in joined:
-    print(format_pharaoh(links))
+  links_by_line = {corpus.line(row): links for row, links in enumerate(joined)}
+  for line, _ in enumerate(read_lines(paths[0]), 1):  # pairs with a blank side are no rows of the corpus
+    print(format_pharaoh(links_by_line.get(line, ())))
   if FLAGS.gold:
     for name, rows in alignments.items():
       print(f'{name}: {compare_with_gold(corpus, rows)}', file=sys.stderr)
 
 
-def _check_flags() -> None:
+def _check_flags(link_files: Sequence[str]) -> None:
   """Raises UserError for more than two files of --links, and for flags without effect."""
-  if FLAGS.links:
-    if len(FLAGS.links) > 2:
-      raise UserError(f'--links must name one or two files, got {len(FLAGS.links)}')
+  if link_files:
+    if len(link_files) > 2:
+      raise UserError(f'--links must name one or two files, got {len(link_files)}')
     for name in ('workdir', 'reverse', 'checkpoint', 'dtype'):
       if FLAGS[name].present and FLAGS[name].value:
         raise UserError(f'--{name} has no effect with --links; leave one of them out')
   if FLAGS.reverse and FLAGS.checkpoint.endswith(WEIGHTS_SUFFIX):
     raise UserError('--checkpoint: a file of weights belongs to one direction; with --reverse, expected a checkpoint')
-  if FLAGS['symmetrisation'].present and not FLAGS.reverse and len(FLAGS.links or ()) < 2:
+  if FLAGS['symmetrisation'].present and not FLAGS.reverse and len(link_files) < 2:
     raise UserError('--symmetrisation has no effect on one direction; add --reverse, or a second file of --links')
 
 
@@ -97,7 +105,11 @@ def _read_links(path: str, source: str, target: str) -> list:
 
 
 def _align(workdir: str, corpus) -> list:
-  """The alignments of a run, as links from its source to its target. Raises UserError for a run without attention."""
+  """The alignments of a run, as links from its source to its target.
+
+  Raises UserError for a run without attention, and for a line whose number of words its normalization changes.
+  """
+  from attention_jax.data.text import normalize_corpus
   from attention_jax.inference.scoring import score_pairs
   from attention_jax.inference.word_alignment import align
   from attention_jax.systems import runs
@@ -106,6 +118,8 @@ def _align(workdir: str, corpus) -> list:
   vocabularies = (run.predictor.source_vocab, run.predictor.target_vocab)
   if not run.model.traits.attends:
     raise UserError(f'{workdir}: this run has no attention; expected a run whose decoder attends')
+  linked = corpus._replace(links=[()] * len(corpus.source))  # the words that are linked must be those of the files
+  corpus = normalize_corpus(linked, run.config['data']['normalization'])
   scored = score_pairs(run.model, run.params, corpus, *vocabularies, run.config['data']['buckets'])
   return align(corpus, scored, *vocabularies)
 

@@ -28,7 +28,7 @@ if __name__ == '__main__':
   prepare_process()  # before jax is imported
 
 import sys
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 from absl import flags
@@ -123,6 +123,7 @@ def main() -> None:
 def _translate_lines(run, sampling) -> None:
   """Translates whole lines, one window of lines after the other."""
   from attention_jax.data.files import read_lines
+  from attention_jax.data.vocab import unknown_characters
 
   beams = run.config['evaluation']['beams']
   hypothesis_count = FLAGS.samples or beams
@@ -134,12 +135,14 @@ def _translate_lines(run, sampling) -> None:
   empty = []
   truncated = []
   without_hypothesis = []
+  unknown = set()
   start = 0
   for window in _input_blocks(prefixes):
     filled_rows = [row for row, line in enumerate(window, start) if line.strip()]
     if prefixes is not None:
       options['prefixes'] = [prefixes[row] for row in filled_rows]
     filled_lines = [line for line in window if line.strip()]
+    unknown.update(unknown_characters(run.predictor.source_vocab, filled_lines))
     predictions = iter(run.predictor(filled_lines, line_numbers=filled_rows, **options))
     for number, line in enumerate(window, start + 1):
       tokens = []
@@ -157,7 +160,7 @@ def _translate_lines(run, sampling) -> None:
         truncated.append(number)
     sys.stdout.flush()
     start += len(window)
-  _report_problems(empty, truncated, run.predictor.max_length, without_hypothesis)
+  _report_problems(empty, truncated, run.predictor.max_length, unknown, without_hypothesis)
 
 
 def _input_blocks(prefixes: Sequence[str] | None) -> Iterable[list[str]]:
@@ -259,6 +262,8 @@ def _check_search_flags() -> None:
 
 def _check_stream_flags(workdir: str, checkpoint: str) -> None:
   """Raises UserError for flags that cannot be combined with --stream, and for ensembles."""
+  from attention_jax.systems.runs import split_commas
+
   for name, allowed in STREAM_VALUES.items():
     value = FLAGS[name].value
     if value is not None and value != allowed:
@@ -266,13 +271,14 @@ def _check_stream_flags(workdir: str, checkpoint: str) -> None:
         f'--{name}={value} cannot be combined with --stream, which translates each line of stdin greedily as it arrives'
       )
   for name, value in (('workdir', workdir), ('checkpoint', checkpoint)):
-    if ',' in value:
+    if len(split_commas(value, name)) > 1:
       raise UserError(f'--{name}={value}: --stream needs a single {name}, not an ensemble')
 
 
 def _translate_stream(run) -> None:
   """Prints each token of a line as soon as enough of the line has arrived."""
   from attention_jax.data import incremental
+  from attention_jax.data.vocab import unknown_characters
   from attention_jax.inference.streaming import StreamingTranslator
 
   if run.config['evaluation']['replace_unknown']:
@@ -291,9 +297,16 @@ def _translate_stream(run) -> None:
   )
   empty = []
   truncated = []
+  characters = set()
+
+  def collect_characters(line: Iterable[str]) -> Iterator[str]:
+    for character in line:
+      characters.add(character)
+      yield character
+
   for number, line in enumerate(incremental.iter_lines(sys.stdin.buffer.read1, 'stdin'), 1):
     length = 0
-    for text, _ in translate(line):
+    for text, _ in translate(collect_characters(line)):
       print(text, end='', flush=True)
       length += 1
     print(flush=True)
@@ -301,21 +314,27 @@ def _translate_stream(run) -> None:
       empty.append(number)
     if length >= max_length:
       truncated.append(number)
-  _report_problems(empty, truncated, max_length)
+  _report_problems(empty, truncated, max_length, unknown_characters(predictor.source_vocab, characters))
 
 
 def _report_problems(
-  empty: list[int], truncated: list[int], max_length: int, without_hypothesis: Sequence[int] = ()
+  empty: list[int],
+  truncated: list[int],
+  max_length: int,
+  unknown: Iterable[str],
+  without_hypothesis: Sequence[int] = (),
 ) -> None:
-  """Reports on stderr the lines whose output is empty or may be truncated.
+  """Reports on stderr the lines whose output is empty or may be truncated, and unknown characters of the sources.
 
   Args:
     empty: numbers of lines that are empty.
     truncated: numbers of lines whose output has the maximum length.
     max_length: the maximum length of an output.
+    unknown: characters of the sources that the vocabulary lacks.
     without_hypothesis: numbers of lines that are too long for the model, or whose hypotheses all have probability 0.
   """
   from attention_jax.data.text import format_count, format_line_numbers
+  from attention_jax.data.vocab import format_characters
 
   if empty:
     print(f'{format_count(len(empty), "empty line")} gave empty output ({format_line_numbers(empty)})', file=sys.stderr)
@@ -327,6 +346,8 @@ def _report_problems(
     count = format_count(len(truncated), 'output')
     limit = f'evaluation.max_length or the longest bucket of the run allows {max_length} tokens'
     print(f'{count} may be truncated ({format_line_numbers(truncated)}): {limit}', file=sys.stderr)
+  if unknown:
+    print(f'sources have {format_characters(sorted(unknown))}', file=sys.stderr)
 
 
 def _print_text(number, line, tokens, hypotheses) -> None:

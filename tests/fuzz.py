@@ -216,6 +216,7 @@ def _read_table(path: Path) -> None:
     'vocabulary': 'word',
     'shared_vocabulary': False,
     'right_to_left': False,
+    'normalization': 'none',
   }
   tasks.load(config | {'buckets': ((4, 4), (64, 64))}, None)
 
@@ -228,7 +229,7 @@ def _read_spec(path: Path) -> None:
   for parse in (specs.parse, vocab.parse_kind):
     with _user_error_of_one_line():
       parse(text)
-  tasks.check({'task': text, 'vocabulary': text, 'buckets': ((4, 4),), 'batch_unit': text})
+  tasks.check({'task': text, 'vocabulary': text, 'buckets': ((4, 4),), 'batch_unit': text, 'normalization': text})
 
 
 def _read_flags(path: Path) -> None:

@@ -17,6 +17,7 @@ LAYERS = [
   'specs cli pharaoh',
   'functional',
   'kernels',
+  'testing',
   'modules',
   'models data',
   'decoding analysis',

@@ -185,6 +185,8 @@ def token_units(vocabulary: Vocabulary, level: str) -> Callable[[str], Sequence[
     line -> the number of the unit that contains each token, -1 for none; None if the tokens of this vocabulary are not
     parts of such units.
   """
+  if level == 'word':
+    return vocabulary.word_ids
   if level == vocabulary.kind:
 
     def positions(line: str) -> Sequence[int]:
@@ -192,7 +194,7 @@ def token_units(vocabulary: Vocabulary, level: str) -> Callable[[str], Sequence[
       return in_text_order(vocabulary, list(range(length)), length)
 
     return positions
-  return vocabulary.word_ids if level == 'word' else None
+  return None
 
 
 def _flatten(rows: Iterable[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:

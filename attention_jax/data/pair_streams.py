@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import itertools
+import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
@@ -16,7 +17,7 @@ from attention_jax.data.files import (
   report_read_errors,
   strip_line_ends,
 )
-from attention_jax.data.text import Corpus, check_columns, unequal_lengths_error
+from attention_jax.data.text import Corpus, check_columns, normalize_corpus, normalize_lines, unequal_lengths_error
 from attention_jax.data.urls import is_url, open_url, report_url_errors
 from attention_jax.errors import UserError
 from attention_jax.specs import bind
@@ -56,6 +57,19 @@ def open_pairs(config: Mapping[str, Any]) -> tuple[PairStream, dict[str, Corpus]
     UserError: for a mistake in the config or in the files of the other splits, for a training split that cannot be
       opened or, if it is read into memory, has a mistake, and for a data set that is prepared already.
   """
+  stream, other_splits = _open_task(config)
+  normalization = config['normalization']
+
+  def normalized_pairs() -> Iterator[tuple[Pair, float]]:
+    for pair, share in stream.pairs():
+      yield tuple(normalize_lines(pair, normalization)), share
+
+  corpora = {split: normalize_corpus(corpus, normalization) for split, corpus in other_splits.items()}
+  return stream._replace(pairs=normalized_pairs), corpora
+
+
+def _open_task(config: Mapping[str, Any]) -> tuple[PairStream, dict[str, Corpus]]:
+  """The training split and the others as they were read."""
   name, read, options = bind(config['task'], tasks.TASKS, 'task')
   folder = os.path.expanduser(config['folder'] or '')
   if name in STREAMS:
@@ -114,13 +128,19 @@ def _tsv(folder: str, *, train: str, level: str = 'word', **splits: Any):
 
 def _tfds(folder: str, *, name: str, source: str | None = None, target: str | None = None):
   rows = translation_sets.TrainingPairs(folder, name, source, target)
+  notes = []
 
   def pairs() -> Iterator[tuple[Pair, float]]:
+    num_with_breaks = 0
     for row in range(len(rows)):
-      yield rows[row], (row + 1) / len(rows)
+      texts = rows[row]
+      lines = translation_sets.as_line(texts[0]), translation_sets.as_line(texts[1])
+      num_with_breaks += sum(map(operator.ne, lines, texts))
+      yield lines, (row + 1) / len(rows)
+    notes[:] = translation_sets.line_breaks_note(rows.name, num_with_breaks)
 
   other_splits = translation_sets.read(folder, name, source, target, without_train=True)
-  return PairStream(rows.name, pairs, [rows.name, len(rows)]), other_splits
+  return PairStream(rows.name, pairs, [rows.name, len(rows)], notes), other_splits
 
 
 STREAMS: Mapping[str, Callable[..., tuple[PairStream, dict[str, Corpus]]]] = {

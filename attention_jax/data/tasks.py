@@ -23,10 +23,13 @@ from attention_jax.data.pairs import read_pairs, split_by_source
 from attention_jax.data.right_to_left import RightToLeft
 from attention_jax.data.splits import SPLITS
 from attention_jax.data.text import (
+  NORMALIZATIONS,
   Corpus,
   Links,
+  describe_repetitions,
   existing_path,
   from_pairs,
+  normalize_corpus,
   parallel_paths,
   read_parallel,
   read_tsv,
@@ -279,12 +282,13 @@ def check(config: Mapping[str, Any]) -> None:
   """Checks a config without reading files.
 
   Raises:
-    UserError: for an invalid task, vocabulary, bucket or batch unit.
+    UserError: for an invalid task, vocabulary, bucket, batch unit or normalization.
   """
   bind(config['task'], TASKS, 'task')
   vocab.parse_kind(config['vocabulary'])
   check_buckets(config['buckets'])
   choose(config['batch_unit'], BATCH_UNITS, 'batch unit')
+  choose(config['normalization'], NORMALIZATIONS, 'normalization')
 
 
 def load(config: Mapping[str, Any], run_folder: str | None) -> TranslationData:
@@ -292,7 +296,8 @@ def load(config: Mapping[str, Any], run_folder: str | None) -> TranslationData:
 
   Args:
     config: task (a spec of TASKS), folder (where relative paths start), vocabulary (a spec of VOCABULARIES),
-      shared_vocabulary (one for both sides), right_to_left (the order of target tokens), buckets.
+      shared_vocabulary (one for both sides), right_to_left (the order of target tokens), normalization (a key of
+      NORMALIZATIONS), buckets.
     run_folder: the run folder whose stored vocabularies are used; None for a new run. Vocabularies that it lacks are
       read from the folder of a prepared data set, or trained for any other task.
 
@@ -301,16 +306,19 @@ def load(config: Mapping[str, Any], run_folder: str | None) -> TranslationData:
   """
   buckets = check_buckets(config['buckets'])
   kind = vocab.parse_kind(config['vocabulary'])
-  corpora = load_corpora(config)
+  corpora = {split: normalize_corpus(corpus, config['normalization']) for split, corpus in load_corpora(config).items()}
   by_side, report = _load_or_train_vocabularies(config, corpora['train'], run_folder)
   source_vocab, target_vocab = _source_and_target(config, by_side)
   encoded = {split: encode_split(corpus, source_vocab, target_vocab) for split, corpus in corpora.items()}
   for split, corpus in corpora.items():
     report += describe_corpus(split, corpus, encoded[split], buckets, (len(source_vocab), len(target_vocab)))
     _check_fits(encoded[split], buckets, report[-1])
+    if split != 'train' and (unknown := vocab.unknown_characters(source_vocab, corpus.source)):
+      report.append(f'{split}: sources have {vocab.format_characters(unknown)}')
     if corpus.links is not None and encoded[split].links is None:
       report.append(f'{split}: links between {corpus.level}s are not used with a {kind} vocabulary')
       corpora[split] = corpus._replace(links=None, possible=None)
+  report += describe_repetitions(corpora)
   return TranslationData(source_vocab, target_vocab, corpora, encoded, report)
 
 
@@ -381,6 +389,8 @@ def _source_and_target(
 ) -> tuple[vocab.Vocabulary, vocab.Vocabulary]:
   shared = by_side.get('shared')
   source, target = shared or by_side['source'], shared or by_side['target']
+  if normalize := NORMALIZATIONS[config['normalization']]:
+    source, target = (vocab.NormalizedVocabulary(vocabulary, normalize) for vocabulary in (source, target))
   return source, RightToLeft(target) if config['right_to_left'] else target
 
 

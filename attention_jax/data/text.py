@@ -3,17 +3,27 @@
 Nothing is dropped silently: `Corpus.report` describes what was left out.
 """
 
+import functools
 import os
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from attention_jax.data.files import read_lines
 from attention_jax.data.urls import is_url, url_exists
+from attention_jax.data.word_positions import split_words
 from attention_jax.errors import UserError, choose
 from attention_jax.pharaoh import GoldLinks, parse_gold
 
 Links = tuple[tuple[int, int], ...]
-LINK_LEVELS = {'char': list, 'word': str.split}  # the units that links connect, and how to split a line into them
+LINK_LEVELS = {'char': list, 'word': split_words}  # the units that links connect, and how to split a line into them
+NORMALIZATIONS: Mapping[str, Callable[[str], str] | None] = {
+  'none': None,
+  'NFC': functools.partial(unicodedata.normalize, 'NFC'),
+  'NFKC': functools.partial(unicodedata.normalize, 'NFKC'),
+}
 _COLUMNS = 'expected source TAB target, or source TAB target TAB links'
 
 
@@ -30,6 +40,7 @@ class Corpus(NamedTuple):
     report: lines that describe what reading left out or changed.
     possible: the possible links of each row, the sure ones among them; None: those in `links`.
     prepared: the ids of the rows, if they are on disk: a prepared.PreparedSplit. None if the rows are in memory.
+    normalization: the Unicode normal form of the lines, a key of NORMALIZATIONS; metrics normalise hypotheses likewise.
   """
 
   source: Sequence[str]
@@ -41,6 +52,7 @@ class Corpus(NamedTuple):
   report: tuple[str, ...] = ()
   possible: list[Links] | None = None
   prepared: Any = None
+  normalization: str = 'none'
 
   def line(self, row: int) -> int:
     """Returns the line number of a row in its file."""
@@ -219,6 +231,61 @@ def _read_links(corpus: Corpus, row: int, text: str, where: str) -> GoldLinks:
   split = LINK_LEVELS[corpus.level]
   lengths = len(split(corpus.source[row])), len(split(corpus.target[row]))
   return parse_gold(text, where, lengths, corpus.level)
+
+
+def normalize_lines(lines: Iterable[str], normalization: str) -> list[str]:
+  """Returns lines in a Unicode normal form, a key of NORMALIZATIONS."""
+  normalize = NORMALIZATIONS[normalization]
+  return [normalize(line) for line in lines] if normalize else list(lines)
+
+
+def normalize_corpus(corpus: Corpus, normalization: str) -> Corpus:
+  """Returns a corpus with both sides in a Unicode normal form; one that was prepared has been normalised already.
+
+  Args:
+    corpus: the rows.
+    normalization: a key of NORMALIZATIONS.
+
+  Raises:
+    UserError: for a line of a corpus with links whose number of words, or characters, would change.
+  """
+  if NORMALIZATIONS[normalization] is None or corpus.prepared is not None:
+    return corpus
+  columns = {side: normalize_lines(getattr(corpus, side), normalization) for side in ('source', 'target')}
+  if corpus.links is not None:
+    split = LINK_LEVELS[corpus.level]
+    for side, lines in columns.items():
+      for row, (before, after) in enumerate(zip(getattr(corpus, side), lines, strict=True)):
+        if before != after and len(split(before)) != len(split(after)):
+          raise UserError(
+            f'{corpus.name}:{corpus.line(row)}: {normalization} changes the number of {corpus.level}s of the {side}, '
+            'in which links are counted; expected links of normalised text, or another config.data.normalization'
+          )
+  return corpus._replace(**columns, normalization=normalization)
+
+
+def describe_repetitions(corpora: Mapping[str, Corpus]) -> list[str]:
+  """Describes pairs that a split in memory has twice, and pairs of other splits that are also in training.
+
+  Args:
+    corpora: the splits by name, 'train' among them.
+
+  Returns:
+    One line for each finding.
+  """
+  in_memory = {split: corpus for split, corpus in corpora.items() if corpus.prepared is None}
+  pairs = {  # hashes take an eighth of the memory of the pairs
+    split: np.fromiter(map(hash, zip(corpus.source, corpus.target, strict=True)), np.int64)
+    for split, corpus in in_memory.items()
+  }
+  report = []
+  for split, hashes in pairs.items():
+    total = format_count(len(hashes), 'pair')
+    if repeated := len(hashes) - len(np.unique(hashes)):
+      report.append(f'{split}: {repeated} of {total} repeat an earlier pair of the split')
+    if split != 'train' and 'train' in pairs and (seen := np.count_nonzero(np.isin(hashes, pairs['train']))):
+      report.append(f'{split}: {seen} of {total} are also in train')
+  return report
 
 
 def group_references(corpus: Corpus) -> tuple[list[str], list[list[str]], list[int]]:

@@ -35,7 +35,7 @@ def read(
 
 
 class TrainingPairs:
-  """The training split of a data set, read when its pairs are used; line breaks inside texts become spaces.
+  """The training split of a data set, read when its pairs are used: texts, which may have line breaks.
 
   Raises UserError as `read` does.
   """
@@ -50,7 +50,7 @@ class TrainingPairs:
     return len(self._rows)
 
   def __getitem__(self, row: int) -> tuple[str, str]:
-    source, target = map(_as_line, _texts(self._rows[row], self._languages, f'{self.name}:{row}'))
+    source, target = _texts(self._rows[row], self._languages, f'{self.name}:{row}')
     return source, target
 
 
@@ -74,20 +74,22 @@ def _read_split(builder: Any, split: str, source: str, target: str) -> Corpus:
   columns = {source: [], target: []}
   for row, example in enumerate(TfdsRows(builder, split)):
     for text, column in zip(_texts(example, columns, f'{name}:{row}'), columns.values(), strict=True):
-      line = _as_line(text)
+      line = as_line(text)
       num_with_breaks += line != text
       column.append(line)
   corpus = from_pairs(columns[source], columns[target], name=name)
-  if not num_with_breaks:
-    return corpus
-  note = f'{name}: line breaks inside {format_count(num_with_breaks, "text")} read as spaces'
-  return corpus._replace(report=(*corpus.report, note))
+  return corpus._replace(report=(*corpus.report, *line_breaks_note(name, num_with_breaks)))
 
 
 def _texts(example: Mapping[str, Any], languages: Iterable[str], where: str) -> list[str]:
   return [decode_text(example[language], language, where) for language in languages]
 
 
-def _as_line(text: str) -> str:
-  """A text without line breaks, as a corpus has one line per text."""
+def line_breaks_note(name: str, count: int) -> tuple[str, ...]:
+  """Returns the report of texts whose line breaks were read as spaces; nothing if there are none."""
+  return (f'{name}: line breaks inside {format_count(count, "text")} read as spaces',) if count else ()
+
+
+def as_line(text: str) -> str:
+  """Returns a text without line breaks, as a corpus has one line per text."""
   return text.replace('\r', ' ').replace('\n', ' ')

@@ -13,12 +13,16 @@ from typing import Annotated, Any, NamedTuple, Protocol
 from attention_jax.atomic import write_bytes
 from attention_jax.data import word_positions
 from attention_jax.data.subword_sampling import bpe_dropout, unigram_sampling
+from attention_jax.data.text import format_count
 from attention_jax.errors import UserError
 from attention_jax.specs import Count, Fraction, NonNegative, Range, Size, bind
 from attention_jax.tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK, content_ids
 
 _SAMPLERS = {'subword': bpe_dropout, 'unigram': unigram_sampling}
 _WORD_OF_PIECES = re.compile('▁?[^▁]+|▁')  # words, each with the '▁' before it; no piece spans two of them
+_UNTRAINABLE = '▅'  # U+2585, which stands for unknown characters in sentencepiece: it skips lines that contain it
+_MAX_LINE = 4096  # characters of a training line: sentencepiece skips long lines, and takes long for them
+_BYTE = '<0x00>'  # one of 256 pieces of a vocabulary with byte fallback
 _Coverage = Annotated[float, Range(0.98, 1)]  # as sentencepiece requires
 
 
@@ -39,7 +43,7 @@ class Vocabulary(Protocol):
     """Returns the tokens of a line."""
 
   def word_ids(self, text: str) -> list[int]:
-    """Returns for each token of a line the index of its word in `text.split()`; -1 for a token of no word."""
+    """Returns for each token of a line the index of its word in `split_words(text)`; -1 for a token of no word."""
 
   def encode(self, text: str) -> list[int]:
     """Returns one id per token; neither BOS nor EOS is added."""
@@ -84,7 +88,7 @@ class ListedVocabulary:
   def word_ids(self, text: str) -> list[int]:
     if self.kind == 'char':
       return word_positions.words_of_characters(text)
-    return list(range(len(text.split())))
+    return [i for i, word in enumerate(word_positions.split_words(text)) for _ in self.tokenize(word)]
 
   def encode(self, text: str) -> list[int]:
     return [self._ids.get(token, UNK) for token in self.tokenize(text)]
@@ -120,13 +124,14 @@ class SubwordVocabulary:
 
   right_to_left = False
 
-  def __init__(self, kind: str, model: bytes, sampling: float = 0.0):
+  def __init__(self, kind: str, model: bytes, sampling: float = 0.0, symbols: Sequence[str] = ()):
     """Loads a model.
 
     Args:
       kind: 'subword' or 'unigram'.
       model: the serialised model.
       sampling: `dropout` of `subword` or `sampling` of `unigram`; 0 for no sampling.
+      symbols: the option `symbols`, tokens that sampling leaves whole.
     """
     import sentencepiece
 
@@ -135,8 +140,9 @@ class SubwordVocabulary:
     self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     self.sample = None
     if sampling:
-      self._ids = {self.id_to_token(id): id for id in range(len(SPECIAL_TOKENS), len(self))}
-      scores = {piece: self._processor.get_score(id) for piece, id in self._ids.items()}
+      self._ids = {piece: id for id, piece in enumerate(_entries(self), len(SPECIAL_TOKENS))}
+      self._whole = {piece for piece, id in self._ids.items() if piece in symbols or self._processor.is_byte(id)}
+      scores = {piece: self._processor.get_score(id) for piece, id in self._ids.items() if piece not in self._whole}
       self._segment = _SAMPLERS[kind](scores, sampling)
       self.sample = self._sample
 
@@ -145,14 +151,20 @@ class SubwordVocabulary:
     if not self._ids.keys() >= set(pieces):  # some characters are in no piece
       return self.encode(text)
     rng = random.Random(seed)
-    words = _WORD_OF_PIECES.findall(''.join(pieces))
-    return [self._ids[piece] for word in words for piece in self._segment(word, rng)]
+    sampled = []
+    for is_whole, group in itertools.groupby(pieces, key=self._whole.__contains__):
+      if is_whole:
+        sampled += group
+      else:
+        words = _WORD_OF_PIECES.findall(''.join(group))
+        sampled += itertools.chain.from_iterable(self._segment(word, rng) for word in words)
+    return [self._ids[piece] for piece in sampled]
 
   def tokenize(self, text: str) -> list[str]:
     return self._processor.encode(text, out_type=str)
 
   def word_ids(self, text: str) -> list[int]:
-    """Assigns each piece to the word at its start; white space belongs to the next word.
+    """Assigns each piece to the word at its start; a separator belongs to the next word.
 
     The words are found by the offsets of the pieces: counting '▁' would fail for a text that itself contains '▁'.
     """
@@ -181,6 +193,50 @@ class SubwordVocabulary:
     return _write(_path(self.kind, folder, side), self._model)
 
 
+class NormalizedVocabulary:
+  """A vocabulary that reads every line in a Unicode normal form.
+
+  Args:
+    vocabulary: a vocabulary of normalised text; both have the same file.
+    normalize: a function of text.NORMALIZATIONS.
+  """
+
+  right_to_left = False
+
+  def __init__(self, vocabulary: Vocabulary, normalize: Callable[[str], str]):
+    self._vocabulary = vocabulary
+    self._normalize = normalize
+    self.kind = vocabulary.kind
+    self.sample = self._sample if vocabulary.sample else None
+
+  def _sample(self, text: str, seed: int) -> list[int]:
+    return self._vocabulary.sample(self._normalize(text), seed)
+
+  def tokenize(self, text: str) -> list[str]:
+    return self._vocabulary.tokenize(self._normalize(text))
+
+  def word_ids(self, text: str) -> list[int]:
+    return self._vocabulary.word_ids(self._normalize(text))
+
+  def encode(self, text: str) -> list[int]:
+    return self._vocabulary.encode(self._normalize(text))
+
+  def iter_segments(self, characters: Iterable[str]) -> Iterator[str]:
+    raise UserError("a line that is still arriving cannot be normalised; expected config.data.normalization='none'")
+
+  def decode(self, ids: Iterable[int], copied_tokens: Sequence[str] = ()) -> str:
+    return self._vocabulary.decode(ids, copied_tokens)
+
+  def id_to_token(self, id: int) -> str:
+    return self._vocabulary.id_to_token(id)
+
+  def __len__(self) -> int:
+    return len(self._vocabulary)
+
+  def save(self, folder: str, side: str) -> str:
+    return self._vocabulary.save(folder, side)
+
+
 def char(lines: Iterable[str]) -> ListedVocabulary:
   """Every character (Unicode code point) of the lines, most frequent first, ties in code point order."""
   return ListedVocabulary('char', _frequent_tokens(lines, list, 1))
@@ -199,7 +255,14 @@ def word(lines: Iterable[str], *, min_count: Size = 1) -> ListedVocabulary:
 
 
 def subword(
-  lines: Iterable[str], *, size: Size = 8000, dropout: Fraction = 0.0, coverage: _Coverage = 1.0, max_lines: Count = 0
+  lines: Iterable[str],
+  *,
+  size: Size = 8000,
+  dropout: Fraction = 0.0,
+  coverage: _Coverage = 1.0,
+  max_lines: Count = 0,
+  byte_fallback: bool = False,
+  symbols: tuple[str, ...] = (),
 ) -> SubwordVocabulary:
   """Byte-pair encoding by sentencepiece (Sennrich et al. 2016; Kudo and Richardson 2018).
 
@@ -209,12 +272,16 @@ def subword(
     dropout: probability of skipping each merge. If it is not 0, training lines are segmented anew in each epoch.
     coverage: the share of the characters of the text that pieces cover, the most frequent characters first; from 0.98.
     max_lines: maximum number of lines to train on, evenly spaced; 0 for all.
+    byte_fallback: whether characters that no piece covers are tokens of their UTF-8 bytes, 256 of the pieces, instead
+      of unknown.
+    symbols: texts without spaces that always are one token, such as `('<2de>', '<2fr>')`.
 
   Raises:
-    UserError: if the lines have fewer pieces than `size`, or too many distinct characters for it.
+    UserError: if the lines have fewer pieces than `size`, or too many distinct characters for it; for a symbol that
+      cannot be a token.
   """
-  model = _train_sentencepiece('bpe', f'subword(size={size})', lines, size, coverage, max_lines)
-  return SubwordVocabulary('subword', model, dropout)
+  model = _train_sentencepiece('bpe', f'subword(size={size})', lines, size, coverage, max_lines, byte_fallback, symbols)
+  return SubwordVocabulary('subword', model, dropout, symbols)
 
 
 def unigram(
@@ -224,6 +291,8 @@ def unigram(
   sampling: NonNegative = 0.0,
   coverage: _Coverage = 1.0,
   max_lines: Count = 0,
+  byte_fallback: bool = False,
+  symbols: tuple[str, ...] = (),
 ) -> SubwordVocabulary:
   """The pieces of a unigram language model by sentencepiece (Kudo 2018).
 
@@ -233,17 +302,26 @@ def unigram(
     sampling: α of the paper's section 3.3. If it is not 0, training lines are segmented anew in each epoch, with
       probability P(x)^α / Σ P^α for each segmentation x: the smaller α, the more uniform.
     coverage: see `subword`.
-    max_lines: see `subword`.
+    max_lines, byte_fallback, symbols: see `subword`.
 
   Raises:
-    UserError: if the lines have fewer pieces than `size`, or too many distinct characters for it.
+    UserError: as `subword`.
   """
-  model = _train_sentencepiece('unigram', f'unigram(size={size})', lines, size, coverage, max_lines)
-  return SubwordVocabulary('unigram', model, sampling)
+  model = _train_sentencepiece(
+    'unigram', f'unigram(size={size})', lines, size, coverage, max_lines, byte_fallback, symbols
+  )
+  return SubwordVocabulary('unigram', model, sampling, symbols)
 
 
 def _train_sentencepiece(
-  algorithm: str, spec: str, lines: Iterable[str], size: int, coverage: float, max_lines: int
+  algorithm: str,
+  spec: str,
+  lines: Iterable[str],
+  size: int,
+  coverage: float,
+  max_lines: int,
+  byte_fallback: bool,
+  symbols: Sequence[str],
 ) -> bytes:
   """A trained model. Raises UserError, which names the spec."""
   import sentencepiece
@@ -255,7 +333,7 @@ def _train_sentencepiece(
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
-      sentence_iterator=iter(lines),
+      sentence_iterator=_trainable_lines(lines),
       model_writer=model,
       vocab_size=size,
       model_type=algorithm,
@@ -267,13 +345,25 @@ def _train_sentencepiece(
       unk_surface=SPECIAL_TOKENS[UNK],
       character_coverage=coverage,
       normalization_rule_name='identity',
-      max_sentence_length=1 << 20,
+      max_sentence_length=4 * _MAX_LINE,  # bytes
+      byte_fallback=byte_fallback,
+      user_defined_symbols=list(symbols),
       minloglevel=2,
     )
   except RuntimeError as error:
     reason = str(error).rpartition('] ')[2].strip() or str(error)
     raise UserError(f'vocabulary {spec} does not fit the training split: {reason}') from None
+  tokenize = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue()).encode
+  if invalid := [symbol for symbol in symbols if symbol not in tokenize(symbol, out_type=str)]:
+    raise UserError(f'vocabulary {spec}: symbols must be texts without white space, got {invalid[0]!r}')
   return model.getvalue()
+
+
+def _trainable_lines(lines: Iterable[str]) -> Iterator[str]:
+  """Yields all lines as sentencepiece accepts them: long ones are cut, and _UNTRAINABLE becomes a space."""
+  for line in lines:
+    for start in range(0, len(line), _MAX_LINE):
+      yield line[start : start + _MAX_LINE].replace(_UNTRAINABLE, ' ')
 
 
 class VocabularyKind(NamedTuple):
@@ -309,7 +399,7 @@ def _restore_listed(kind: str) -> Callable[..., ListedVocabulary]:
 
 def _restore_subword(kind: str, sampling_option: str) -> Callable[..., SubwordVocabulary]:
   def restore(data: bytes, **options: Any) -> SubwordVocabulary:
-    vocabulary = SubwordVocabulary(kind, data, options.get(sampling_option, 0.0))
+    vocabulary = SubwordVocabulary(kind, data, options.get(sampling_option, 0.0), options.get('symbols', ()))
     if not data or [vocabulary.id_to_token(id) for id in range(len(SPECIAL_TOKENS))] != list(SPECIAL_TOKENS):
       raise ValueError('not a model of this package')
     return vocabulary
@@ -396,6 +486,30 @@ def _frequent_tokens(lines: Iterable[str], split: Callable[[str], list[str]], mi
   for line in lines:
     counts.update(split(line))
   return sorted((token for token, n in counts.items() if n >= min_count), key=lambda token: (-counts[token], token))
+
+
+def has_byte_fallback(vocabulary: Vocabulary) -> bool:
+  """Returns whether a vocabulary has the pieces of byte fallback."""
+  return _BYTE in _entries(vocabulary)
+
+
+def unknown_characters(vocabulary: Vocabulary, lines: Iterable[str]) -> list[str]:
+  """Returns the characters of lines that no token of a vocabulary contains, in code point order."""
+  if has_byte_fallback(vocabulary):
+    return []
+  tokens = itertools.chain.from_iterable(map(vocabulary.tokenize, lines))
+  return sorted({*itertools.chain.from_iterable(tokens)}.difference(*_entries(vocabulary)))
+
+
+def format_characters(characters: Sequence[str], shown: int = 5) -> str:
+  """Returns the number of characters and the first of them: `7 characters that the vocabulary lacks: 'a', ...`."""
+  listed = ', '.join([*map(repr, characters[:shown]), *(['...'] if len(characters) > shown else [])])
+  return f'{format_count(len(characters), "character")} that the source vocabulary lacks: {listed}'
+
+
+def _entries(vocabulary: Vocabulary) -> list[str]:
+  """The tokens of a vocabulary without the special ones."""
+  return [vocabulary.id_to_token(id) for id in range(len(SPECIAL_TOKENS), len(vocabulary))]
 
 
 def _token(vocabulary: Vocabulary, id: int, copied_tokens: Sequence[str]) -> str:

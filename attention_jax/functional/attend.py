@@ -14,7 +14,14 @@ import jax.numpy as jnp
 from attention_jax.annotations import Array, Bool, Float, Int
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
-from attention_jax.functional.masking import Dimension, accumulation_dtype, share_over_steps, vary_like, zero_masked
+from attention_jax.functional.masking import (
+  Dimension,
+  accumulation_dtype,
+  share_over_steps,
+  type_for_mesh,
+  vary_like,
+  zero_masked,
+)
 from attention_jax.functional.rngs import split_rng
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, lookup, select_memory_params, select_params
@@ -99,7 +106,7 @@ def init_carry(score: Row | str, alignment: Row | str, size: Dimension, dtype=jn
   alignment = lookup(alignment, ALIGNMENTS, 'alignment')
   zeros = jnp.zeros((size,), dtype)
   state = tuple(row.init_state(size, dtype) if row.init_state else () for row in (score, alignment))
-  return Carry(zeros, zeros, jnp.zeros((), jnp.int32), state)
+  return type_for_mesh(Carry(zeros, zeros, jnp.zeros((), jnp.int32), state))
 
 
 def without_key(params: Params) -> dict[str, Any]:

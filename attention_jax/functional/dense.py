@@ -22,7 +22,7 @@ NUMBERS = int | float | np.number  # options whose values are checked
 
 
 def check_single_query(alignment: Callable) -> Callable:
-  """Decorates an alignment so that it raises UserError unless scores and mask are [S], instead of mixing queries."""
+  """Decorates an alignment: raises UserError unless scores and mask are [S], instead of mixing queries."""
 
   @functools.wraps(alignment)
   def checked(scores, mask, *args, **options):
@@ -31,7 +31,8 @@ def check_single_query(alignment: Callable) -> Callable:
         f'{alignment.__name__}: scores and mask must be [S], those of one query, got {list(jnp.shape(scores))} and '
         f'{list(jnp.shape(mask))}; for several queries use jax.vmap or attend'
       )
-    return alignment(scores, mask, *args, **options)
+    # Not asarray: jax.vmap leaves NumPy arrays as they are, and custom derivatives in a scan do not accept them.
+    return alignment(jnp.array(scores), jnp.array(mask), *args, **options)
 
   return checked
 

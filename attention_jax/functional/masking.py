@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.export import is_symbolic_dim
+from jax.sharding import AxisType, PartitionSpec, reshard
 from jax.typing import ArrayLike
 
 from attention_jax.annotations import Array, Bool, Float, Int
@@ -75,11 +76,12 @@ def check_size(caller: str, name: str, size: Any, smallest: int = 0) -> None:
     raise UserError(f'{caller}: {name} must be a whole number of at least {smallest}, got {size!r}')
 
 
-def check_mask(caller: str, mask: Any) -> None:
-  """Raises UserError unless `mask` is bool: 0 in a float mask that is added to scores means the opposite of False."""
-  dtype = getattr(mask, 'dtype', None)
-  if dtype != jnp.bool_:
-    raise UserError(f'{caller}: mask must be bool, True = may be attended to, got {dtype or mask}')
+def mask_array(caller: str, mask: Any) -> Array:
+  """Returns `mask` as an array; raises UserError unless it is bool.
+
+  In a float mask that is added to scores, 0 means the opposite of False.
+  """
+  return _array_of(caller, 'mask', mask, jnp.bool_, 'bool, True = may be attended to')
 
 
 def float_array(caller: str, name: str, x: Any) -> Array:
@@ -105,11 +107,9 @@ def combine_masks(*masks: Bool[Array, '...'] | None) -> Bool[Array, '...'] | Non
     UserError: for masks that are not bool, and for shapes that do not broadcast. Pass a padding mask [B, S] as
       [B, 1, S] to combine it with [T, S].
   """
-  arrays = [jnp.asarray(mask) for mask in masks if mask is not None]
+  arrays = [mask_array('combine_masks', mask) for mask in masks if mask is not None]
   if not arrays:
     return None
-  for array in arrays:
-    check_mask('combine_masks', array)
   rank = max(array.ndim for array in arrays)
   aligned = [array.reshape((1,) * (rank - array.ndim) + array.shape) for array in arrays]
   for axis in range(rank):
@@ -167,6 +167,17 @@ def _varying_axes(x) -> frozenset[str]:
   return array_type.vma if manual is None else manual.varying
 
 
+def type_for_mesh(constants: Any) -> Any:
+  """Returns a tree of arrays whose constants have the type of the current mesh, if that has axes of type Explicit.
+
+  A constant number has the type of no mesh, and jax.vmap over rows that such a mesh splits rejects it as the carry of
+  a loop.
+  """
+  if AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types:
+    return constants
+  return jax.tree.map(lambda x: reshard(x, PartitionSpec()) if jax.typeof(x).sharding.mesh.empty else x, constants)
+
+
 def vary_like(start, *operands):
   """Casts the initial carry of a loop so that the loop works under shard_map.
 
@@ -180,6 +191,7 @@ def vary_like(start, *operands):
   Returns:
     `start`, typed as varying over the mesh axes over which any of the operands varies.
   """
+  start = type_for_mesh(start)
   axes = frozenset().union(*(_varying_axes(x) for x in jax.tree.leaves(operands)))
   return jax.lax.pcast(start, tuple(axes), to='varying') if axes else start
 

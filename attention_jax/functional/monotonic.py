@@ -65,7 +65,7 @@ def monotonic(scores: Scores, mask: Mask, *, state: Weights, rng: jax.Array, noi
   # Always drawn in float32, so that a seed gives the same noise in every precision.
   stop_logits = scores + noise * jax.random.normal(rng, scores.shape, jnp.float32).astype(scores.dtype)
   weights = _stopping_probabilities(stop_logits, mask, state)
-  return weights, weights
+  return weights, weights.astype(state.dtype)
 
 
 @check_single_query
@@ -77,7 +77,7 @@ def hard_monotonic(scores: Scores, mask: Mask, *, state: Weights) -> WeightsAndS
   stops = mask & (scores > 0) & (jnp.cumsum(state) > 0.5)
   is_first = stops & (jnp.cumsum(stops) == 1)
   weights = jnp.where(is_first, 1.0, 0.0).astype(at_least_float32(scores).dtype)
-  return weights, weights
+  return weights, weights.astype(state.dtype)
 
 
 @check_single_query

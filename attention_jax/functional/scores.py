@@ -1,6 +1,7 @@
 """Score functions: how well one query matches each memory position. query [Dq], key [S, Dk] -> scores [S].
 
-Every formula is written for ONE query; `attend` lifts it over queries, heads and batch. Scores are at least float32.
+Every formula is written for ONE query; `attend` lifts it over queries, heads and batch. Scores, and sums and products
+inside of them, are at least float32: float16 ends at 65504, which a product of moderate numbers may exceed.
 Keyword-only arguments without a default are learned parameters (shapes in SCORES), or `previous` and `coverage`, which
 the attention step supplies.
 """
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 
 from attention_jax.annotations import Array, Float
 from attention_jax.errors import UserError
+from attention_jax.functional.dense import check_at_least
 from attention_jax.functional.masking import accumulation_dtype, at_least_float32, vary_alike
 from attention_jax.functional.table import Param, Product, ReverseMode, Row, TanhSum, check_table
 
@@ -75,7 +77,7 @@ def normed_additive(
 ) -> Scores:
   """eₛ = g v/‖v‖ · tanh(q + kₛ + b). Weight normalisation (Salimans & Kingma 2016) of the additive score."""
   _check_widths(query, key)
-  scores = _tanh_sum(query + bias, key, _unit(v))
+  scores = _tanh_sum(at_least_float32(query) + at_least_float32(bias), key, _unit(v))
   return jnp.asarray(gain, scores.dtype) * scores
 
 
@@ -117,12 +119,18 @@ def normed_dot(
   *,
   query_gain: Float[Array, ' D'],
   key_gain: Float[Array, ' D'],
+  epsilon: float = 0.0,
 ) -> Scores:
   """eₛ = (g ∘ q/rms q) · (h ∘ kₛ/rms kₛ) / √D, and 0 for a zero vector. Dehghani et al. 2023, with the rms as norm.
 
-  Rotary positions need a score that a rotation does not change: there, `cosine` normalises queries and keys.
+  rms x = √(mean x² + ε): models with an RMSNorm of queries and keys have an `epsilon` such as 1e-6, which matters for
+  small vectors. Rotary positions need a score that a rotation does not change: there, `cosine` normalises queries and
+  keys.
+
+  Raises:
+    UserError: if epsilon is a negative number.
   """
-  return dot(*_normed_product(query, key, query_gain=query_gain, key_gain=key_gain))
+  return dot(*_normed_product(query, key, query_gain=query_gain, key_gain=key_gain, epsilon=epsilon))
 
 
 def elu_dot(query: Float[Array, ' D'], key: Float[Array, 'S D']) -> Scores:
@@ -133,14 +141,16 @@ def elu_dot(query: Float[Array, ' D'], key: Float[Array, 'S D']) -> Scores:
   return dot(*_elu_product(query, key))
 
 
-def _unit(x: Float[Array, '... D']) -> Float[Array, '... D']:
-  """x / ‖x‖, and 0 for a zero vector."""
+def _unit(x: Float[Array, '... D'], offset: float | Float[Array, ''] = 0.0) -> Float[Array, '... D']:
+  """x / √(‖x‖² + offset), and 0 for a zero vector."""
   x = at_least_float32(x)
-  largest = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axis=-1, keepdims=True))
+  root = jnp.sqrt(jnp.asarray(offset, x.dtype))
+  largest = jax.lax.stop_gradient(jnp.maximum(jnp.max(jnp.abs(x), axis=-1, keepdims=True), root))
   # The squares of numbers outside of this range could overflow or vanish.
   is_moderate = (largest > 2.0**-50) & (largest < 2.0**50)
-  x = x / jnp.where(is_moderate | (largest == 0), 1.0, largest)
-  square = jnp.sum(x**2, axis=-1, keepdims=True)
+  scale = jnp.where(is_moderate | (largest == 0), 1.0, largest)
+  x = x / scale
+  square = jnp.sum(x**2, axis=-1, keepdims=True) + (root / scale) ** 2
   # Double where: the derivative of rsqrt is infinite at 0, which would make the zero gradient NaN.
   is_positive = square > 0
   return jnp.where(is_positive, x * jax.lax.rsqrt(jnp.where(is_positive, square, 1.0)), 0.0)
@@ -173,18 +183,19 @@ def location_sensitive(
 
   A true (flipping) convolution, zero-padded and centred: f[c, s] = convolve(previous, filters[c])[W // 2 + s].
   """
-  mixed = _einsum('cs,cf->sf', _convolve(previous, filters), u)
-  return additive(query, key + mixed.astype(key.dtype), v=v)
+  mixed = _einsum('cs,cf->sf', _convolve(previous, filters), at_least_float32(u))
+  return additive(query, at_least_float32(key) + mixed, v=v)
 
 
 def _location_sensitive_reverse(query, key, *, previous, filters, u, v):
   """`location_sensitive` with the gradient of `_mix_channels`."""
-  mixed = _mix_channels(*vary_alike((_convolve(previous, filters), u)))
-  return additive(query, key + mixed.astype(key.dtype), v=v)
+  mixed = _mix_channels(*vary_alike((_convolve(previous, filters), at_least_float32(u))))
+  return additive(query, at_least_float32(key) + mixed, v=v)
 
 
 def _convolve(previous: Float[Array, ' S'], filters: Float[Array, 'C W']) -> Float[Array, 'C S']:
   """Convolution of the previous weights with every filter, see `location_sensitive`."""
+  filters = at_least_float32(filters)
   width = filters.shape[1]
   after = width // 2
   flipped = filters[:, None, ::-1]  # jax.lax computes a correlation
@@ -226,7 +237,7 @@ def coverage(
 
   As in `additive`, the bias inside the tanh is omitted.
   """
-  return additive(query, key + _outer(coverage.astype(key.dtype), u), v=v)
+  return additive(query, at_least_float32(key) + _outer(coverage, u), v=v)
 
 
 def fertility(
@@ -249,8 +260,8 @@ def fertility(
   if not max_fertility > 0:
     raise UserError(f'fertility: max_fertility must be greater than 0, got {max_fertility}')
   fertilities = jnp.maximum(max_fertility * jax.nn.sigmoid(_einsum('sf,f->s', key, w)), 1e-6)
-  relative_coverage = (coverage / fertilities.astype(coverage.dtype)).astype(key.dtype)
-  return additive(query, key + _outer(relative_coverage, u), v=v)
+  relative_coverage = coverage / fertilities.astype(coverage.dtype)
+  return additive(query, at_least_float32(key) + _outer(relative_coverage, u), v=v)
 
 
 def _outer(x: Float[Array, ' S'], y: Float[Array, ' F']) -> Float[Array, 'S F']:
@@ -258,7 +269,8 @@ def _outer(x: Float[Array, ' S'], y: Float[Array, ' F']) -> Float[Array, 'S F']:
 
   The gradients of x[:, None] * y would be sums over [S, F], each in a loop that recomputes the entries.
   """
-  return jnp.einsum('s,f->sf', x, y, precision=jax.lax.Precision.HIGHEST)
+  dtype = accumulation_dtype(x, y)
+  return jnp.einsum('s,f->sf', x.astype(dtype), y.astype(dtype), precision=jax.lax.Precision.HIGHEST)
 
 
 # The algebraic forms of the scores, in the order of the table: Product.fn and TanhSum.fn.
@@ -275,11 +287,11 @@ def _scaled_product(query, key):
 
 
 def _general_product(query, key, *, w):
-  return _einsum('q,qk->k', query, w).astype(key.dtype), key
+  return _einsum('q,qk->k', query, w), at_least_float32(key)
 
 
 def _low_rank_product(query, key, *, u, v):
-  return _einsum('q,qr->r', query, u).astype(key.dtype), _einsum('sk,kr->sr', key, v).astype(key.dtype)
+  return _einsum('q,qr->r', query, u), _einsum('sk,kr->sr', key, v)
 
 
 def _cosine_product(query, key, *, beta):
@@ -287,11 +299,13 @@ def _cosine_product(query, key, *, beta):
   return beta * _unit(query), _unit(key)
 
 
-def _normed_product(query, key, *, query_gain, key_gain):
+def _normed_product(query, key, *, query_gain, key_gain, epsilon=0.0):
   # The root mean square of a vector is its norm divided by √D; one of the two factors √D cancels the score's 1 / √D.
   _check_widths(query, key)
-  gain = query.shape[-1] ** 0.5 * at_least_float32(query_gain) * at_least_float32(key_gain)
-  return gain * _unit(query), _unit(key)
+  check_at_least('normed_dot', 'epsilon', epsilon, 0)
+  size = query.shape[-1]
+  gain = size**0.5 * at_least_float32(query_gain) * at_least_float32(key_gain)
+  return gain * _unit(query, size * epsilon), _unit(key, size * epsilon)
 
 
 def _elu_product(query, key):
@@ -310,11 +324,11 @@ def _additive_sum(query, key, *, v):
 
 
 def _normed_sum(query, key, *, v, gain, bias):
-  return query + bias, key, gain * _unit(v), 0.0
+  return at_least_float32(query) + at_least_float32(bias), key, gain * _unit(v), 0.0
 
 
 def _offset_sum(query, key, *, v, gain, bias, offset):
-  return query + bias, key, gain * _unit(v), offset
+  return at_least_float32(query) + at_least_float32(bias), key, gain * _unit(v), offset
 
 
 def _concat_sum(query, key, *, w, v):

@@ -4,6 +4,8 @@ H_α is the Tsallis entropy (1 - Σ pᵅ) / (α(α - 1)); α = 1 is softmax, α 
 output, not through the sort or the bisection: with s = p^(2 - α) on the support, ∂p/∂z = diag(s) - s sᵀ / Σ s.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -137,10 +139,17 @@ def _(primals, tangents):
 def _(primals, tangents):
   alpha = primals[2]
   weights = _entmax(*primals)
-  slope = _slope(weights, alpha)
+  support = weights > 0
+  logs = jnp.log(jnp.where(support, weights, 1.0))
+  # A slope p^(2 - α) may exceed every finite number: it is computed relative to the largest one, whose root multiplies
+  # the tangent before and after the Jacobian. Capped, so that tangents of moderate size have a finite product.
+  smallest = jnp.min(jnp.where(support, logs, 0.0))
+  largest = jnp.max(jnp.where(support, logs, -jnp.inf), initial=smallest)
+  at_top = jax.lax.stop_gradient(jnp.where(alpha > 2.0, smallest, largest))
+  slope = jnp.where(support, jnp.exp((2.0 - alpha) * (logs - at_top)), 0.0)
+  root = jnp.exp(jnp.minimum((1.0 - alpha / 2.0) * at_top, math.log(jnp.finfo(weights.dtype).max) / 2 - 1))
   total = jnp.sum(slope)
   share = slope / jnp.where(total > 0, total, 1.0)
-  support = weights > 0
-  entropy = jnp.where(support, -weights * jnp.log(jnp.where(support, weights, 1.0)), 0.0)
+  entropy = jnp.where(support, -weights * logs, 0.0)
   alpha_slope = (weights - share) / (alpha - 1.0) ** 2 + (entropy - share * jnp.sum(entropy)) / (alpha - 1.0)
-  return weights, _apply_jacobian(slope, tangents[0]) + alpha_slope * tangents[2]
+  return weights, root * _apply_jacobian(slope, root * tangents[0]) + alpha_slope * tangents[2]

@@ -30,7 +30,7 @@ from attention_jax.functional.attend import (
   without_key,
   zero_masked_memory,
 )
-from attention_jax.functional.masking import Dimension, check_mask, check_size, float_array
+from attention_jax.functional.masking import Dimension, check_size, float_array, mask_array
 from attention_jax.functional.params import check_variants, normalize_params
 from attention_jax.functional.programs import call_as_program
 from attention_jax.functional.rngs import check_rng
@@ -76,8 +76,7 @@ def remember(
   """
   key = float_array('remember', 'key', key)
   value = float_array('remember', 'value', value)
-  mask = jnp.ones(key.shape[:1], bool) if mask is None else mask
-  check_mask('remember', mask)
+  mask = jnp.ones(key.shape[:1], bool) if mask is None else mask_array('remember', mask)
   if key.ndim != 2 or value.ndim != 2 or not key.shape[:1] == value.shape[:1] == mask.shape:
     raise UserError(
       f'remember: key must be [S, Dk], value [S, V] and mask [S], got {key.shape}, {value.shape} and {mask.shape}; '
@@ -146,13 +145,13 @@ def attend_step(
     params = without_key(params)
   key = float_array('attend_step', "the memory's key", memory.key)
   value = float_array('attend_step', "the memory's value", memory.value)
-  check_mask('attend_step', memory.mask)
-  if key.ndim != 2 or value.ndim != 2 or not key.shape[:1] == value.shape[:1] == memory.mask.shape:
+  mask = mask_array('attend_step', memory.mask)
+  if key.ndim != 2 or value.ndim != 2 or not key.shape[:1] == value.shape[:1] == mask.shape:
     raise UserError(
       f'attend_step: the memory must have key [S, D], value [S, V] and mask [S], got {key.shape}, {value.shape} and '
-      f'{memory.mask.shape}; for a batch, vmap it'
+      f'{mask.shape}; for a batch, vmap it'
     )
-  memory = Memory(key, value, memory.mask, memory.remembered)
+  memory = Memory(key, value, mask, memory.remembered)
   bias = None if bias is None else float_array('attend_step', 'bias', bias)
   size = key.shape[0]
   shapes = {'carry': jnp.shape(carry.previous)} | ({} if bias is None else {'bias': bias.shape})

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.annotations import AbstractArray
-from attention_jax.errors import UserError
+from attention_jax.errors import UserError, suggest
 from attention_jax.specs import Option, Range, bind, schema_of
 
 SUPPLIED = frozenset({'query', 'key', 'remembered', 'rng', 'previous', 'coverage', 'step', 'state'})
@@ -27,9 +27,20 @@ SIZES = frozenset({'query', 'key', 'value', 'features'})  # defined for every ro
 
 _SUPPLIED_BY = {'state': 'init_state', 'remembered': 'remember'}  # argument of fn -> the field of Row that computes it
 
+
+def _init_vector(rng: jax.Array, shape: tuple[int, ...], sizes: Mapping[str, int]) -> jax.Array:
+  """Uniform with variance 1 / n, n the last axis; a scalar is 1."""
+  return jax.random.uniform(rng, shape, minval=-1.0) * (3 / shape[-1]) ** 0.5 if shape else jnp.ones(())
+
+
+def _init_glorot(rng: jax.Array, shape: tuple[int, ...], sizes: Mapping[str, int]) -> jax.Array:
+  """Uniform with variance 2 / (n_in + n_out) of a matrix (Glorot & Bengio 2010); else as `_init_vector`."""
+  return jax.nn.initializers.glorot_uniform()(rng, shape) if len(shape) > 1 else _init_vector(rng, shape, sizes)
+
+
 INITIALIZERS: Mapping[str, Callable] = {
-  'glorot': lambda rng, shape, sizes: jax.nn.initializers.glorot_uniform()(rng, shape),
-  'vector': lambda rng, shape, sizes: jax.random.uniform(rng, shape, minval=-1.0) * (3 / shape[-1]) ** 0.5,
+  'glorot': _init_glorot,
+  'vector': _init_vector,
   'inverse_root': lambda rng, shape, sizes: jnp.full(shape, sizes['features'] ** -0.5),
 }
 
@@ -41,7 +52,8 @@ class Param(NamedTuple):
 
   Attributes:
     shape: one entry per axis: the name of a size, or a sum of sizes such as 'query+key'.
-    init: a key of INITIALIZERS, or the initial value.
+    init: a key of INITIALIZERS, or the initial value. The default is 'glorot' for matrices, 'vector' for vectors and 1
+      for scalars.
   """
 
   shape: tuple[str, ...]
@@ -299,19 +311,18 @@ def lookup(spec: str | Row | Callable, table: Mapping[str, Row], kind: str) -> R
     options (functools.partial), has the form of its row.
 
   Raises:
-    UserError: for an unknown name or option, a table entry that is not a Row, a Row without a function, or a bare
-      function that takes `state` or `remembered`, or whose options it does not take.
+    UserError: for an unknown name or option, a table entry that is not a Row, a Row without a function, a function
+      whose second positional argument is an option, or a bare function that takes `state` or `remembered`, or whose
+      options it does not take.
   """
   if isinstance(spec, Row):
     if not callable(spec.fn):
       raise UserError(f'{kind}: the first field of a Row must be a function, got {spec.fn!r}')
+    _check_positional(spec.fn, table, kind)
     return spec
   if callable(spec):
-    try:
-      row = Row(spec, form=_form_of(spec, table))
-      parameter_names(row)
-    except ValueError as error:  # of inspect.signature
-      raise UserError(f'{kind}: cannot read the arguments of the function: {error}') from error
+    _check_positional(spec, table, kind)
+    row = Row(spec, form=_form_of(spec, table))
     for supplied, field in _SUPPLIED_BY.items():
       if supplied in row.required_inputs:
         raise UserError(f'{kind}: a function that takes {supplied} needs {field}: pass Row(function, {field}=...)')
@@ -320,6 +331,7 @@ def lookup(spec: str | Row | Callable, table: Mapping[str, Row], kind: str) -> R
   def schema(row: Any) -> dict[str, Option]:
     if not isinstance(row, Row):
       raise UserError(f'{kind} {spec!r}: the entry of the table must be a Row, got {row!r}; write Row(function)')
+    _check_positional(row.fn, table, kind)
     return option_schema(row)
 
   _, row, options = bind(spec, table, kind, schema)
@@ -333,6 +345,30 @@ def lookup(spec: str | Row | Callable, table: Mapping[str, Row], kind: str) -> R
     sizes={name: options.get(name, size) for name, size in row.sizes.items()},
     params={name: param for name, param in row.params.items() if name not in options},
   )
+
+
+def _check_positional(fn: Callable, table: Mapping[str, Row], kind: str) -> None:
+  """Raises UserError for a function such as jax.nn.softmax, whose second positional argument is the axis, not the mask.
+
+  A default None of that argument is allowed.
+  """
+  try:
+    arguments = _positional(fn)
+  except ValueError as error:  # of inspect.signature
+    raise UserError(f'{kind}: cannot read the arguments of the function: {error}') from error
+  if len(arguments) > 1 and not (arguments[1].default is None or arguments[1].default is inspect.Parameter.empty):
+    name = getattr(fn, '__name__', repr(fn))
+    expected = ', '.join(argument.name for argument in _positional(next(iter(table.values())).fn))
+    declared = ', '.join(str(argument.replace(annotation=argument.empty)) for argument in arguments)
+    raise UserError(
+      f'{kind}: the positional arguments of a function must be ({expected}), got {name}({declared})'
+      f'{suggest(name, table)}'
+    )
+
+
+def _positional(fn: Callable) -> list[inspect.Parameter]:
+  parameters = inspect.signature(fn).parameters.values()
+  return [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
 def _form_of(fn: Callable, table: Mapping[str, Row]) -> Any:

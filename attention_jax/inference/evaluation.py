@@ -18,7 +18,7 @@ from attention_jax.analysis.statistics import average_lagging
 from attention_jax.data.batching import Batch, eval_batches
 from attention_jax.data.encoding import EncodedCorpus, token_units
 from attention_jax.data.right_to_left import in_text_order
-from attention_jax.data.text import Corpus, group_references
+from attention_jax.data.text import Corpus, group_references, normalize_lines
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.decoding.streaming import is_streamable
 from attention_jax.errors import UserError
@@ -283,6 +283,8 @@ class ComparedTexts(NamedTuple):
 def select_texts(corpus: Corpus, hypotheses: Sequence[str], options: Mapping[str, Any]) -> ComparedTexts:
   """Returns the rows that metrics of text compare: one per row of the corpus, or per source if references are grouped.
 
+  Hypotheses are normalised as the corpus is.
+
   Args:
     corpus: the pairs.
     hypotheses: one per row of the corpus.
@@ -291,9 +293,10 @@ def select_texts(corpus: Corpus, hypotheses: Sequence[str], options: Mapping[str
   Raises:
     UserError: if references are grouped, and the hypotheses of a source differ.
   """
+  hypotheses = normalize_lines(hypotheses, corpus.normalization)
   if not options['group_references']:
     references = [[target] for target in corpus.target]
-    return ComparedTexts(list(corpus.source), list(hypotheses), references, [*range(len(references))])
+    return ComparedTexts(list(corpus.source), hypotheses, references, [*range(len(references))])
   sources, references, rows = group_references(corpus)
   first_row = dict(zip(sources, rows, strict=True))
   for row, source in enumerate(corpus.source):

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from attention_jax.data import incremental
-from attention_jax.data.vocab import Vocabulary
+from attention_jax.data.vocab import Vocabulary, has_byte_fallback
 from attention_jax.decoding.constraints import NO_CONSTRAINTS, Constraints
 from attention_jax.decoding.streaming import EmittedToken, StreamingDecoder
 from attention_jax.errors import UserError
@@ -28,7 +28,7 @@ class StreamingTranslator:
 
   Raises:
     UserError: for a model that needs the complete source, see decoding.streaming.check_streamable, and for one that
-      predicts from right to left.
+      predicts from right to left or has a target vocabulary with byte fallback.
   """
 
   def __init__(
@@ -43,6 +43,8 @@ class StreamingTranslator:
   ):
     if target_vocab.right_to_left:
       raise UserError('a run with config.data.right_to_left predicts the end of a line first; expected one without it')
+    if has_byte_fallback(target_vocab):
+      raise UserError('bytes of characters cannot be printed one by one; expected a vocabulary without byte_fallback')
     self.source_vocab = source_vocab
     self.target_vocab = target_vocab
     self.max_length = max_length

@@ -19,7 +19,7 @@ from attention_jax.functional.rngs import check_rng
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, lookup
 from attention_jax.kernels import auto, chunked, cudnn, factored, flash, linear, pallas_additive, window
-from attention_jax.kernels.sharding import batch_mesh_axis, explicit_axes_error, has_explicit_axes
+from attention_jax.kernels.sharding import batch_mesh_axis, explicit_axes_error, has_explicit_axes, shard_alike
 
 
 class Implementation(NamedTuple):
@@ -147,8 +147,10 @@ def attend(
     query: [..., T, Dq]; the leading axes of query, key and value broadcast to each other.
     key: [..., S, Dk].
     value: [..., S, V].
-    mask: bool, True = may be attended to; broadcastable to [..., T, S]. A query whose positions are all masked gets
-      zero weights, a zero context and zero gradients.
+    mask: bool, True = may be attended to; broadcastable to [..., T, S]. A mask of two axes is read as [T, S], also
+      where B = T; pass a padding mask [B, S] as mask[:, None]. A query whose positions are all masked gets zero
+      weights, a zero context and zero gradients. Keys and values that are masked for all queries of a sequence may be
+      NaN; those that are masked for some queries must be finite: 0 times a NaN would be a NaN.
     score, alignment: a spec string such as 'low_rank(rank=16)', a table row, or a function with the arguments of a
       row's `fn`.
     params: parameters as returned by `init_params`. The entries 'query' [Dq, F] and 'key' [Dk, F], if present, project
@@ -157,7 +159,10 @@ def attend(
     rng: a PRNG key, consumed. Variants that sample require it, unless `deterministic` replaces them by a test-time
       counterpart.
     deterministic: whether to use the test-time behaviour of variants that have one.
-    implementation: a key of IMPLEMENTATIONS; every one computes this function, up to rounding, or raises.
+    implementation: a key of IMPLEMENTATIONS; every one computes this function, up to rounding, or raises. Only 'xla'
+      has second derivatives and forward mode (jax.hessian, jax.jvp, jax.jacfwd, jax.linearize) for every pair. 'auto'
+      has first derivatives in reverse mode alone (jax.grad, jax.vjp, jax.jacrev), at every size: it raises UserError
+      for others, in the call if that is eager and under jax.jit during the compilation.
     return_weights: whether to return the weights; does not affect the context.
 
   Returns:
@@ -211,6 +216,7 @@ def _attend_batch(
   widths = {'query': query.shape[-1], 'key': key.shape[-1], 'value': value.shape[-1]}
   check_variants('attend', rows, params, widths, rng, deterministic)
   rngs = None if rng is None else jax.random.split(rng, math.prod(batch)).reshape((*batch, *rng.shape))
+  query, key, value, mask, bias, rngs = shard_alike((query, key, value, mask, bias, rngs), len(batch))
 
   def attend_one(query, key, value, mask, bias, rng):
     operands = params, query, Memory(key, value, mask)

@@ -9,6 +9,8 @@ For a pair that no candidate of the platform supports, 'auto' uses 'chunked' whe
 array [T, S, F] for the gradient, from MIN_CHUNKED_SCORES scores on: 'chunked' is slower, because it recomputes scores,
 but fits in memory. Recurrent scores write and read [S, F] for every query; for these it uses 'chunked' from
 MIN_RECOMPUTE on, or from MIN_CHUNKED_SCORES on where the platform has no entry in MIN_RECOMPUTE.
+
+As some of them have no others, 'auto' has first derivatives in reverse mode alone, whatever it selects.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,6 +23,7 @@ from attention_jax.functional import attend as definition
 from attention_jax.functional.attend import Attended, Carry, Memory
 from attention_jax.functional.table import Row, TanhSum
 from attention_jax.kernels import chunked, cudnn, factored, flash, linear, pallas_additive, window
+from attention_jax.kernels.derivatives import reverse_mode_only
 from attention_jax.kernels.sharding import has_explicit_axes
 from attention_jax.kernels.symbolic import has_symbolic_sizes
 from attention_jax.kernels.target import kernel_platform
@@ -115,12 +118,17 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
   return ''
 
 
-def attend_step(score: Row, *args, **options) -> tuple[Carry, Attended]:
+def attend_step(
+  score: Row, alignment: Row, params, carry: Carry, query, memory: Memory, *, bias=None, rng=None, deterministic=True
+) -> tuple[Carry, Attended]:
   """Attends with one query, by the definition; a score of the form ReverseMode uses its faster gradient.
 
   Same arguments as `functional.attend.attend_step`.
   """
-  return definition.attend_step(score.with_fast_gradient, *args, **options)
+  operands = reverse_mode_only('auto', (params, carry, query, memory))
+  bias = reverse_mode_only('auto', bias)
+  options = {'bias': bias, 'rng': rng, 'deterministic': deterministic}
+  return definition.attend_step(score.with_fast_gradient, alignment, *operands, **options)
 
 
 def attend(
@@ -136,6 +144,7 @@ def attend(
   return_weights=True,
 ) -> Attended:
   """Attends with the chosen implementation. Same arguments as `functional.attend.attend`."""
+  params, query, memory, bias = reverse_mode_only('auto', (params, query, memory, bias))
   # Which of the others would be faster depends on the sizes; they loop over rows, which an Explicit mesh may split.
   if has_symbolic_sizes(query, memory) or has_explicit_axes():
     name = 'xla'

@@ -1,10 +1,11 @@
 """Implementation 'cudnn': products q · k with softmax by NVIDIA's cuDNN kernel, called through jax.nn.
 
-The kernel computes in bfloat16 or float16 with float32 sums. It differs from the definition in four ways:
+The kernel computes in bfloat16 or float16 with float32 sums. It differs from the definition in five ways:
 
 - Queries, keys and values must have one width, a multiple of 8, and even lengths: they are padded with zeros. Padded
   positions are masked, padded queries and features are cut off.
 - A query whose positions are all masked gets uniform weights: its context is set to zeros.
+- float16 ends at 65504: where q or k may exceed it, powers of two are moved from one factor to the other.
 - The bias has the type of the operands, and jax adds -2^41 (bfloat16) or -2^15 (float16) to it at masked positions: a
   bias is clipped to half of that, LARGEST_BIAS.
 - The kernel returns no weights: they and the gradient of the bias are computed by the formula, in float32. XLA removes
@@ -27,6 +28,7 @@ from attention_jax.functional.dense import softmax, strip_options
 from attention_jax.functional.masking import zero_masked
 from attention_jax.functional.table import Row
 from attention_jax.kernels import flash
+from attention_jax.kernels.derivatives import reverse_mode_only
 from attention_jax.kernels.symbolic import require_fixed_sizes
 from attention_jax.kernels.target import kernel_platform, replaced_for_counting
 
@@ -91,8 +93,22 @@ def attend(
   dtype = memory.value.dtype
   q, k, v, mask, bias, *_ = flash.operands(score, alignment, params, query, memory, bias)
   full_mask = jnp.broadcast_to(mask, (q.shape[0], k.shape[0]))
-  context = attended_context(*(x.astype(dtype) for x in (q, k, v)), full_mask, bias)
+  factors = _balance(q, k) if dtype == jnp.float16 else (q, k)
+  inputs = (*(x.astype(dtype) for x in (*factors, v)), full_mask, bias)
+  context = attended_context(*reverse_mode_only('cudnn', inputs))
   return Attended(context, flash.softmax_weights(q, k, mask, bias) if return_weights else None)
+
+
+def _balance(q, k) -> tuple[jax.Array, jax.Array]:
+  """Returns factors of the same products that float16 can hold, if the product of the largest entries can be.
+
+  A feature with numbers near the end of float16 in q or k gets a power of two that makes both equally large.
+  """
+  largest_q, largest_k = (jax.lax.stop_gradient(jnp.max(jnp.abs(x), axis=0)) for x in (q, k))
+  is_large = jnp.maximum(largest_q, largest_k) > 2.0**15
+  ratio = jnp.where(is_large & (largest_q > 0) & (largest_k > 0), largest_k / largest_q, 1.0)
+  scale = jnp.exp2(jnp.round(jnp.log2(ratio) / 2))[None]
+  return q * scale, k / scale
 
 
 @jax.custom_vjp

@@ -1,29 +1,69 @@
-"""The error for second derivatives of implementations whose custom gradient cannot be differentiated."""
+"""The errors for derivatives that an implementation does not have: forward mode and second derivatives.
 
-from collections.abc import Callable
+A kernel with a gradient of its own has first derivatives in reverse mode alone. So has 'auto', which may select such a
+kernel: its derivatives do not depend on the sizes.
+"""
+
+import functools
 
 import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 from attention_jax.errors import UserError
 
 
-def first_order(implementation: str, forward: Callable, backward: Callable) -> tuple[Callable, Callable]:
-  """Returns the functions of a jax.custom_vjp such that differentiating them raises UserError.
+def reverse_mode_only(implementation: str, operands):
+  """Returns the operands of an implementation that has first derivatives in reverse mode (jax.grad) alone.
 
-  Without this, jax fails inside of their loops, in ways that depend on the implementation, or allocates all memory.
+  Other derivatives with respect to them raise UserError: second derivatives where they are traced; forward mode
+  (jax.jvp, jax.jacfwd, jax.linearize) where a tangent is computed, which under jax.jit is during the compilation.
 
   Args:
     implementation: its name, for the error.
-    forward: operands -> result, residuals.
-    backward: (residuals, cotangent) -> cotangents of the operands.
+    operands: a tree of arrays.
   """
 
-  def differentiate(primals, tangents):
-    raise UserError(
-      f"implementation '{implementation}' has no second derivatives; use 'xla' or 'chunked' for a Hessian"
-    )
+  def restrict(x):
+    is_differentiable = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.inexact)
+    return _with_tangent(implementation, x) if is_differentiable else x
 
-  functions = (jax.custom_jvp(forward), jax.custom_jvp(backward))
-  for function in functions:
-    function.defjvp(differentiate)
-  return functions
+  return jax.tree.map(restrict, operands)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _with_tangent(implementation: str, x: jax.Array) -> jax.Array:
+  """The identity; its tangent can be transposed for a gradient, but not computed."""
+  return x
+
+
+@_with_tangent.defjvp
+def _(implementation, primals, tangents):
+  return _without_tangent(implementation, *primals), _tangent_p.bind(*tangents, implementation=implementation)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _without_tangent(implementation: str, x: jax.Array) -> jax.Array:
+  """The identity; differentiating it raises UserError."""
+  return x
+
+
+@_without_tangent.defjvp
+def _(implementation, primals, tangents):
+  raise UserError(f"implementation '{implementation}' has no second derivatives; use 'xla' for a Hessian")
+
+
+def _refuse_tangent(*_, implementation: str, **__):
+  raise UserError(
+    f"implementation '{implementation}' has no forward-mode derivatives (jax.jvp, jax.jacfwd, jax.linearize); "
+    "use 'xla', or reverse mode (jax.grad, jax.vjp, jax.jacrev)"
+  )
+
+
+_tangent_p = Primitive('reverse_mode_tangent')  # the identity of tangents, which only a transposition removes
+_tangent_p.def_abstract_eval(lambda tangent, *, implementation: tangent)
+_tangent_p.def_impl(_refuse_tangent)
+ad.deflinear2(_tangent_p, lambda cotangent, tangent, *, implementation: [cotangent])
+batching.defvectorized(_tangent_p)
+mlir.register_lowering(_tangent_p, lambda context, *args, **params: _refuse_tangent(**params))

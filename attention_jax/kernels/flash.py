@@ -15,7 +15,7 @@ other: the working set is that of one sequence and head, and each of its product
 
 If weights are requested, the array [T, S] is computed separately. Dropout multiplies weights by factors [T, S],
 sampled beforehand and equal to those of the definition, implementation 'xla': with dropout, memory grows with T S, as
-it does with a bias or a mask per query. Second derivatives are not supported.
+it does with a bias or a mask per query. First derivatives in reverse mode only.
 """
 
 import jax
@@ -29,7 +29,7 @@ from attention_jax.functional.dense import clamp_to_finite, softmax
 from attention_jax.functional.dropout import differs_at_test, dropout_factors
 from attention_jax.functional.masking import accumulation_dtype, min_finite, vary_alike, vary_like, zero_masked
 from attention_jax.functional.table import Product, Row, SoftmaxForm
-from attention_jax.kernels.derivatives import first_order
+from attention_jax.kernels.derivatives import reverse_mode_only
 from attention_jax.kernels.flash_blocks import BlockedInputs, Blocks
 from attention_jax.kernels.sharding import shard_over_rows
 from attention_jax.kernels.symbolic import require_fixed_sizes
@@ -67,7 +67,8 @@ def attend(
   q, k, v, mask, bias, transform, sink = operands(score, alignment, params, query, memory, bias)
   factors = None if deterministic else dropout_factors(alignment, rng, q.shape[0], k.shape[0])
   factors = None if factors is None else factors.astype(q.dtype)
-  context, log_total = attention_context(*vary_alike((q, k, v, mask, bias, factors, transform)))
+  inputs = reverse_mode_only('flash', (q, k, v, mask, bias, factors, transform))
+  context, log_total = attention_context(*vary_alike(inputs))
   gate = 1.0 if sink is None else jax.nn.sigmoid(log_total - sink)[:, None]
   context = (context * gate).astype(memory.value.dtype)
   if not return_weights:
@@ -158,7 +159,7 @@ def _attention_context_bwd(residuals, g):
   return dq, dk, dv, None, dbias, dfactors, dtransform
 
 
-attention_context.defvjp(*first_order('flash', _attention_context_fwd, _attention_context_bwd))
+attention_context.defvjp(_attention_context_fwd, _attention_context_bwd)
 
 
 @shard_over_rows

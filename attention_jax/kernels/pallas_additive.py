@@ -17,7 +17,7 @@ is not passed to the kernels.
 Dropout multiplies weights by factors [T, S], sampled beforehand and equal to those of the definition.
 
 All arithmetic is float32. On a CPU the kernels run only under `compile_for('interpret')`, for tests.
-Second derivatives are not supported.
+It has first derivatives in reverse mode only.
 """
 
 import functools
@@ -36,6 +36,7 @@ from attention_jax.functional.dense import clamp_to_finite, softmax, softmax_tem
 from attention_jax.functional.dropout import differs_at_test, dropout_factors, strip_dropout
 from attention_jax.functional.masking import vary_like, zero_masked
 from attention_jax.functional.table import Row, TanhSum
+from attention_jax.kernels.derivatives import reverse_mode_only
 from attention_jax.kernels.pallas_additive_kernels import (
   Tile,
   context_kernel,
@@ -122,6 +123,7 @@ def attend(
   plan = Plan(kernel_platform(), return_weights, has_bias=bias is not None, has_dropout=factors is not None)
   factors = jnp.ones((1, 1)) if factors is None else factors
   arrays = [jnp.asarray(x, jnp.float32) for x in (q, k, v * scale, masked_bias, factors, memory.value)]
+  arrays = reverse_mode_only('pallas_additive', arrays)
   zero = vary_like(jnp.zeros(()), *arrays)  # shard_map: all arrays of a kernel must vary over the same mesh axes
   context, weights = attended(plan, *(x + zero for x in arrays))
   return Attended(context.astype(memory.value.dtype), weights)

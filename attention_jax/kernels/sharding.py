@@ -1,10 +1,14 @@
-"""Functions that XLA cannot partition: every device runs them for its own rows of the batch."""
+"""Batches on several devices: rows that a mesh splits, and functions that XLA cannot partition.
+
+Every device runs the latter for its own rows of the batch.
+"""
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from attention_jax.errors import UserError
 
@@ -47,6 +51,40 @@ def explicit_axes_error() -> UserError:
     'attend: this implementation cannot split rows over mesh axes of AxisType.Explicit; expected a mesh with '
     "AxisType.Auto, or implementation='xla'"
   )
+
+
+def shard_alike(arrays: Any, num_axes: int) -> Any:
+  """Splits the batch axes of all arrays over the axes of type Explicit that split them in one of the arrays.
+
+  jax.vmap requires it. A new array, such as an rng for each row, is replicated.
+
+  Args:
+    arrays: a tree of arrays that have the same leading axes; length 1 stands for an axis that rows share.
+    num_axes: the number of these axes.
+
+  Returns:
+    The arrays; those of length 1 along an axis are not split there.
+
+  Raises:
+    UserError: for arrays that are split over different axes of the mesh.
+  """
+  shardings = [jax.typeof(x).sharding for x in jax.tree.leaves(arrays)]
+  split = [dict.fromkeys(s.spec[axis] for s in shardings if s.spec[axis] is not None) for axis in range(num_axes)]
+  for axis, names in enumerate(split):
+    if len(names) > 1:
+      got = ' and '.join(map(str, names))
+      raise UserError(f'attention: arrays must be split alike along batch axis {axis}, got mesh axes {got}')
+  if not any(split):
+    return arrays
+  mesh = next(sharding.mesh for sharding in shardings if any(sharding.spec))
+  names = [next(iter(axis_names), None) for axis_names in split]
+
+  def shard(x):
+    batch = (None if size == 1 else name for name, size in zip(names, x.shape, strict=False))
+    spec = PartitionSpec(*batch, *jax.typeof(x).sharding.spec[num_axes:])
+    return jax.sharding.reshard(x, NamedSharding(mesh, spec))
+
+  return jax.tree.map(shard, arrays)
 
 
 def _run_unpartitioned(fn: Callable, args: tuple):

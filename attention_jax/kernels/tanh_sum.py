@@ -11,7 +11,8 @@ tanh is 1 to the last bit. This requires that no feature of the keys spans more 
 `Limits.key`); for wider ranges the same loops use tanh itself. In float32 the error of a tanh is at most about
 (2 + |q'| + |k'|) 2⁻²³, where q' and k' are the centred q and k, and |q'| is clipped to 40.5.
 
-Under vmap the loops get leading axes, the same for all arrays. Second derivatives are not supported.
+Under vmap the loops get leading axes, the same for all arrays. It has first derivatives in reverse
+mode only.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from attention_jax.functional.masking import accumulation_dtype, vary_alike, vary_like
-from attention_jax.kernels.derivatives import first_order
+from attention_jax.kernels.derivatives import reverse_mode_only
 
 UNROLL = 16  # maximum number of terms added in one pass over the result: memory traffic is then negligible
 GROUP_VALUE = 4  # fractions per division in sums of tanh; all group sizes are powers of 2
@@ -67,7 +68,8 @@ def scores(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
   in_range = jnp.all(jnp.where(has_unmasked, high - low, 0.0) <= 2 * LIMITS[jnp.dtype(dtype)].key)
   centre = jnp.where(has_unmasked & in_range, (low + high) / 2, 0.0)
   centred = jnp.where(unmasked, k - centre[None], 0.0)
-  return tanh_sum(*vary_alike((q.astype(dtype) + centre[None], centred, v.astype(dtype), in_range)))
+  inputs = reverse_mode_only('factored', (q.astype(dtype) + centre[None], centred, v.astype(dtype), in_range))
+  return tanh_sum(*vary_alike(inputs))
 
 
 @jax.custom_vjp
@@ -94,7 +96,7 @@ def _tanh_sum_bwd(residuals, g):
   return *_gradients(*residuals, g), None
 
 
-tanh_sum.defvjp(*first_order('factored', _tanh_sum_fwd, _tanh_sum_bwd))
+tanh_sum.defvjp(_tanh_sum_fwd, _tanh_sum_bwd)
 
 
 class Terms(NamedTuple):

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -13,17 +14,17 @@ from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended, Carry, Memory
 from attention_jax.functional.dropout import with_dropout
 from attention_jax.functional.edits import HEAD_AXES
-from attention_jax.functional.masking import check_mask
+from attention_jax.functional.masking import Dimension, accumulation_dtype, mask_array
 from attention_jax.functional.programs import call_as_program
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, lookup, memory_parameter_names
-from attention_jax.kernels.api import IMPLEMENTATIONS, supported_implementations
-from attention_jax.kernels.sharding import batch_mesh_axis
-from attention_jax.modules.attention_checks import check_attention, check_indices
+from attention_jax.kernels.api import IMPLEMENTATIONS, get_implementation, supported_implementations
+from attention_jax.kernels.sharding import batch_mesh_axis, shard_alike
 from attention_jax.modules.differential import HeadDifference
 from attention_jax.modules.head_params import HeadKernel, RowParams, append_one, group_heads, project_to_heads
+from attention_jax.modules.heads import check_heads
 from attention_jax.modules.linear import Dense
-from attention_jax.modules.positions import Positions
+from attention_jax.modules.positions import POSITIONS, Positions
 from attention_jax.specs import Count, Fraction, Size
 
 
@@ -35,8 +36,10 @@ class Attention(nn.Module):
   the value are projected to `features / heads` in each head. The contexts of the heads are then concatenated and
   projected to `features`.
 
-  Shapes: query [B, D] for one step and [B, T, D] for all; encoded [B, S, D]; mask [B, S], or [B, T, S] for `parallel`.
-  Weights are [B, S] and [B, T, S] for one head; with several heads there is an axis N after B.
+  Shapes: query [B, D] for one step and [B, T, D] for all; encoded [B, S, D]; mask [B, S], or [B, T, S] for `parallel`,
+  see `remember`. Weights are [B, S] and [B, T, S] for one head; with several heads there is an axis N after B.
+
+  Variants that sample, and dropout, take the rng 'attention', or 'dropout' if there is none of that name.
 
   Attributes:
     score, alignment: a spec string; in Python also a table row, or a function with the arguments of `Row.fn`.
@@ -112,7 +115,7 @@ class Attention(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   def setup(self):
-    check_attention(self)
+    _check_fields(self)
     self.score_row = self.resolved_score
     self.alignment_row = self.resolved_alignment
     self.score_params = RowParams(self.score_row, self.heads)
@@ -184,13 +187,19 @@ class Attention(nn.Module):
     return with_dropout(lookup(self.alignment, ALIGNMENTS, 'alignment'), self.dropout)
 
   def remember(
-    self, encoded: jax.Array, mask: jax.Array, positions: jax.Array | None = None, value: jax.Array | None = None
+    self,
+    encoded: jax.Array,
+    mask: jax.Array | None = None,
+    positions: jax.Array | None = None,
+    value: jax.Array | None = None,
   ) -> Memory:
     """Prepares the memory once per source: sets masked positions to zero, and projects keys and values.
 
     Args:
       encoded: encoded source, [B, S, D].
-      mask: positions that may be attended to, [B, S], or [B, T, S] for `parallel`.
+      mask: positions that may be attended to, [B, S], or [B, T, S] for `parallel`; by default all. B may be 1, and
+        [B, 1, T, S], as in flax, is [B, T, S]. A mask of two axes is read as [B, S], also where B = T; pass a mask
+        [T, S] that all rows share as mask[None].
       positions: positions of the vectors of `encoded`, [S]; required if there is a module of positions. Those
         that add a bias take them to be 0 ... S - 1.
       value: values that contexts are made of, [B, S, V]; by default `encoded`.
@@ -199,11 +208,21 @@ class Attention(nn.Module):
       Memory with key [B, G, S, F / N], or [B, 1, S, D] if not projected; value [B, G, S, F / N] (2 F / N features if
       `differential`), or [B, 1, S, V] if not projected; mask [B, 1, S] or [B, 1, T, S]; and, for some alignments,
       `remembered` [B, G, N / G, S, F / N].
+
+    Raises:
+      UserError: if shapes do not match, and for a mask that is not bool.
     """
+    encoded = jnp.asarray(encoded)
+    value = encoded if value is None else jnp.asarray(value)
+    if encoded.ndim != 3 or value.ndim != 3 or encoded.shape[:2] != value.shape[:2]:
+      raise UserError(
+        f'attention: encoded must be [B, S, D] and value [B, S, V], got {_shape(encoded)} and {_shape(value)}; '
+        'add a batch axis to a single sequence'
+      )
+    mask = _mask_of_memory(mask, *encoded.shape[:2])
     if self.positions is not None:
-      positions = check_indices('the memory', positions, encoded.shape[1])
-    check_mask('attention', mask)
-    unprojected = functional.zero_masked_memory(Memory(encoded, encoded if value is None else value, mask))
+      positions = _check_indices('the memory', positions, encoded.shape[1])
+    unprojected = functional.zero_masked_memory(Memory(encoded, value, mask))
     key = self._split_heads(unprojected.key, self.key_kernel if self.projects else None)
     value = self._split_heads(unprojected.value, self.value_kernel if self.projects_values else None)
     value = jnp.repeat(value, 2, axis=1) if self.differential else value
@@ -240,10 +259,12 @@ class Attention(nn.Module):
     return self.features if self.projects_values else memory.value.shape[-1]
 
   def init_carry(self, memory: Memory) -> Carry:
-    """Returns the carry before the first query; every leaf is [B, N, ...]."""
-    carry = functional.init_carry(self.score_row, self.alignment_row, memory.key.shape[-2])
+    """Returns the carry before the first query; every leaf is [B, N, ...]. Its floats have the dtype of weights."""
+    dtype = accumulation_dtype(memory.key)
+    carry = functional.init_carry(self.score_row, self.alignment_row, memory.key.shape[-2], dtype)
     shape = (memory.key.shape[0], self.heads)
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*shape, *leaf.shape)), carry)
+    carry = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*shape, *leaf.shape)), carry)
+    return shard_alike((carry, memory.key), 1)[0]
 
   def carry_at_last_position(self, memory: Memory) -> Carry:
     """Returns an initial carry at the last instead of the first position, for an alignment with a lookback."""
@@ -279,9 +300,21 @@ class Attention(nn.Module):
 
     Returns:
       The next carry, and Attended with context [B, `context_width`] and weights: [B, S] for one head, else [B, N, S].
+
+    Raises:
+      UserError: for arguments of another type, such as the query, key and value of flax's modules, or another shape.
     """
+    if not isinstance(carry, Carry) or not isinstance(memory, Memory):
+      raise UserError(
+        'attention: a call takes (carry, query [B, D], memory), one query per row, got '
+        f'{", ".join(map(_describe, (carry, query, memory)))}; '
+        'for all queries use parallel(query, remember(key, mask, value=value))'
+      )
+    query = _check_query(query, memory, 'BD')
     attend_step = self.resolved_implementation.attend_step or functional.attend_step
     fn = (_attend_one, attend_step, self.score_row, self.alignment_row, deterministic)
+    if position is not None and jnp.ndim(position):
+      raise UserError(f'attention: position must be one number [] for all rows, got {_describe(position)}')
     positions = None if position is None else jnp.asarray(position)[None]
     carry, attended = self._over_heads(fn, carry, query[:, None], memory, deterministic, positions)
     return carry, jax.tree.map(lambda x: jnp.squeeze(x, -2), self._join_heads(attended, query[:, None], positions))
@@ -306,7 +339,13 @@ class Attention(nn.Module):
 
     Returns:
       Attended with context [B, T, `context_width`], and weights: [B, T, S] for one head, else [B, N, T, S]; or None.
+
+    Raises:
+      UserError: if shapes do not match, and for a memory that is not from `remember`.
     """
+    if not isinstance(memory, Memory):
+      raise UserError(f'attention: memory must be a Memory, as remember returns it, got {_describe(memory)}')
+    query = _check_query(query, memory, 'BTD')
     return_weights = return_weights or (self.positions is not None and self.positions.needs_weights)
 
     attend = self.resolved_implementation.attend
@@ -329,9 +368,11 @@ class Attention(nn.Module):
     if self.projects_queries_first:
       query = project_to_heads(query, params.pop('query'))
       if self.positions is not None:
-        positions = check_indices('the queries', positions, query.shape[2])
+        positions = _check_indices('the queries', positions, query.shape[2])
         query = self.positions.rotate(query, positions)
-        bias = self.positions.bias(query, annotated_key, positions)
+        mask = memory.mask[:, 0]
+        mask = mask if mask.ndim == 3 else mask[:, None]
+        bias = self.positions.bias(query, annotated_key, positions, mask)
       query = group_heads(query, self.groups, 1)
       query_head_axis = 0
     if bias is not None:
@@ -341,6 +382,7 @@ class Attention(nn.Module):
     carry, rngs = group_heads((carry, self._rngs((query.shape[0], self.heads), deterministic)), self.groups, 1)
     axes = (self.heads, self.groups, query_head_axis, bias_batch_axis)
     memory = memory._replace(mask=memory.mask[:, 0])
+    carry, query, memory, rngs = shard_alike((carry, query, memory, rngs), 1)  # a bias is split like its query
     return call_as_program(_map_over_heads, (*axes, *fn), params, carry, query, memory, bias, rngs)
 
   def _cast_params(self, query_size: int, memory: Memory):
@@ -371,7 +413,8 @@ class Attention(nn.Module):
       deterministic and self.alignment_row.at_test
     )
     if alignment_samples or 'rng' in self.score_row.required_inputs:
-      return jax.random.split(self.make_rng('attention'), shape)
+      name = 'dropout' if self.has_rng('dropout') and not self.has_rng('attention') else 'attention'
+      return jax.random.split(self.make_rng(name), shape)
     return None
 
   def _join_heads(self, attended: Attended, query: jax.Array, positions: jax.Array | None) -> Attended:
@@ -434,3 +477,166 @@ def _map_over_heads(
   )
   results = over_batch(params, carry, query, memory, bias, rngs)
   return jax.tree.map(lambda x: x.reshape(x.shape[0], heads, *x.shape[3:]), results)
+
+
+def _shape(x: jax.Array) -> str:
+  return str(list(x.shape))
+
+
+def _describe(x: Any) -> str:
+  """The shape of an array, or the type of anything else."""
+  return f'{x.dtype} {_shape(x)}' if hasattr(x, 'dtype') else type(x).__name__
+
+
+def _mask_of_memory(mask: Any, batch: Dimension, size: Dimension) -> jax.Array:
+  """Returns a mask as [B, S], or as [B, T, S] if it depends on the query.
+
+  Args:
+    mask: [B, S], [B, T, S] or [B, 1, T, S], where B may be 1; None for all positions.
+    batch: B.
+    size: S.
+
+  Raises:
+    UserError: for another shape or dtype.
+  """
+  if mask is None:
+    return jnp.ones((batch, size), bool)
+  array = mask_array('attention', mask)
+  mask = array[:, 0] if array.ndim == 4 and array.shape[1] == 1 else array
+  mask = mask[:, 0] if mask.ndim == 3 and mask.shape[1] == 1 else mask
+  if mask.ndim not in (2, 3) or mask.shape[0] not in (1, batch) or mask.shape[-1] != size:
+    raise UserError(
+      f'attention: mask must be [B, S] = [{batch}, {size}], [B, T, S] or [B, 1, T, S], got {_shape(array)}; '
+      'pass a mask [T, S] that all rows share as mask[None]'
+    )
+  return jnp.broadcast_to(mask, (batch, *mask.shape[1:]))
+
+
+def _check_query(query: Any, memory: Memory, axes: str) -> jax.Array:
+  """Returns a query as an array.
+
+  Args:
+    query: the query.
+    memory: the memory, as `Attention.remember` returns it.
+    axes: letters of the axes of the query: BD of one step, BTD of all.
+
+  Raises:
+    UserError: if the query does not have these axes, or does not match the memory.
+  """
+  query = jnp.asarray(query)
+  batch = memory.key.shape[0]
+  if query.ndim != len(axes) or query.shape[0] != batch:
+    raise UserError(
+      f'attention: query must be [{", ".join(axes)}] with B = {batch}, as the memory, got {_shape(query)}; add a batch '
+      'axis to a single sequence'
+    )
+  if memory.mask.ndim > 3 and memory.mask.shape[2:-1] != query.shape[1:-1]:
+    raise UserError(
+      f'attention: the mask of the memory must be [B, S] or [B, T, S] with the T of the queries, got mask '
+      f'{_shape(memory.mask[:, 0])} and query {_shape(query)}'
+    )
+  return query
+
+
+def _check_indices(owner: str, positions: Any, size: Dimension) -> jax.Array:
+  """Returns positions as an array.
+
+  Args:
+    owner: 'the memory' or 'the queries', for error messages.
+    positions: the positions.
+    size: the number of positions.
+
+  Raises:
+    UserError: unless they are whole numbers [size].
+  """
+  if positions is None:
+    raise UserError(f'attention: positions of {owner} are required with a module of positions, got None')
+  positions = jnp.asarray(positions)
+  if positions.shape != (size,) or not jnp.issubdtype(positions.dtype, jnp.integer):
+    got = f'{positions.dtype} {list(positions.shape)}'
+    raise UserError(f'attention: positions of {owner} must be whole numbers [{size}], got {got}')
+  return positions
+
+
+def _check_fields(attention: Attention) -> None:
+  """Raises UserError if the fields of `attention`, an `Attention`, contradict each other or a name is unknown."""
+  _check_heads(attention)
+  _check_projections(attention)
+  _check_implementation(attention)
+  _check_positions(attention)
+
+
+def _check_heads(attention: Attention) -> None:
+  heads = attention.heads
+  check_heads('attention', attention.features, heads)
+  if attention.kv_heads < 0 or heads % attention.groups:
+    raise UserError(f'attention: kv_heads must be 0 or a divisor of heads={heads}, got kv_heads={attention.kv_heads}')
+  if heads > 1 and attention.resolved_alignment.latent:
+    raise UserError(f'attention: heads must be 1 for a latent alignment, got heads={heads}')
+  if attention.differential and (heads % 2 or attention.kv_heads not in (0, heads)):
+    raise UserError(
+      'attention: differential attention needs pairs of heads, each with its own keys; expected even heads and '
+      f'kv_heads=0, got heads={heads} and kv_heads={attention.kv_heads}'
+    )
+
+
+def _check_projections(attention: Attention) -> None:
+  if attention.bias and not attention.projects:
+    raise UserError(
+      f'attention: bias must be False for one head and score {attention.score!r}, which projects neither query nor key'
+    )
+  if attention.projects_values and attention.resolved_alignment.latent:
+    raise UserError(
+      f'attention: project_values must be False and positions None for the latent alignment {attention.alignment!r}, '
+      'with which a decoder reads the value of each position instead of a context'
+    )
+  if attention.gate and not attention.projects_values:
+    raise UserError('attention: gate must be False for one head without project_values=True, got gate=True')
+
+
+def _check_implementation(attention: Attention) -> None:
+  score = attention.resolved_score
+  name = attention.implementation
+  implementation = get_implementation(name, score, lookup(attention.alignment, ALIGNMENTS, 'alignment'))
+  if implementation.unsupported_reason(score, attention.resolved_alignment):
+    expected = ', '.join(supported_implementations(score, attention.resolved_alignment))
+    raise UserError(
+      f"attention: implementation '{name}' does not support dropout on weights; expected dropout=0.0 or one of: "
+      f'{expected}'
+    )
+
+
+def _check_positions(attention: Attention) -> None:
+  positions = attention.positions
+  if positions is None:
+    return
+  sizes = {'heads': attention.heads, 'features': attention.features // attention.heads}
+  if not isinstance(positions, Positions):
+    expected = ', '.join(f'{name}={size}' for name, size in sizes.items())
+    raise UserError(
+      f"attention: positions must be a module such as modules.positions.POSITIONS['alibi']({expected}), "
+      f'got {positions!r}'
+    )
+  if not positions.in_attention and type(positions).embed is not Positions.embed:
+    expected = ', '.join(name for name, cls in POSITIONS.items() if cls.in_attention)
+    raise UserError(
+      f'attention: positions must be applied by attention, got {type(positions).__name__}, which is added to '
+      f'embeddings; expected one of: {expected}'
+    )
+  for name in positions.depends_on:
+    if getattr(positions, name) != sizes[name]:
+      raise UserError(
+        f'attention: positions must have {name}={sizes[name]}, got {name}={getattr(positions, name)}; the attention '
+        f'has {sizes["heads"]} heads of {sizes["features"]} features'
+      )
+  if attention.has_rotary_positions and not attention.resolved_score.rotation_invariant:
+    expected = ', '.join(name for name, row in SCORES.items() if row.rotation_invariant)
+    raise UserError(
+      f'attention: rotary positions need a score that a rotation of query and key leaves unchanged, '
+      f'got {attention.score!r}; expected one of: {expected}'
+    )
+  if attention.differential and positions.needs_weights:
+    raise UserError(
+      'attention: differential attention does not support positions that are added to contexts, such as shaw; expected '
+      'other positions, or differential=False'
+    )

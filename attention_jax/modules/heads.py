@@ -109,7 +109,7 @@ def attend_heads(
       `differential`.
     query: [..., T, Dq]; the leading axes of query and encoded broadcast to each other.
     encoded: what is attended to, [..., S, D].
-    mask: positions that may be attended to, broadcastable to [..., T, S].
+    mask: positions that may be attended to, broadcastable to [..., T, S]; one of two axes is [T, S], also where B = T.
     score, alignment, rng, deterministic, implementation: as for `attend`.
 
   Returns:

@@ -6,8 +6,8 @@ Every module of POSITIONS has the same methods; the default of each has no effec
 - embed(x [B, T, D], positions [T]) -> x: adds positions to embeddings, before the first layer;
 - rotate(x [B, N, T, F], positions [T]) -> x: rotates projected queries and keys;
 - annotate(encoded [B, S, D], heads) -> [B, G, S, `annotations`]: numbers that `bias` needs of every key of G heads;
-- bias(query [B, N, T, F], key [B, G, S, F + `annotations`], positions [T]) -> [N, T, S] or [B, N, T, S], added to the
-  scores;
+- bias(query [B, N, T, F], key [B, G, S, F + `annotations`], positions [T], mask [B, 1 or T, S]) -> [N, T, S] or
+  [B, N, T, S], added to the scores; what reads the content of keys skips those that are masked for the query;
 - shift(weights [B, N, T, S], positions [T]) -> [B, N, T, F], added to the contexts of the heads.
 
 `positions` are the positions of the tokens or queries, counted from 0. N is the number of heads, in `rotate` those of
@@ -73,7 +73,7 @@ class Positions(nn.Module):
     """
     raise NotImplementedError
 
-  def bias(self, query: jax.Array, key: jax.Array, positions: jax.Array) -> jax.Array | None:
+  def bias(self, query: jax.Array, key: jax.Array, positions: jax.Array, mask: jax.Array) -> jax.Array | None:
     """Returns the bias of the scores, [N, T, S] or [B, N, T, S], or None.
 
     Args:
@@ -81,6 +81,7 @@ class Positions(nn.Module):
       key: projected keys at the positions 0 ... S - 1, with their annotations, [B, G, S, F + `annotations`]; N is a
         multiple of G.
       positions: positions of the queries, int32 [T].
+      mask: True = may be attended to, [B, T, S] or, if all queries share it, [B, 1, S].
     """
     return None
 
@@ -143,7 +144,7 @@ class Shaw(Positions):
     """Row of the tables for each query and position, [T, S]."""
     return jnp.clip(relative_positions(positions, size), -self.max_distance, self.max_distance) + self.max_distance
 
-  def bias(self, query, key, positions):
+  def bias(self, query, key, positions, mask):
     # In float32, as the gradient of each product is a sum over all positions at its distance.
     dtype = accumulation_dtype(query)
     products = jnp.einsum('bntf,rf->bntr', query, self.of_keys.astype(query.dtype), preferred_element_type=dtype)
@@ -174,7 +175,7 @@ class Buckets(Positions):
   shared_across_layers = True
 
   @nn.compact
-  def bias(self, query, key, positions):
+  def bias(self, query, key, positions, mask):
     min_buckets = 4 if self.bidirectional else 2
     if self.buckets < min_buckets or self.max_distance <= self.buckets // min_buckets:
       raise UserError(
@@ -219,7 +220,7 @@ class Alibi(Positions):
   depends_on = ('heads',)
   in_attention = True
 
-  def bias(self, query, key, positions):
+  def bias(self, query, key, positions, mask):
     slopes = jnp.asarray(alibi_slopes(self.heads), jnp.float32)
     return -slopes[:, None, None] * jnp.abs(relative_positions(positions, key.shape[-2]))[None]
 
@@ -228,8 +229,9 @@ class Forgetting(Positions):
   """e_ts + Σ_{s<l≤t} log f_l, f_l = σ(w · x_l + b): a forget gate per head. Lin et al. 2025, Forgetting Transformer.
 
   The input x_l of the layer determines how much every later query forgets of what precedes l. The paper has causal
-  attention only; in bidirectional attention, the gates between query and position count in both directions. Heads that
-  share their keys share a gate. The position of a query must be one of 0 ... S - 1; others have a bias of NaN.
+  attention only; in bidirectional attention, the gates between query and position count in both directions. Gates of
+  positions that are masked for the query do not count. Heads that share their keys share a gate. The position of a
+  query must be one of 0 ... S - 1; others have a bias of NaN.
   """
 
   in_attention = True
@@ -240,11 +242,13 @@ class Forgetting(Positions):
     gates = Dense(heads, True, accumulation_dtype(encoded), name='gate')(encoded)
     return jax.nn.log_sigmoid(gates).swapaxes(1, 2)[..., None]
 
-  def bias(self, query, key, positions):
-    totals = jnp.cumsum(key[..., -1].astype(accumulation_dtype(key)), axis=-1)  # [B, G, S]
-    # By default an index outside of the array is moved into it, without an error.
-    of_queries = totals.at[..., positions].get(mode='fill', fill_value=jnp.nan, wrap_negative_indices=False)
-    forgotten = -jnp.abs(of_queries[..., :, None] - totals[..., None, :])
+  def bias(self, query, key, positions, mask):
+    log_gates = key[..., None, :, -1].astype(accumulation_dtype(key))
+    totals = jnp.cumsum(jnp.where(mask[:, None], log_gates, 0.0), axis=-1)  # [B, G, 1 or T, S]
+    totals = jnp.broadcast_to(totals, (*totals.shape[:2], positions.shape[0], totals.shape[-1]))
+    index = positions[None, None, :, None]
+    of_queries = jnp.take_along_axis(totals, index, axis=-1, mode='fill', fill_value=jnp.nan)
+    forgotten = -jnp.abs(jnp.where(index < 0, jnp.nan, of_queries) - totals)  # by default, -1 is the last position
     return jnp.repeat(forgotten, query.shape[1] // key.shape[1], axis=1)
 
 
@@ -254,7 +258,7 @@ class Contextual(Positions):
   The vector c_p is interpolated between the learned vectors of the two nearest integers, of which there are
   max_positions. The heads of a layer share these vectors, which are zeros initially, as in the published code. The
   paper has causal attention only; in bidirectional attention, p of a later position s counts the positions from t + 1
-  to s.
+  to s. Positions that are masked for the query do not count.
 
   Attributes:
     max_positions: number of learned vectors.
@@ -265,12 +269,13 @@ class Contextual(Positions):
   in_attention = True
 
   @nn.compact
-  def bias(self, query, key, positions):
+  def bias(self, query, key, positions, mask):
     dtype = accumulation_dtype(query)
     table = self.param('table', nn.initializers.zeros_init(), (self.max_positions, self.features))
     key = jnp.repeat(key, query.shape[1] // key.shape[1], axis=1)
     query = query * query.shape[-1] ** -0.5
     gates = jax.nn.sigmoid(jnp.einsum('bntf,bnsf->bnts', query, key, preferred_element_type=dtype))
+    gates = jnp.where(mask[:, None], gates, 0.0)
     is_later = relative_positions(positions, key.shape[-2]) > 0
     count = jax.lax.cumsum(jnp.where(is_later, 0.0, gates), axis=3, reverse=True)
     if self.bidirectional:

@@ -39,7 +39,7 @@ from attention_jax.systems.runs import (
   write_json,
   write_lines,
 )
-from attention_jax.systems.variants import store_variants
+from attention_jax.systems.variants import check_added_rows, store_variants
 from attention_jax.training import peers
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.batch_progress import batch_progress
@@ -85,8 +85,8 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
     or the evaluation of the test splits.
 
   Raises:
-    UserError: for mistakes in the config, the data or the folder, before any file of the folder is overwritten; during
-      training, as `fit`.
+    UserError: for mistakes in the config, the data or the folder, and for rows of --variants that break the contract of
+      masks, before any file of the folder is overwritten; during training, as `fit`.
   """
   code_version()  # cached now, because another commit may be checked out while this one runs
   peers.check_agreement(peers.package_versions())
@@ -94,6 +94,7 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
   with peers.fail_together():  # also a barrier: no config is stored before all processes have checked theirs
     config = fill_defaults(config, 'the config')
     check_config(config)
+    check_added_rows()
     make_mesh(seeds=config['seeds'], sizes=MeshConfig(**config['mesh']))  # for its errors
     folder = run_path(folder)
     check_run_files(folder)

@@ -1,5 +1,6 @@
 """Training whose embeddings start from word vectors in files: config.initial_vectors."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -96,4 +97,5 @@ def read_initial_vectors(
 
 def _parse_paths(config: Config) -> list[str]:
   """The files of config.initial_vectors; '' for embeddings that start from random vectors."""
-  return [path.strip() for path in config['initial_vectors'].split(',')]
+  paths = config['initial_vectors']
+  return [paths] if os.path.exists(os.path.expanduser(paths)) else [path.strip() for path in paths.split(',')]

@@ -16,6 +16,7 @@ from attention_jax.data.encoding import EncodedCorpus, assign_buckets, encode
 from attention_jax.data.splits import SPLITS
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
+from attention_jax.data.word_positions import split_words
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.edits import check_indices, resolve_edit
 from attention_jax.inference.analyses import Subject, analyse, parse_analysis
@@ -164,7 +165,7 @@ class Reader:
       return sorted(pair for pair in pairs if min(pair) >= 0)
 
     def words(text, word_ids):  # up to the last word that has a token, as in `merge_weights`
-      return [*text.split()[: max(word_ids, default=-1) + 1], END]
+      return [*split_words(text)[: max(word_ids, default=-1) + 1], END]
 
     return reading._replace(
       source_tokens=words(reading.source, source_words),

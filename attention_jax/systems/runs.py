@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -96,7 +97,7 @@ def open_run_or_ensemble(
   """Opens one run, or several as an ensemble with the config of the first.
 
   Args:
-    folders: one run folder, or several separated by commas.
+    folders: one run folder, or several separated by commas; an existing folder of that name is one run.
     checkpoints: one checkpoint as for `open_run`, or several separated by commas, each of which is opened in each
       folder.
     evaluation, dtype: as for `open_run`.
@@ -278,7 +279,17 @@ def _select_checkpoints(checkpoints: Checkpoints, name: str, keep: int) -> tuple
 
 
 def split_commas(value: str, name: str) -> list[str]:
-  """Returns the values of a flag that are separated by commas. Raises UserError, with the name, for an empty value."""
+  """Returns the values of a flag that are separated by commas; the name of an existing file or folder is one value.
+
+  Args:
+    value: the value of the flag.
+    name: the name of the flag, for the error.
+
+  Raises:
+    UserError: for an empty value.
+  """
+  if os.path.exists(os.path.expanduser(value)):
+    return [value]
   parts = [part.strip() for part in value.split(',')]
   if not all(parts):
     raise UserError(f'{name} must be one value or several separated by commas, none of them empty, got {value!r}')

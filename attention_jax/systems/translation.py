@@ -75,6 +75,8 @@ class TranslationDataConfig:
     vocabulary: a spec of data.vocab.VOCABULARIES.
     shared_vocabulary: whether source and target have one vocabulary.
     right_to_left: whether targets are predicted from their last token to their first.
+    normalization: Unicode normal form of all text, 'NFC', 'NFKC' or 'none': data, sources to translate, and the
+      hypotheses and references of metrics.
     buckets: maximum (source, target) lengths, the end-of-sentence token included. In training, a pair is padded to the
       smallest bucket that holds it; each bucket is one compilation.
     max_left_out: largest share of the pairs of a split that fit no bucket; they are left out of training and loss. A
@@ -88,6 +90,7 @@ class TranslationDataConfig:
   vocabulary: str = 'char'
   shared_vocabulary: bool = False
   right_to_left: bool = False
+  normalization: str = 'none'
   buckets: tuple[tuple[int, int], ...] = ((42, 11),)
   max_left_out: Probability = 0.5
   batch_size: Size = 128

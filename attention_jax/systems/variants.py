@@ -4,8 +4,13 @@ from pathlib import Path
 
 from attention_jax.atomic import write_bytes
 from attention_jax.errors import UserError
+from attention_jax.functional.alignments import ALIGNMENTS
+from attention_jax.functional.scores import SCORES
+from attention_jax.testing import check_alignment, check_score
 
 VARIANTS_FILE = 'variants.py'
+# Tables, their rows before the file is executed, and the check of a row.
+_CHECKS = ((SCORES, dict(SCORES), check_score), (ALIGNMENTS, dict(ALIGNMENTS), check_alignment))
 
 _content: bytes | None = None  # of the file that this process has executed; its rows are in the tables of the process
 
@@ -14,6 +19,20 @@ def set_variants(path: str | None) -> None:
   """Declares the file that has added rows to the tables of this process; None if there is none."""
   global _content
   _content = Path(path).read_bytes() if path else None
+
+
+def check_added_rows() -> None:
+  """Checks quickly that scores and alignments of the file obey the contract of masks and weights.
+
+  Raises:
+    UserError: for the first law that one of them breaks.
+  """
+  if _content is None:
+    return
+  for table, initial_rows, check in _CHECKS:
+    for name, row in table.items():
+      if initial_rows.get(name) is not row:
+        check(name, quick=True)
 
 
 def store_variants(folder: Path) -> list[str]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from attention_jax.data.batching import Batches, Share, eval_batches, gather
 from attention_jax.data.encoding import encode, token_units
 from attention_jax.data.pipeline import stream
-from attention_jax.data.text import LINK_LEVELS, Corpus
+from attention_jax.data.text import LINK_LEVELS, Corpus, from_pairs
 from attention_jax.data.vocab import train
 from attention_jax.errors import UserError
 
@@ -40,6 +40,16 @@ def test_token_units_number_the_word_or_character_of_each_token(level, kind):
   assert (units and list(units(' ab  漢字 q'))) == UNITS[level, kind]
   links = encode(Corpus(['ab cd'], ['ab'], [((0, 0),)], level), vocabulary, vocabulary).links
   assert (links is None) == (units is None)
+
+
+def test_a_no_break_space_does_not_move_links():
+  lines = "il coûte 10\u00a0000 euros aujourd'hui", 'it costs 10000 euros today'
+  corpus = from_pairs(*([line] for line in lines), ['2-2 3-3 4-4'], name='nbsp')
+  source, target = (train('word', [line]) for line in lines)
+  linked = [
+    (source.tokenize(lines[0])[i], target.tokenize(lines[1])[j]) for i, j in encode(corpus, source, target).links
+  ]
+  assert linked == [('10', '10000'), ('000', '10000'), ('euros', 'euros'), ("aujourd'hui", 'today')]
 
 
 def test_a_link_between_words_joins_all_of_their_tokens():

@@ -31,7 +31,7 @@ def write(path, data):
 
 
 def read(folder, task):
-  stream, _ = open_pairs({'task': task, 'folder': folder})
+  stream, _ = open_pairs({'task': task, 'folder': folder, 'normalization': 'none'})
   return stream, list(stream.pairs())
 
 
@@ -48,7 +48,7 @@ def test_pairs_of_text_and_tsv_tasks_are_read_in_order(folder):
 
 def test_what_a_task_leaves_out_is_noted(tmp_path):
   write(f'{tmp_path}/pairs.txt', b'Go.\tVa !\n\nRun!\tCours !\nHelp!\tA l aide !\n')
-  stream, _ = open_pairs({'task': "pairs(path='pairs.txt')", 'folder': str(tmp_path)})
+  stream, _ = open_pairs({'task': "pairs(path='pairs.txt')", 'folder': str(tmp_path), 'normalization': 'none'})
   assert len(stream.notes) == 1 and '1 blank' in stream.notes[0]
 
 
@@ -74,7 +74,7 @@ def test_the_lines_are_those_of_read_lines(folder, name, content):
 @pytest.mark.parametrize(('task', 'name'), [(TEXT, 'train.de'), (TABLE, 'train.tsv')])
 def test_a_missing_file_is_reported_before_pairs_are_read(folder, task, name):
   with pytest.raises(UserError, match=rf'^{folder}/{name}: no such file'):
-    open_pairs({'task': task, 'folder': folder})
+    open_pairs({'task': task, 'folder': folder, 'normalization': 'none'})
 
 
 def test_an_error_of_the_file_system_is_reported_in_one_line(monkeypatch):
@@ -84,4 +84,4 @@ def test_an_error_of_the_file_system_is_reported_in_one_line(monkeypatch):
   monkeypatch.setattr(fsspec, 'open', fail)
   for task in (TEXT, TABLE):
     with pytest.raises(UserError, match=r'^s3://bucket/train.*: cannot be read \(Unable to locate credentials\)$'):
-      open_pairs({'task': task, 'folder': 's3://bucket'})
+      open_pairs({'task': task, 'folder': 's3://bucket', 'normalization': 'none'})

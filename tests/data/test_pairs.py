@@ -27,6 +27,7 @@ def make_config(folder, **options):
     'vocabulary': 'word',
     'shared_vocabulary': False,
     'right_to_left': False,
+    'normalization': 'none',
   }
   return config | {'buckets': ((12, 12),)}
 

@@ -24,7 +24,13 @@ ROWS = 50
 
 def make_config(folder, task, vocabulary='word', shared=False):
   fields = {'folder': str(folder), 'task': task, 'vocabulary': vocabulary, 'shared_vocabulary': shared}
-  return fields | {'right_to_left': False, 'buckets': BUCKETS, 'batch_size': 6, 'batch_unit': 'sentences'}
+  return fields | {
+    'right_to_left': False,
+    'normalization': 'none',
+    'buckets': BUCKETS,
+    'batch_size': 6,
+    'batch_unit': 'sentences',
+  }
 
 
 @pytest.fixture
@@ -80,6 +86,20 @@ def test_reports_corpora_and_lexicons_are_those_from_memory(both):
   assert splits[0].num_tokens == splits[1].num_tokens
   sizes = len(prepared.source_vocab), len(prepared.target_vocab)
   assert_same(*(make_lexicon(split, *sizes) for split in splits))
+
+
+def test_prepared_text_is_normalised(folder):
+  config = make_config(folder, TEXT) | {'normalization': 'NFC'}
+  for side in ('en', 'de'):
+    path = folder / f'train.{side}'
+    path.write_text(path.read_text('utf-8').replace('ü', 'u\u0308'), 'utf-8')
+  output = prepare(config, folder / 'prepared', log=lambda line: None)
+  fields = {'folder': str(output), 'task': 'prepared'}
+  in_memory, prepared = load(config, None), load(config | fields, None)
+  assert list(prepared.corpora['train'].source) == in_memory.corpora['train'].source
+  assert_same(batches(prepared)[0], batches(in_memory)[0])
+  with pytest.raises(UserError, match=r"config.data.normalization is 'none', but .* was prepared with 'NFC'"):
+    load(config | fields | {'normalization': 'none'}, None)
 
 
 def test_a_line_is_read_without_a_list_of_all_rows():
@@ -217,8 +237,8 @@ def test_damage_raises_a_user_error(folder, both):
   manifest = json.loads((prepared / MANIFEST).read_text())
   (prepared / MANIFEST).write_text(json.dumps(manifest | {'shards': [{'name': 'x'}]}))
   assert 'not the manifest' in error()
-  (prepared / MANIFEST).write_text(json.dumps(manifest | {'format': 3}))
-  assert 'format 3, expected 2' in error()
+  (prepared / MANIFEST).write_text(json.dumps(manifest | {'format': 2}))
+  assert 'format 2, expected 3' in error()
 
 
 def test_unpack_row_inverts_pack_row():

@@ -20,13 +20,16 @@ BUCKETS = ((4, 4), (8, 8))
 TEXT = "text(train='train', validation='val', source='en', target='de')"
 
 
-def make_config(task, folder='', vocabulary='word', shared=False, buckets=BUCKETS, right_to_left=False):
+def make_config(
+  task, folder='', vocabulary='word', shared=False, buckets=BUCKETS, right_to_left=False, normalization='none'
+):
   return {
     'task': task,
     'folder': str(folder),
     'vocabulary': vocabulary,
     'shared_vocabulary': shared,
     'right_to_left': right_to_left,
+    'normalization': normalization,
     'buckets': buckets,
   }
 
@@ -59,6 +62,42 @@ def test_text_files_are_loaded_and_reported(folder):
     f'{where}.en, {where}.de: 1 pair with a blank side skipped (line 3)',
     f'train: 3 pairs ({where}.en); buckets 4x4: 3, 8x8: 0',
     f'validation: 1 pair ({folder}/val.en); buckets 4x4: 1, 8x8: 0',
+  ]
+
+
+def test_text_is_normalised(folder):
+  (folder / 'train.tsv').write_text('fu\u0308r\tfu\u0308r\nno\u00a010\tx\n', 'utf-8')
+  config = make_config("tsv(train='train.tsv')", folder, normalization='NFC')
+  data = load(config, None)
+  assert data.corpora['train'].source == ['für', 'no\u00a010']
+  assert (
+    data.source_vocab.encode('fu\u0308r') == data.source_vocab.encode('für') == data.encoded['train'].row(0)[0][:-1]
+  )
+  assert load(config | {'normalization': 'NFKC'}, None).corpora['train'].source[1] == 'no 10'
+  stream, _ = open_pairs(config)
+  assert next(stream.pairs())[0] == ('für', 'für')
+  message = "unknown normalization 'NFD'"
+  with_batches = config | {'batch_unit': 'sentences', 'normalization': 'NFD'}
+  assert error_message(tasks.check, with_batches).startswith(message)
+
+
+def test_normalization_that_moves_links_is_an_error(folder):
+  (folder / 'train.tsv').write_text('no\u00a010 x\ta b\t0-0 1-1\n', 'utf-8')
+  config = make_config("tsv(train='train.tsv')", folder, normalization='NFC')
+  assert load(config, None).encoded['train'].links.tolist() == [[0, 0], [1, 0], [2, 1]]
+  assert error_message(load, config | {'normalization': 'NFKC'}, None).startswith(
+    f'{folder}/train.tsv:1: NFKC changes the number of words of the source, in which links are counted'
+  )
+
+
+def test_repetitions_and_unknown_characters_are_reported(folder):
+  (folder / 'train.tsv').write_text('a b\tA\na b\tA\na b\tB\nc\tC\n')
+  (folder / 'dev.tsv').write_text('a b\tA\na я\tA\n', 'utf-8')
+  report = load(make_config("tsv(train='train.tsv', validation='dev.tsv')", folder), None).report
+  assert report[-3:] == [
+    "validation: sources have 1 character that the source vocabulary lacks: 'я'",
+    'train: 1 of 4 pairs repeat an earlier pair of the split',
+    'validation: 1 of 2 pairs are also in train',
   ]
 
 
@@ -215,6 +254,9 @@ def test_a_tfds_set_is_loaded_without_tensorflow(prepared):
   assert data.corpora['test'][:3] == (['eine Katze'], ['a cat'], None)
   assert 'tiny/de-en/1.0.0 train: line breaks inside 1 text read as spaces' in data.report
   assert 'tensorflow' not in sys.modules
+  stream, _ = open_pairs(make_config("tfds(name='tiny/de-en')", prepared))
+  assert ('Grüße 漢字', 'greetings') in [pair for pair, _ in stream.pairs()]
+  assert stream.notes == ['tiny/de-en/1.0.0 train: line breaks inside 1 text read as spaces']
 
 
 def test_a_tfds_set_is_loaded_from_a_url(prepared, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Vocabularies: ids, round trips, determinism, storage, and errors of damaged files and invalid sizes."""
 
 import functools
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_jax.data import vocab
+from attention_jax.data.text import NORMALIZATIONS
 from attention_jax.data.vocab import VOCABULARIES
+from attention_jax.data.word_positions import split_words
 from attention_jax.errors import UserError
 from attention_jax.tokens import BOS, EOS, PAD, UNK
 
@@ -94,7 +97,7 @@ def test_a_segment_is_yielded_as_soon_as_it_is_complete(kind):
   [
     ('the  dog ', [0, 0, 0, -1, -1, 1, 1, 1, -1], [('▁the', 0), ('▁dog', 1)]),
     ('  schöne 漢字 Ω', [-1, -1, *[0] * 6, -1, 1, 1, -1, 2], [('▁schöne', 0), ('▁漢字', 1), ('▁', 2), ('Ω', 2)]),
-    ('ع\u3000cat ', [0, -1, 1, 1, 1, -1], [('▁ع', 0), ('\u3000', 1), ('c', 1), ('at', 1)]),
+    ('ع\u3000cat ', [0, 0, 0, 0, 0, -1], [('▁ع', 0), ('\u3000', 0), ('c', 0), ('at', 0)]),
     (
       '▁the cat▁a',
       [0] * 4 + [-1] + [1] * 5,
@@ -107,7 +110,8 @@ def test_a_segment_is_yielded_as_soon_as_it_is_complete(kind):
 def test_word_ids_number_the_word_of_each_token(text, chars, pieces):
   assert vocab.train('char', LINES).word_ids(text) == chars
   assert list(zip(subword_vocabulary().tokenize(text), subword_vocabulary().word_ids(text), strict=True)) == pieces
-  assert vocab.train('word', LINES).word_ids(text) == list(range(len(text.split())))
+  words = split_words(text)
+  assert vocab.train('word', LINES).word_ids(text) == [i for i, word in enumerate(words) for _ in word.split()]
 
 
 @given(st.text(st.sampled_from('abcdogthe \N{WHITE SMILING FACE}漢é')))
@@ -127,7 +131,7 @@ def test_word_ids_are_in_range(text):
   for vocabulary in (subword_vocabulary(), vocab.train('char', LINES), vocab.train('word', LINES)):
     words = vocabulary.word_ids(text)
     assert len(words) == len(vocabulary.encode(text))
-    assert all(-1 <= word < len(text.split()) for word in words)
+    assert all(-1 <= word < len(split_words(text)) for word in words)
 
 
 @functools.cache
@@ -236,3 +240,50 @@ def test_a_vocabulary_of_another_kind_is_reported(tmp_path):
   vocab.train('char', LINES).save(str(tmp_path), 'source')
   with pytest.raises(UserError, match=r"kind 'word', or damaged \(it is of kind 'char'\)$"):
     vocab.load_stored('word', str(tmp_path), 'source')
+
+
+@pytest.mark.parametrize('kind', ['subword', 'unigram'])
+@pytest.mark.parametrize('line', ['zebra ñandú 漢字 ▅', 'zebra ñandú 漢字 ' + 'x ' * 2**19])
+def test_lines_that_sentencepiece_would_skip_are_learned_from(kind, line):
+  vocabulary = vocab.train(f'{kind}(size=39)', [*LINES, line])
+  assert UNK not in vocabulary.encode('zebra ñandú 漢字')
+
+
+@pytest.mark.parametrize('spec', ['subword(size=330, dropout=0.5', 'unigram(size=288, sampling=0.2'])
+def test_bytes_and_symbols_are_whole_tokens(spec, tmp_path):
+  spec += ", byte_fallback=True, symbols=('<2de>', 'a,b'))"
+  vocab.train(spec, LINES).save(str(tmp_path), 'source')
+  vocabulary = vocab.load_stored(spec, str(tmp_path), 'source')
+  text = '<2de> the dog<2de>a,b Ω'
+  assert vocabulary.decode(vocabulary.encode(text)) == text and UNK not in vocabulary.encode(text)
+  assert vocabulary.tokenize('Ω')[1:] == ['<0xCE>', '<0xA9>'] and vocabulary.word_ids('the Ω')[-3:] == [1, 1, 1]
+  for seed in range(5):
+    ids = vocabulary.sample(text, seed)
+    tokens = [vocabulary.id_to_token(id) for id in ids]
+    assert tokens.count('<2de>') == 2 and tokens.count('a,b') == 1 and vocabulary.decode(ids) == text
+  assert vocab.unknown_characters(vocabulary, [text]) == []
+
+
+def test_a_symbol_with_white_space_is_an_error():
+  with pytest.raises(UserError, match=r"symbols must be texts without white space, got 'a b'"):
+    vocab.train("subword(size=80, symbols=('a b',))", LINES)
+
+
+def test_unknown_characters_are_those_that_no_token_contains(kind):
+  vocabulary = vocab.train(SPECS[kind], LINES)
+  assert vocab.unknown_characters(vocabulary, LINES) == []
+  unknown = vocab.unknown_characters(vocabulary, ['the Дд 😀', 'д'])
+  assert unknown == ['Д', 'д', '😀']
+  assert vocab.format_characters(unknown, shown=2) == ("3 characters that the source vocabulary lacks: 'Д', 'д', ...")
+
+
+def test_a_normalized_vocabulary_reads_decomposed_text(kind):
+  plain = vocab.train(SPECS[kind], LINES)
+  vocabulary = vocab.NormalizedVocabulary(plain, NORMALIZATIONS['NFC'])
+  composed, decomposed = 'schöne Grüße', unicodedata.normalize('NFD', 'schöne Grüße')
+  assert vocabulary.encode(decomposed) == plain.encode(composed) != plain.encode(decomposed)
+  assert vocabulary.tokenize(decomposed) == plain.tokenize(composed)
+  assert vocabulary.word_ids(decomposed) == plain.word_ids(composed)
+  assert vocabulary.decode(vocabulary.encode(decomposed)) == composed
+  with pytest.raises(UserError, match='still arriving cannot be normalised'):
+    vocabulary.iter_segments('ab')

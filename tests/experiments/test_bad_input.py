@@ -97,7 +97,7 @@ FIELDS = [
     ['training.anneal: this model has no scalar parameter', 'alignments with one: normed_additive'],
   ),
   ('training.anneal=temperature', ["training.anneal: this model has no scalar parameter, got 'temperature'"]),
-  ('training.clip=nan', ['config.training.clip must be at least 0, got nan']),
+  ('training.clip=nan', ['config.training.clip must be finite, got nan']),
   ('training.steps=0', ['config.training.steps must be at least 1, got 0']),
   ('training.steps=10000000000', ['config.training.steps must be at most 2147483647, got 10000000000']),
   ('training.on_nonfinite=ignore', ["unknown training.on_nonfinite 'ignore'", 'skip, stop']),
@@ -109,7 +109,7 @@ FIELDS = [
   ('evaluation.beams=0', ['config.evaluation.beams must be at least 1 and at most 10000, got 0']),
   ('evaluation.beta=-0.1', ['config.evaluation.beta must be at least 0 and at most 10000, got -0.1']),
   ('evaluation.gamma=-1', ['config.evaluation.gamma must be at least 0 and at most 10000, got -1.0']),
-  ('evaluation.gamma=nan', ['config.evaluation.gamma must be at least 0 and at most 10000, got nan']),
+  ('evaluation.gamma=nan', ['config.evaluation.gamma must be finite, got nan']),
 ]
 
 # bytes of a table -> parts of the message; {path} is the path of the table

@@ -26,6 +26,11 @@ def test_diverse_beams_do_not_repeat_hypotheses(trained):
   assert len({(number, text) for number, _, text, *_ in rows}) == len(rows)  # no repetition
 
 
+def test_unknown_characters_of_a_line_are_reported(trained):
+  result = run('translate', f'--workdir={trained[0]}', stdin='eins Я😀'.encode())
+  assert result.err.splitlines()[-1] == "sources have 2 characters that the source vocabulary lacks: 'Я', '😀'"
+
+
 def test_samples_of_a_line_do_not_depend_on_the_other_lines(trained):
   def samples_of_line_3(lines_before):
     arguments = (f'--workdir={trained[0]}', '--samples=4', '--temperature=3')
@@ -167,16 +172,16 @@ def test_alignments_of_both_directions_are_joined_and_scored(tmp_path):
     (tmp_path / name).write_text(links)
   flags.append(f'--links={tmp_path / "forward"},{tmp_path / "reverse"}')
   result = run('align', *flags)
-  assert (result.code, result.out) == (0, '0-0 1-1 1-2\n0-0\n'), result
+  assert (result.code, result.out) == (0, '0-0 1-1 1-2\n\n0-0\n'), result
   assert result.err.splitlines()[1:] == [
     # A has 3 links, S 3: 1 - (2 + 2) / 6
     'forward: alignment error rate 33.33 %, precision 66.67 %, recall 66.67 %, 3 links, 2 sentences',
     'reverse: alignment error rate 0.00 %, precision 100.00 %, recall 100.00 %, 3 links, 2 sentences',
     'grow_diag_final_and: alignment error rate 14.29 %, precision 75.00 %, recall 100.00 %, 4 links, 2 sentences',
   ]
-  assert run('align', *flags, '--symmetrisation=intersection').out == '0-0\n0-0\n'
-  assert run('align', *flags, '--symmetrisation=forward').out == '0-0 1-2\n0-0\n'
-  assert run('align', *flags, '--symmetrisation=reverse').out == '0-0 1-1\n0-0\n'
+  assert run('align', *flags, '--symmetrisation=intersection').out == '0-0\n\n0-0\n'
+  assert run('align', *flags, '--symmetrisation=forward').out == '0-0 1-2\n\n0-0\n'
+  assert run('align', *flags, '--symmetrisation=reverse').out == '0-0 1-1\n\n0-0\n'
   assert_user_error(run('align', *flags, '--symmetrisation=gro'), ["unknown symmetrisation 'gro'"])
   for flag in ('--reverse=runs/b', '--checkpoint=latest', '--dtype=bfloat16'):
     assert_user_error(run('align', *flags, flag), [f'{flag.split("=")[0]} has no effect with --links'])

@@ -73,6 +73,7 @@ PROGRAM_FLAGS = {
   'translate': (
     *RUN_FLAGS,
     '--input:',
+    '--buffer:',
     '--nbest:',
     '--alignments:',
     '--json:',
@@ -258,6 +259,21 @@ def test_a_file_of_variants_adds_a_score(task, tmp_path):
   parts = [f'trained with a file of variants; add --variants={folder}/variants.py']
   assert_user_error(run('evaluate', f'--workdir={folder}'), parts)
   assert_user_error(run('train', *tiny_arguments(task, folder)), parts)
+
+
+def test_an_alignment_of_variants_that_ignores_the_mask_stops_training_in_one_line(task, tmp_path):
+  path = tmp_path / 'user_file.py'
+  row = 'aj.Row(lambda scores, mask: jax.nn.softmax(scores))'
+  path.write_text(f"import jax\nimport attention_jax as aj\naj.ALIGNMENTS['unmasked'] = {row}\n")
+  fields = [f'--config.{field}' for field in ('model.attention.alignment=unmasked', *FAST_FIELDS)]
+  try:
+    result = run('train', f'--variants={path}', *tiny_arguments(task, tmp_path / 'run', *fields))
+  finally:
+    aj.ALIGNMENTS.pop('unmasked', None)
+  assert_user_error(
+    result, ["alignment 'unmasked': weights of an example without unmasked positions must be 0, got 0.14"]
+  )
+  assert not (tmp_path / 'run' / 'config.json').exists()
 
 
 @pytest.mark.parametrize(

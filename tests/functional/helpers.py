@@ -1,7 +1,6 @@
 """Attention problems for any pair of variants: parameters, a batch of inputs, and a loss, compiled once per pair."""
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +8,7 @@ import numpy as np
 
 import attention_jax as aj
 from attention_jax.functional.table import lookup
+from attention_jax.testing import Problem, attend_problem, loss
 from tests.functional.alignment_cases import CORE_PAIRS
 from tests.functional.cases import FEATURES, KEY, QUERY, SCORES_BY_NAME, VALUE, S, T
 
@@ -18,13 +18,7 @@ OPTIMISED_PAIRS = CORE_PAIRS[::8]
 DEFAULT_COMPILER_OPTIONS = {'xla_backend_optimization_level': 3, 'xla_llvm_disable_expensive_passes': False}
 
 
-class Problem(NamedTuple):
-  """Parameters and inputs of `aj.attend`."""
-
-  params: dict
-  query: jax.Array
-  key: jax.Array
-  value: jax.Array
+attend = attend_problem
 
 
 def requires_equal_widths(score: str) -> bool:
@@ -49,27 +43,10 @@ def make_problem(score: str, alignment: str, batch=(), queries=T, size=S, dtype=
   return Problem(params, array(*batch, queries, QUERY), array(*batch, size, width), array(*batch, size, VALUE))
 
 
-def attend(score: str, alignment: str, problem: Problem, mask=None, **options) -> aj.Attended:
-  """Calls `aj.attend` on a problem."""
-  params, query, key, value = problem
-  return aj.attend(query, key, value, mask, score=score, alignment=alignment, params=params, **options)
-
-
 def is_continuous(alignment: str) -> bool:
   """Returns whether the weights are a continuous function of the scores at test time."""
   row = lookup(alignment, aj.ALIGNMENTS, 'alignment')
   return row.at_test is None and row.fn is not aj.alignments.hardmax
-
-
-def loss(score: str, alignment: str, problem: Problem, mask=None, **options):
-  """Returns a weighted sum of context and weights, and both."""
-  attended = attend(score, alignment, problem, mask, **options)
-
-  def probe(x: jax.Array) -> jax.Array:
-    return jnp.sin(1 + jnp.arange(x.shape[-1])).astype(x.dtype)
-
-  total = sum(jnp.sum(jnp.einsum('...i,i->...', x, probe(x)).astype(jnp.float32)) for x in attended if x is not None)
-  return total, attended
 
 
 @functools.cache

@@ -13,18 +13,13 @@ import pytest
 from jax.test_util import check_grads
 
 import attention_jax as aj
+from attention_jax import testing
 from attention_jax.functional.table import lookup
+from attention_jax.testing import FULL, LENGTHS, QUERY_MASK, SHORT, fill_masked
 from tests.functional.alignment_cases import ALIGNMENT_CASES, CORE_PAIRS, PAIRS
 from tests.functional.cases import VALUE, S, T
-from tests.functional.helpers import Problem, assert_same, attend, compiled_loss, is_continuous, loss, make_problem
+from tests.functional.helpers import assert_same, attend, compiled_loss, is_continuous, loss, make_problem
 from tests.sampled_cases import sample_cases
-
-# One example without padding, one of padding alone, and two of other lengths.
-SHORT = 5
-LENGTHS = jnp.asarray([S, 0, SHORT, 2])
-FULL, EMPTY = 0, 1
-PADDING_MASK = np.arange(S) < np.asarray(LENGTHS)[:, None]  # [B, S]
-QUERY_MASK = np.broadcast_to(PADDING_MASK[:, None], (len(LENGTHS), T, S))
 
 IDS = [f'{s}-{a}'.replace(' ', '') for s, a in PAIRS]
 # Every sixtieth pair and CORE_PAIRS always run, the other pairs in `make test-all` only.
@@ -39,15 +34,6 @@ sampled_rows = pytest.mark.parametrize(('score', 'alignment'), sample_cases(CORE
 DIFFERENT_AT_TEST = [a.name for a in ALIGNMENT_CASES if lookup(a.name, aj.ALIGNMENTS, 'alignment').at_test]
 
 
-def fill_masked(problem, mask, filler):
-  """Returns the problem with `filler` in keys and values where mask [B, S] is False."""
-
-  def fill(x):
-    return np.where(mask[..., None], x, np.asarray(filler, x.dtype))
-
-  return problem._replace(key=fill(problem.key), value=fill(problem.value))
-
-
 def assert_finite(tree):
   assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(tree))
 
@@ -56,42 +42,13 @@ def assert_finite(tree):
 def test_every_pair_obeys_the_contract(score, alignment):
   run = compiled_loss(score, alignment)
   problem = make_problem(score, alignment, batch=(len(LENGTHS),))
-  result = jax.device_get(run(problem, QUERY_MASK))  # NumPy arrays: assertions on them compile nothing
-  (_, attended), gradients = result
-
-  assert attended.context.shape == (len(LENGTHS), T, VALUE)
-  assert attended.weights.shape == QUERY_MASK.shape
-  assert attended.weights.dtype == jnp.float32
-  assert_finite(result)
-  assert np.all(attended.weights >= 0) and np.all(attended.weights[~QUERY_MASK] == 0)
+  attended = testing.check_masks(f'{score}, {alignment}', run, problem)
+  assert np.all(attended.weights >= 0)
+  assert attended.context.shape == (len(LENGTHS), T, VALUE) and attended.weights.shape == QUERY_MASK.shape
   np.testing.assert_allclose(attended.context, attended.weights @ problem.value, rtol=1e-4, atol=1e-5)
-
-  # An empty memory gives zero weights, zero context and zero gradients.
-  assert np.all(attended.weights[EMPTY] == 0) and np.all(attended.context[EMPTY] == 0)
-  assert np.all(gradients.query[EMPTY] == 0)
-  assert np.all(gradients.key[~PADDING_MASK] == 0) and np.all(gradients.value[~PADDING_MASK] == 0)
   # Values have a gradient if and only if they have weight; hard monotonic attention may select no position.
+  _, gradients = run(problem, QUERY_MASK)
   assert np.any(gradients.value[FULL] != 0) == np.any(attended.weights[FULL] != 0)
-
-  # Masked content changes nothing, bit for bit.
-  for filler in (jnp.nan, jnp.inf, -jnp.inf, 1e30):
-    assert_same(run(fill_masked(problem, PADDING_MASK, filler), QUERY_MASK), result)
-
-  # The result of an example does not depend on its place in the batch.
-  def reverse(x):
-    return np.asarray(x)[::-1]
-
-  (_, reversed_attended), _ = run(Problem(problem.params, *map(reverse, problem[1:])), reverse(QUERY_MASK))
-  assert_same(jax.tree.map(reverse, reversed_attended), attended, rtol=1e-5, atol=1e-6)
-
-  # With a different mask for every query, one of them empty, masked positions still have weight 0 exactly.
-  random_mask = np.random.default_rng(1).random(QUERY_MASK.shape) < 0.6
-  random_mask[:, 1] = False
-  (_, attended), gradients = jax.device_get(run(problem, random_mask))
-  assert np.all(attended.weights[~random_mask] == 0) and np.all(attended.context[:, 1] == 0)
-  assert_finite(gradients)
-  never_attended = ~random_mask.any(1)
-  assert np.all(gradients.key[never_attended] == 0) and np.all(gradients.value[never_attended] == 0)
 
 
 @pytest.mark.parametrize('alignment', DIFFERENT_AT_TEST)
@@ -99,33 +56,19 @@ def test_alignments_that_differ_in_training_obey_the_contract(alignment):
   problem = make_problem('general', alignment, batch=(len(LENGTHS),))
   options = {'rng': jax.random.key(3), 'deterministic': False}
 
-  def objective(problem):
-    return loss('general', alignment, problem, QUERY_MASK, **options)
+  @jax.jit
+  def run(problem, mask):
+    return jax.value_and_grad(lambda p: loss('general', alignment, p, mask, **options), has_aux=True)(problem)
 
-  run = jax.jit(jax.value_and_grad(objective, has_aux=True))
-  result = jax.device_get(run(problem))
-  (_, attended), gradients = result
-  assert_finite(result)
-  assert np.all(attended.weights >= 0) and np.all(attended.weights[~QUERY_MASK] == 0)
-  assert np.any(attended.weights[FULL] > 0)
+  attended = testing.check_masks(alignment, run, problem)
+  assert np.all(attended.weights >= 0) and np.any(attended.weights[FULL] > 0)
   assert np.all(attended.weights.sum(-1) <= 1 + 1e-6)
-  assert np.all(attended.context[EMPTY] == 0) and np.all(gradients.query[EMPTY] == 0)
-  assert np.all(gradients.key[~PADDING_MASK] == 0) and np.all(gradients.value[~PADDING_MASK] == 0)
-  for filler in (jnp.nan, 1e30):
-    assert_same(run(fill_masked(problem, PADDING_MASK, filler)), result)
 
 
 @sampled_rows
 def test_batching_and_padding_change_nothing(score, alignment):
   problem = make_problem(score, alignment, batch=(len(LENGTHS),))
-  mask = jnp.broadcast_to(aj.padding_mask(LENGTHS, S)[:, None], (len(LENGTHS), T, S))
-  (_, attended), _ = compiled_loss(score, alignment)(problem, mask)
-  attend_example = jax.jit(lambda problem, mask: attend(score, alignment, problem, mask))
-  for i in np.flatnonzero(LENGTHS <= SHORT):
-    example = Problem(problem.params, problem.query[i], problem.key[i, :SHORT], problem.value[i, :SHORT])
-    expected = attend_example(example, aj.padding_mask(LENGTHS[i], SHORT))
-    actual = aj.Attended(attended.context[i], attended.weights[i, :, :SHORT])
-    assert_same(actual, expected, rtol=1e-5, atol=1e-6)
+  testing.check_rows(f'{score}, {alignment}', functools.partial(attend, score, alignment), problem)
 
 
 @pytest.mark.parametrize('alignment', ['forward', 'forward_agent'])

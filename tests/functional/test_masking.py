@@ -7,6 +7,7 @@ import pytest
 from jaxtyping import config
 
 import attention_jax as aj
+from attention_jax.functional.table import lookup
 
 
 @pytest.mark.parametrize(
@@ -110,6 +111,16 @@ def test_masks_that_are_not_bool_raise(use, mask):
     use(mask)
 
 
-def test_attention_without_a_mask_raises():
-  with pytest.raises(aj.UserError, match='mask must be bool, True = may be attended to, got None'):
-    aj.Attention('dot').bind({}).remember(jnp.ones((1, 2, 3)), None)
+@pytest.mark.parametrize('alignment', ['softmax', 'sparsemax', 'entmax15', 'entmax(alpha=1.3)'])
+def test_numpy_masks_that_vmap_maps_inside_of_a_scan(alignment):
+  """jax.vmap leaves NumPy arrays as they are; the custom derivatives of sparse alignments do not accept them."""
+  align = lookup(alignment, aj.ALIGNMENTS, 'alignment').fn
+  mask = np.array([[True, True, False], [True, False, True]])
+  scores = np.array([[0.1, 0.3, 9.0], [0.2, 9.0, 0.1]], np.float32)
+
+  def run(mask, scores):
+    return jax.lax.scan(lambda carry, _: (carry, jax.vmap(align)(scores, mask)), 0, None, length=1)[1][0]
+
+  weights = jax.jit(lambda: run(mask, scores))()
+  np.testing.assert_array_equal(weights, jax.jit(run)(mask, scores))
+  assert np.all(np.asarray(weights)[~mask] == 0)

@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 from jax.test_util import check_grads
 
 import attention_jax as aj
+from attention_jax.functional.table import lookup
 from tests.functional.alignment_cases import ALIGNMENT_CASES, TEST_TIME_CASES, resize_arguments, sample_noise
 from tests.functional.cases import CHANNELS, FEATURES, SCORE_CASES, S, draw, location_sensitive
 
@@ -139,8 +141,66 @@ def test_half_precision_equals_the_literal_loop_in_float32_without_implicit_prom
   rounded = {name: jax.tree.map(to_float64, value) for name, value in arguments.items()}
   if 'mask' in arguments:
     rounded['mask'] = case.arguments['mask']
-  atol = 1e-5 if module is aj.alignments else 0.03
-  assert_near(without_state(actual), without_state(case.reference(**rounded)), atol=atol)
+  assert_near(without_state(actual), without_state(case.reference(**rounded)), atol=1e-5)
+
+
+@pytest.mark.parametrize('implementation', ['xla', 'flash'])
+@pytest.mark.parametrize('score', ['general', 'low_rank'])
+def test_products_inside_of_a_score_may_exceed_float16(score, implementation):
+  query = jnp.full((1, 64), 30.0, jnp.float16)
+  key = jnp.asarray(1e-3 * np.random.default_rng(0).normal(size=(5, 64)), jnp.float16)
+  w = jnp.full((64, 64), 50.0, jnp.float16)  # q W = 96000
+  params = {'w': w} if score == 'general' else {'u': w, 'v': jnp.eye(64, dtype=jnp.float16)}
+  scores = np.float64(query) @ np.float64(w) @ np.float64(key).T
+  assert np.all(np.abs(scores) < 1300)
+  options = {'score': score, 'params': {'score': params}, 'implementation': implementation}
+  weights = jax.jit(lambda: aj.attend(query, key, key, **options).weights)()
+  np.testing.assert_allclose(weights, scipy.special.softmax(scores, axis=-1), atol=1e-6)
+
+
+def test_positions_without_fertility_may_exceed_float16():
+  arguments = {'coverage': jnp.ones(2), 'u': jnp.zeros(1, jnp.float16), 'v': jnp.ones(1, jnp.float16)}
+  w = jnp.full(1, -100.0, jnp.float16)  # Φ = 1e-6
+  query, key = jnp.ones(1, jnp.float16), jnp.ones((2, 1), jnp.float16)
+  scores = jax.jit(lambda: aj.scores.fertility(query, key, **arguments, w=w))()
+  np.testing.assert_allclose(scores, np.tanh([2.0, 2.0]), rtol=1e-6)
+
+
+@pytest.mark.parametrize('size', [1e-20, 1e-3, 1.0, 1e25])
+@pytest.mark.parametrize('epsilon', [0.0, 1e-6])
+def test_normed_dot_equals_root_mean_square_normalisation_with_an_epsilon(size, epsilon):
+  query = size * draw(8, seed=1)
+  key = size * draw(5, 8)
+  gains = draw(8, seed=2), draw(8, seed=3)
+
+  def normalise(x):
+    return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + epsilon)
+
+  expected = (gains[0] * normalise(query)) @ (gains[1] * normalise(key)).T / np.sqrt(8)
+  query, key, *gains = (jnp.asarray(x, jnp.float32) for x in (query, key, *gains))
+  params = dict(zip(('query_gain', 'key_gain'), gains, strict=True))
+  row = lookup(f'normed_dot(epsilon={epsilon})', aj.SCORES, 'score')
+
+  @jax.jit
+  def run(query, key, params):
+    q, k = row.form.fn(query, key, **params)
+    return row.fn(query, key, **params), k @ q
+
+  for scores in run(query, key, params):
+    np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5 * abs(expected).max())
+
+
+def test_normed_dot_of_zero_vectors_with_an_epsilon_has_finite_gradients():
+  zero = jnp.zeros(3), jnp.zeros((2, 3))
+  gains = {'query_gain': jnp.ones(3), 'key_gain': jnp.ones(3)}
+
+  def total(query, key):
+    return aj.scores.normed_dot(query, key, **gains, epsilon=1e-6).sum()
+
+  value, gradients = jax.jit(jax.value_and_grad(total, argnums=(0, 1)))(*zero)
+  assert value == 0 and not any(np.any(gradient) for gradient in gradients)
+  with pytest.raises(aj.UserError, match='normed_dot: epsilon must be at least 0, got -1'):
+    aj.scores.normed_dot(*zero, **gains, epsilon=-1.0)
 
 
 @every_row

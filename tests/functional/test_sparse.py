@@ -37,6 +37,32 @@ def test_limits_of_entmax_are_softmax_and_hardmax():
   np.testing.assert_allclose(entmax(5 * scores, mask, alpha=9.0), aj.alignments.hardmax(scores, mask), atol=0.01)
 
 
+@pytest.mark.parametrize('alpha', [20.0, 1e30])
+def test_gradients_of_a_large_alpha_are_finite(alpha):
+  """The slope of 1000 equal weights is 1000^18 for α = 20, which exceeds float32."""
+  size = 1000
+  scores, mask = jnp.zeros(size), jnp.ones(size, bool)
+
+  def gradient_of(cotangent, scores=scores):
+    weights, pullback = jax.vjp(lambda scores: aj.alignments.entmax(scores, mask, alpha=alpha), scores)
+    return weights, *pullback(cotangent)
+
+  weights, gradient = jax.jit(gradient_of)(jnp.linspace(-1.0, 1.0, size))
+  np.testing.assert_allclose(weights, 1 / size, rtol=1e-4)
+  assert np.all(np.isfinite(gradient)) and np.all(np.diff(gradient) > 0)
+  np.testing.assert_array_equal(jax.jit(gradient_of)(jnp.zeros(size))[1], 0.0)
+
+
+def test_the_gradient_of_a_large_alpha_equals_the_formula():
+  with jax.enable_x64(True):
+    cotangent = jnp.linspace(-1.0, 1.0, 1000)
+
+    def total(scores):
+      return aj.alignments.entmax(scores, jnp.ones(1000, bool), alpha=20.0) @ cotangent
+
+    np.testing.assert_allclose(jax.jit(jax.grad(total))(jnp.zeros(1000)), 1000.0**18 * cotangent, rtol=1e-6)
+
+
 @pytest.mark.parametrize('alpha', [1.1, 1.5, 2.0, 2.7])
 def test_gradients_for_scores_and_alpha_equal_numeric_gradients(alpha):
   with jax.enable_x64(True):

@@ -1,5 +1,7 @@
 """The step interface: the documented scan over a batch, specs as for `attend`, and its errors."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +30,41 @@ def test_the_documented_scan_over_a_batch_equals_attend():
   np.testing.assert_allclose(attended.context, expected.context, rtol=1e-5, atol=1e-6)
   np.testing.assert_allclose(carry.coverage, expected.weights.sum(1), rtol=1e-5)
   assert np.all(carry.step == 3)
+
+
+@pytest.mark.parametrize('alignment', ['entmax15', 'monotonic'])
+def test_numpy_arrays_are_accepted_inside_of_a_scan(alignment):
+  key, queries = np.eye(4, dtype=np.float32), np.ones((2, 3, 4), np.float32)
+  mask = np.array([[True, True, False, True], [True, False, True, True]])
+
+  def run(queries, mask):
+    def step(carries, query):
+      def one(carry, query, mask):
+        memory = aj.remember(key, key, mask, alignment=alignment)
+        return aj.attend_step('dot', alignment, None, carry, query, memory)
+
+      return jax.vmap(one)(carries, query, mask)
+
+    carries = jax.vmap(lambda _: aj.init_carry('dot', alignment, 4))(queries[:, 0])
+    return jax.lax.scan(step, carries, queries.swapaxes(0, 1))[1].weights
+
+  np.testing.assert_array_equal(jax.jit(lambda: run(queries, mask))(), jax.jit(run)(queries, mask))
+
+
+@pytest.mark.parametrize('alignment', ['softmax', 'monotonic', 'mocha', 'forward', 'latent_monotonic', 'hard'])
+def test_float64_queries_keep_the_dtype_of_the_carry(alignment):
+  with jax.enable_x64(True):
+    queries, key = np.ones((3, 4)), np.eye(4)
+    params = aj.init_params(jax.random.key(0), score='dot', alignment=alignment, query=4, key=4, features=4)
+
+    def run(dtype):
+      memory = aj.remember(key, key, params=params, alignment=alignment)
+      carry = aj.init_carry('dot', alignment, 4, dtype)
+      return jax.lax.scan(lambda c, q: aj.attend_step('dot', alignment, params, c, q, memory), carry, queries)
+
+    for dtype in (jnp.float32, jnp.float64):
+      carry, attended = jax.eval_shape(functools.partial(run, dtype))
+      assert carry.previous.dtype == dtype and attended.weights.dtype == jnp.float64
 
 
 def test_masked_content_does_not_reach_the_memory():

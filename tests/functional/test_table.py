@@ -1,13 +1,14 @@
 """Tables of variants: rows that contradict their function raise, and so do invalid specs."""
 
 import functools
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 import attention_jax as aj
-from attention_jax.functional.table import Param, Row, check_table, init_row_params, lookup
+from attention_jax.functional.table import INITIALIZERS, SIZES, Param, Row, check_table, init_row_params, lookup
 
 
 def plain(query, key):
@@ -96,6 +97,9 @@ def test_a_consistent_table_is_returned():
       aj.ALIGNMENTS,
       r"^unknown kind 'sofmax' \(did you mean 'softmax'\?\); expected one of: addr.*, windowed$",
     ),
+    ('sink', aj.ALIGNMENTS, r"^unknown kind 'sink' \(did you mean 'sink_softmax'\?\); expected one of: "),
+    ('scaled-dot', aj.SCORES, r"^cannot parse kind 'scaled-dot' \(did you mean 'scaled_dot'\?\); expected 'name' or "),
+    ('low-rank(rank=2)', aj.SCORES, r"^cannot parse kind 'low-rank\(rank=2\)' \(did you mean 'low_rank'\?\); "),
     ('bahdanau', aj.SCORES, r"^unknown kind 'bahdanau'; expected one of: additive, concat, "),
     ('softmax(temprature=1)', aj.ALIGNMENTS, r"'softmax': 'temprature' \(did you mean 'temperature'"),
     ('dot(scale=2)', aj.SCORES, "kind 'dot' has no options, got 'scale'"),
@@ -117,6 +121,42 @@ def test_lookup_accepts_rows_and_functions():
   assert lookup(row, aj.SCORES, 'score') is row
   assert lookup(plain, aj.SCORES, 'score') == row
   assert lookup('dot', aj.SCORES, 'score').fn is aj.scores.dot
+
+
+def test_every_number_of_axes_has_a_default_initialiser():
+  shapes = {'matrix': ('query', 'key'), 'vector': ('query',), 'scalar': (), 'tensor': ('key', 'query', 'features')}
+
+  def score(query, key, *, matrix, vector, scalar, tensor):
+    return key @ vector
+
+  row = Row(score, params={name: Param(shape) for name, shape in shapes.items()})
+  params = init_row_params(jax.random.key(0), row, {'query': 500, 'key': 3, 'value': 3, 'features': 2})
+  assert {name: param.shape for name, param in params.items()} == {
+    'matrix': (500, 3),
+    'vector': (500,),
+    'scalar': (),
+    'tensor': (3, 500, 2),
+  }
+  np.testing.assert_allclose(500 * np.mean(params['vector'] ** 2), 1, atol=0.15)
+  assert np.abs(params['vector']).max() <= (3 / 500) ** 0.5 and params['scalar'] == 1
+
+
+def test_the_tutorial_lists_sizes_and_initialisers():
+  page = (Path(__file__).parents[2] / 'docs/tutorials/variant.md').read_text()
+  assert [name for name in SIZES if f'| `{name}` |' not in page] == []
+  assert [name for name in INITIALIZERS if f"| `'{name}'`" not in page] == []
+
+
+@pytest.mark.parametrize('spec', [jax.nn.softmax, Row(jax.nn.softmax), 'mine'])
+def test_a_function_with_another_second_argument_raises(spec):
+  table = {**aj.ALIGNMENTS, 'mine': Row(jax.nn.softmax)}
+  message = r"must be \(scores, mask\), got softmax\(x, axis=-1, where=None\) \(did you mean 'softmax'\?\)$"
+  with pytest.raises(aj.UserError, match=f'^alignment: .*{message}'):
+    lookup(spec, table, 'alignment')
+
+
+def test_a_mask_may_have_the_default_none():
+  assert lookup(lambda scores, mask=None: scores, aj.ALIGNMENTS, 'alignment').params == {}
 
 
 def test_a_spec_fixes_a_parameter_of_remember():

@@ -7,10 +7,16 @@ import pytest
 from attention_jax.data.batching import gather
 from attention_jax.data.encoding import encode
 from attention_jax.data.right_to_left import RightToLeft
-from attention_jax.data.text import Corpus
+from attention_jax.data.text import Corpus, normalize_corpus
 from attention_jax.data.vocab import train
 from attention_jax.errors import UserError
-from attention_jax.inference.evaluation import TeacherForcedScorer, alignment_metrics, evaluate_corpus, select_texts
+from attention_jax.inference.evaluation import (
+  TeacherForcedScorer,
+  alignment_metrics,
+  evaluate_corpus,
+  select_texts,
+  text_metrics,
+)
 from attention_jax.inference.predictor import Predictor
 from attention_jax.models.encoder_decoder import ModelConfig, build
 from attention_jax.tokens import UNK
@@ -176,3 +182,10 @@ def test_hypotheses_of_grouped_references_must_be_equal():
   with pytest.raises(UserError, match='hypotheses 1 and 3 differ, but belong to the same source'):
     select_texts(corpus, corpus.target, {'group_references': True})
   assert select_texts(corpus, corpus.target, {'group_references': False}).hypotheses == corpus.target
+
+
+def test_hypotheses_are_normalised_as_the_corpus_is():
+  corpus = normalize_corpus(Corpus(['a'], ['fu\u0308r']), 'NFC')
+  options = {'metrics': ('exact_match',), 'group_references': False}
+  for hypothesis in ('für', 'fu\u0308r'):
+    assert text_metrics(corpus, [hypothesis], options)['exact_match'].value == 100

@@ -73,3 +73,9 @@ def test_a_model_that_predicts_the_end_first_cannot_stream():
   vocabulary = vocab.train('char', LINES)
   with pytest.raises(UserError, match='right_to_left predicts the end of a line first'):
     StreamingTranslator(None, {}, vocabulary, RightToLeft(vocabulary), max_length=5)
+
+
+def test_bytes_of_characters_cannot_be_streamed():
+  vocabulary = vocab.train('subword(size=300, byte_fallback=True)', LINES * 3)
+  with pytest.raises(UserError, match='expected a vocabulary without byte_fallback'):
+    StreamingTranslator(None, {}, vocabulary, vocabulary, max_length=5)

@@ -1,5 +1,6 @@
 """The public `attend`: errors with the names and shapes of arguments and what is expected, and batch axes."""
 
+import functools
 import sys
 
 import jax
@@ -109,17 +110,87 @@ def test_error_inside_a_custom_score_keeps_its_type():
     aj.attend(**ARGUMENTS, score=branching_score)
 
 
-@pytest.mark.parametrize(('score', 'implementation'), [('dot', 'flash'), ('additive', 'factored')])
-def test_implementations_without_second_derivatives_raise(score, implementation):
-  query = jnp.ones((T, D))
-  params = aj.init_params(jax.random.key(0), score=score, query=D, key=D, features=D)
+REVERSE_MODE_ONLY = [
+  ('dot', 'flash', 3),
+  ('additive', 'factored', 3),
+  *((score, 'auto', size) for score in ('scaled_dot', 'additive', 'location_sensitive') for size in (3, 300)),
+]
+
+
+@pytest.mark.parametrize(('score', 'implementation', 'size'), REVERSE_MODE_ONLY)
+def test_implementations_without_forward_mode_and_second_derivatives_raise_at_every_size(score, implementation, size):
+  query = jnp.ones((2, size, D))
+  params = aj.init_params(jax.random.key(0), score=score, query=D, key=D, features=2)
 
   def total(query, implementation=implementation):
     return aj.attend(query, query, query, score=score, params=params, implementation=implementation).context.sum()
 
-  with pytest.raises(aj.UserError, match=f"'{implementation}' has no second derivatives; use 'xla' or 'chunked'"):
-    jax.eval_shape(jax.hessian(total), query)
-  assert jax.eval_shape(jax.hessian(lambda query: total(query, 'xla')), query).shape == (T, D, T, D)
+  no_second = f"'{implementation}' has no second derivatives; use 'xla'"
+  for transformed in (jax.hessian(total), jax.grad(lambda query: jax.grad(total)(query).sum())):
+    with pytest.raises(aj.UserError, match=no_second):
+      jax.eval_shape(transformed, query)
+  no_forward = f"'{implementation}' has no forward-mode derivatives .*; use 'xla'"
+  with pytest.raises(aj.UserError, match=no_forward):
+    jax.jit(lambda query: jax.jvp(total, (query,), (query,)))(query)
+  definition = functools.partial(total, implementation='xla')
+  assert jax.eval_shape(jax.hessian(definition), query).shape == (2, size, D, 2, size, D)
+  assert jax.eval_shape(jax.jacfwd(definition), query).shape == query.shape
+
+
+def test_eager_forward_mode_of_auto_raises_in_the_call():
+  def total(query):
+    return aj.attend(query, query, query, implementation='auto').context.sum()
+
+  query = jnp.ones((T, D))
+  transformed = (
+    lambda query: jax.jvp(total, (query,), (query,)),
+    jax.jacfwd(total),
+    lambda query: jax.linearize(total, query)[1](query),
+  )
+  for run in transformed:
+    with pytest.raises(aj.UserError, match=r"'auto' has no forward-mode derivatives .*; use 'xla'"):
+      run(query)
+
+
+@pytest.mark.parametrize('score', ['scaled_dot', 'location_sensitive'])
+def test_reverse_mode_of_auto_equals_that_of_the_definition(score):
+  """In loops, with recomputation, mapped, and stepwise."""
+  query = jax.random.normal(jax.random.key(1), (2, 2, T, D))
+  params = aj.init_params(jax.random.key(0), score=score, query=D, key=D, features=2)
+
+  def objective(params, query, implementation):
+    @jax.checkpoint
+    def layer(query, _):
+      attended = aj.attend(query, query, query, score=score, params=params, implementation=implementation)
+      return query + attended.context, attended.weights.max()
+
+    query, weights = jax.lax.scan(layer, query, length=2)
+    return query.sum() + weights.sum()
+
+  @jax.jit
+  def gradients(params, query):
+    def gradient_of(implementation):
+      return jax.vmap(jax.grad(functools.partial(objective, implementation=implementation), (0, 1)), (None, 0))
+
+    return gradient_of('auto')(params, query), gradient_of('xla')(params, query)
+
+  actual, expected = gradients(params, query)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), actual, expected)
+
+
+def test_single_steps_of_auto_have_reverse_mode_alone():
+  row = aj.SCORES['coverage'], aj.ALIGNMENTS['softmax']
+  params = aj.init_params(jax.random.key(0), score='coverage', query=D, key=D, features=D)
+  memory = aj.Memory(jnp.ones((S, D)), jnp.ones((S, V)), jnp.ones(S, bool))
+  carry = definition.init_carry(*row, S)
+
+  def context(query):
+    _, attended = IMPLEMENTATIONS['auto'].attend_step(*row, definition.without_key(params), carry, query, memory)
+    return attended.context.sum()
+
+  with pytest.raises(aj.UserError, match="'auto' has no forward-mode derivatives"):
+    jax.jit(jax.jacfwd(context))(jnp.ones(D))
+  assert jax.eval_shape(jax.jacrev(context), jnp.ones(D)).shape == (D,)
 
 
 def test_attend_step_rejects_a_projection_of_the_key():

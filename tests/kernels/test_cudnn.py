@@ -48,6 +48,16 @@ def assert_close(x, y, tolerance=0.03):
   np.testing.assert_allclose(x.astype(jnp.float32), y.astype(jnp.float32), rtol=tolerance, atol=tolerance)
 
 
+def test_factors_that_exceed_float16_are_balanced_without_a_change_of_their_products():
+  q, k = 96000.0 * draw((T, D), jnp.float32), 1e-3 * draw((S, D), jnp.float32)
+  q = q.at[:, 0].set(0.0)
+  balanced = [x.astype(jnp.float16) for x in cudnn._balance(q, k)]
+  assert all(np.all(np.isfinite(x)) for x in balanced)
+  balanced_q, balanced_k = (np.asarray(x, np.float32) for x in balanced)
+  np.testing.assert_allclose(balanced_q @ balanced_k.T, q @ k.T, rtol=0.01, atol=0.2)
+  jax.tree.map(np.testing.assert_array_equal, cudnn._balance(k, k), (k, k))  # unchanged where nothing exceeds it
+
+
 @pytest.mark.parametrize(
   'bias', [pytest.param(None, id='plain', marks=pytest.mark.long), pytest.param(BIAS, id='biased')]
 )

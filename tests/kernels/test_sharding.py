@@ -5,14 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.custom_batching import sequential_vmap
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import attention_jax as aj
 from attention_jax.kernels import auto
 from attention_jax.kernels.sharding import batch_mesh_axis, shard_over_rows
 from attention_jax.kernels.target import compile_for, kernel_platform
-from tests.functional.helpers import Problem, loss, make_problem
+from tests.functional.alignment_cases import CORE_PAIRS
+from tests.functional.helpers import Problem, attend, loss, make_problem
+from tests.sampled_cases import sample_cases
 
 B, N, T, S = 4, 2, 6, 9
 TOLERANCE = {'rtol': 1e-4, 'atol': 1e-5}
@@ -76,6 +78,69 @@ def test_rows_that_an_explicit_mesh_splits_are_an_error_of_kernels_with_loops_an
     attended = aj.attend(rows, rows, rows, mask, implementation='auto')
     assert attended.context.sharding.spec[0] == 'data'
     np.testing.assert_array_equal(attended.context, rows)
+
+
+# The rows whose loops carry numbers always run, as does a sample of the others.
+CARRY_NUMBERS = ('entmax', 'hard', 'forward_agent')
+SAMPLED_PAIRS = [
+  pytest.param(*pair) if pair[1] in CARRY_NUMBERS else case
+  for pair, case in zip(CORE_PAIRS, sample_cases(CORE_PAIRS, 16), strict=True)
+]
+
+
+@pytest.mark.parametrize('axis_type', ['Explicit', 'Auto'])
+@pytest.mark.parametrize(('score', 'alignment'), SAMPLED_PAIRS)
+def test_every_row_computes_rows_that_a_mesh_of_eight_devices_splits(score, alignment, axis_type):
+  """With an rng, so that alignments sample, and with one query for all rows of the memory."""
+  problem = make_problem(score, alignment, (8,))
+  mask = aj.padding_mask(jnp.arange(8) % 8, 7)[:, None]
+  options = {'rng': jax.random.key(1), 'deterministic': False}
+
+  @jax.jit
+  def run(problem, query, mask):
+    def both(problem):
+      total, attended = loss(score, alignment, problem, mask, **options)
+      shared_query = attend(score, alignment, problem._replace(query=query), mask, **options)
+      return total + shared_query.context.sum(), (attended, shared_query)
+
+    return jax.value_and_grad(both, has_aux=True)(problem)
+
+  expected = run(problem, problem.query[0], mask)
+  mesh = jax.make_mesh((8,), ('data',), axis_types=(getattr(AxisType, axis_type),))
+  replicated = NamedSharding(mesh, P())
+  rows = NamedSharding(mesh, P('data'))
+  sharded = jax.device_put((problem, problem.query[0], mask), (Problem(replicated, rows, rows, rows), replicated, rows))
+  with jax.set_mesh(mesh):
+    result = run(*sharded)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **TOLERANCE), result, expected)
+
+
+@pytest.mark.parametrize('score', ['additive', pytest.param('coverage', marks=pytest.mark.long)])
+def test_dropout_of_the_module_attention_on_an_explicit_mesh(score, rng):
+  module = aj.Attention(score=score, alignment='hard', features=8, heads=2, dropout=0.3, implementation='xla')
+  rows = [jnp.asarray(np.random.default_rng(i).normal(size=(8, T, 5)), jnp.float32) for i in range(2)]
+
+  def call(module, query, encoded):
+    memory = module.remember(encoded, jnp.ones((8, T), bool))
+    _, step = module(module.init_carry(memory), query[:, 0], memory, deterministic=False)
+    return step, module.parallel(query, memory, deterministic=False)
+
+  params = jax.jit(lambda: module.init(rng, *rows, method=call))()
+  run = jax.jit(lambda *rows: module.apply(params, *rows, method=call, rngs={'attention': rng}))
+  expected = run(*rows)
+  mesh = jax.make_mesh((8,), ('data',), axis_types=(AxisType.Explicit,))
+  with jax.set_mesh(mesh):
+    result = run(*jax.device_put(rows, NamedSharding(mesh, P('data'))))
+  assert result[1].context.sharding.spec[0] == 'data'
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **TOLERANCE), result, expected)
+
+
+def test_rows_that_an_explicit_mesh_splits_in_two_ways_raise():
+  mesh = jax.make_mesh((2, B), ('data', 'fsdp'), axis_types=(AxisType.Explicit,) * 2)
+  with jax.set_mesh(mesh):
+    query, key = (jax.device_put(jnp.ones((8, T, 3)), NamedSharding(mesh, P(axis))) for axis in ('data', 'fsdp'))
+    with pytest.raises(aj.UserError, match='split alike along batch axis 0, got mesh axes data and fsdp'):
+      aj.attend(query, key, key)
 
 
 def test_nested_vmaps_stay_sharded(mesh):

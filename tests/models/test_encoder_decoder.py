@@ -168,3 +168,17 @@ def test_initial_parameters_are_finite_and_a_function_of_the_seed():
 
 def test_shift_right_prepends_bos():
   np.testing.assert_array_equal(shift_right(jnp.array([[5, 6, 2], [7, 2, 0]])), [[BOS, 5, 6], [BOS, 7, 2]])
+
+
+@pytest.mark.parametrize('alignment', ['sparsemax', 'entmax15', 'entmax'])
+def test_numpy_inputs_are_accepted(alignment):
+  model = build_with(decoder='luong(features=8)', embedding=4, attention=ATTENTION | {'alignment': alignment})
+  source, mask, target = (np.asarray(x) for x in inputs(sizes=(SOURCE_WORDS, TARGET_WORDS)))
+
+  def run(*args):
+    variables = model.init(jax.random.key(0), *args)
+    carry, memory = model.apply(variables, *args[:2], 4, method='start')
+    return model.apply(variables, *args), model.apply(variables, carry, target[:, 0], memory, method='step')
+
+  shapes = jax.tree.map(jnp.shape, jax.eval_shape(run, source, mask, target))
+  assert jax.tree.map(jnp.shape, jax.eval_shape(lambda: run(source, mask, target))) == shapes

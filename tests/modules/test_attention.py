@@ -236,6 +236,118 @@ def test_each_query_may_have_its_own_mask():
     assert_close(jax.tree.map(lambda x, t=t: x[:, t], attended), jax.tree.map(lambda x, t=t: x[:, t], row))
 
 
+@pytest.mark.parametrize('heads', [1, 2])
+def test_masks_of_flax_and_shared_masks_are_accepted(heads):
+  module = aj.Attention('dot', 'softmax', FEATURES, heads)
+  query, encoded = make_inputs('dot', heads)
+  params = parameters(module, query, encoded)
+  run = jax.jit(functools.partial(module.apply, method=attend_all))
+  window = np.array(aj.window_mask(S, 1, 2)[:T])
+  each_query = MASK[:, None] & window[None]
+  equal_masks = {
+    'of each row': [MASK, MASK[:, None], MASK[:, None, None], np.asarray(MASK)],
+    'of each query': [each_query, each_query[:, None]],
+    'shared by all rows': [
+      jnp.broadcast_to(window, (B, T, S)),
+      window[None],
+      window[None, None],
+      jnp.asarray(window)[None],
+    ],
+    'none': [jnp.ones((B, S), bool), None, jnp.ones((1, S), bool)],
+  }
+  for first, *others in equal_masks.values():
+    expected = run(params, query, encoded, first)
+    for mask in others:
+      assert_same(run(params, query, encoded, mask), expected)
+
+
+@pytest.mark.parametrize(
+  ('call', 'message'),
+  [
+    (
+      lambda m, q, k: m.remember(k, jnp.ones((T, S), bool)),
+      r'mask must be \[B, S\] = \[2, 7\], .*, got \[3, 7\]; pass',
+    ),
+    (
+      lambda m, q, k: m.remember(k, jnp.ones(S, bool)),
+      r'mask must be .* got \[7\]; pass a mask \[T, S\] .* mask\[None\]',
+    ),
+    (lambda m, q, k: m.remember(k, jnp.ones((B, 2, T, S), bool)), r'mask must be .* got \[2, 2, 3, 7\]'),
+    (lambda m, q, k: m.remember(k, jnp.ones((B, S - 1), bool)), r'mask must be .* got \[2, 6\]'),
+    (lambda m, q, k: m.remember(k, jnp.ones((B, S))), 'mask must be bool, True = may be attended to, got float32'),
+    (lambda m, q, k: m.remember(k[0]), r'encoded must be \[B, S, D\] .* got \[7, 5\] and \[7, 5\]; add a batch axis'),
+    (lambda m, q, k: m.remember(k, value=k[:, 1:]), r'value \[B, S, V\], got \[2, 7, 5\] and \[2, 6, 5\]'),
+    (lambda m, q, k: m.parallel(q[0], m.remember(k)), r'query must be \[B, T, D\] with B = 2, .* got \[3, 5\]; add'),
+    (lambda m, q, k: m.parallel(q[:1], m.remember(k)), r'query must be \[B, T, D\] with B = 2, .* got \[1, 3, 5\]'),
+    (lambda m, q, k: m.parallel(q, k), r'memory must be a Memory, as remember returns it, got float32 \[2, 7, 5\]'),
+    (
+      lambda m, q, k: m.parallel(q, m.remember(k, jnp.ones((B, T + 1, S), bool))),
+      r'with the T of the queries, got mask \[2, 4, 7\] and query \[2, 3, 5\]',
+    ),
+    (
+      lambda m, q, k: m(q, k, k),
+      r'a call takes \(carry, query \[B, D\], memory\), .* got float32 \[2, 3, 5\], .* parallel',
+    ),
+    (lambda m, q, k: step(m, q, k), r'query must be \[B, D\] with B = 2, .* got \[2, 3, 5\]'),
+    (lambda m, q, k: step(m, q[:, 0], k, jnp.ones((B, T, S), bool)), r'mask \[2, 3, 7\] and query \[2, 5\]'),
+    (lambda m, q, k: step(m, q[:, 0], k, position=jnp.zeros(B, int)), r'position must be one number .* int32 \[2\]'),
+  ],
+)
+def test_arguments_of_another_shape_are_one_line(call, message):
+  module = aj.Attention('dot').bind({})
+  with pytest.raises(aj.UserError, match=f'^attention: .*{message}') as error:
+    call(module, draw(B, T, QUERY), draw(B, S, QUERY))
+  assert '\n' not in str(error.value)
+
+
+def step(module, query, encoded, mask=None, position=None):
+  memory = module.remember(encoded, mask)
+  return module(module.init_carry(memory), query, memory, position=position)
+
+
+def test_the_rng_may_have_the_name_dropout():
+  module = aj.Attention('dot', 'gumbel', FEATURES)
+  query, encoded = make_inputs('dot')
+
+  def run(**rngs):
+    def attend(module):
+      return module.parallel(query, module.remember(encoded), deterministic=False).weights
+
+    return module.apply({}, method=attend, rngs=rngs)
+
+  rng, other = jax.random.split(jax.random.key(0))
+  sampled = jax.jit(lambda: [run(dropout=rng), run(attention=rng, dropout=other), run(attention=other, dropout=rng)])()
+  assert_same(sampled[0], sampled[1])
+  assert np.any(sampled[0] != sampled[2])
+
+
+def test_the_carry_has_the_dtype_of_the_weights():
+  with jax.enable_x64(True):
+    for dtype, expected in ((jnp.float64, jnp.float64), (jnp.float32, jnp.float32), (jnp.bfloat16, jnp.float32)):
+      module = aj.Attention('coverage', 'monotonic', FEATURES, dtype=dtype)
+
+      def run(module):
+        memory = module.remember(np.ones((B, S, ENCODED)))
+        carry = module.init_carry(memory)
+        return carry, *module(carry, np.ones((B, QUERY)), memory)
+
+      before, after, attended = jax.eval_shape(
+        lambda m=module, run=run: m.init_with_output(jax.random.key(0), method=run)[0]
+      )
+      assert jax.tree.map(lambda x: x.dtype, before) == jax.tree.map(lambda x: x.dtype, after)
+      assert before.previous.dtype == attended.weights.dtype == expected
+
+
+@pytest.mark.parametrize('alignment', ['entmax15', 'mocha'])
+def test_numpy_arrays_are_accepted_inside_of_a_scan(alignment):
+  module = aj.Attention('additive', alignment, FEATURES, 2)
+  query, encoded = (np.asarray(x) for x in make_inputs('additive', 2))
+  mask = np.asarray(MASK)
+  params = jax.tree.map(np.asarray, parameters(module, query, encoded))
+  result = jax.jit(lambda: both_ways(module, params, query, encoded, mask))()
+  assert_close(result, run_both_ways(module, params, query, encoded, mask))
+
+
 @sampled_rows
 @pytest.mark.parametrize('heads', [pytest.param(1, marks=pytest.mark.long), 2])
 def test_contexts_are_bfloat16_and_weights_float32(score, alignment, heads):

@@ -254,6 +254,14 @@ def test_one_folder_is_no_ensemble(trained):
   assert run.steps == (2,) and not isinstance(run.params, tuple)
 
 
+def test_an_existing_folder_with_a_comma_in_its_name_is_one_run(trained, tmp_path):
+  folder = tmp_path / 'score=dot,seed=1'
+  shutil.copytree(trained.folder, folder)
+  assert open_run_or_ensemble(str(folder), '2').folder == folder
+  assert runs.split_commas(str(folder / 'config.json'), '--hypotheses') == [str(folder / 'config.json')]
+  assert runs.split_commas(f'{tmp_path}/score=dot,a', 'workdir') == [f'{tmp_path}/score=dot', 'a']
+
+
 def test_runs_with_different_vocabularies_are_no_ensemble(trained, copy):
   path = copy / 'vocabulary.source.json'
   content = json.loads(path.read_text('utf-8'))
