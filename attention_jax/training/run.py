@@ -171,6 +171,11 @@ class TrainedRun:
   def check(self, update: int, loss: float, gradient_norm: float) -> None:
     """Checks the loss and the gradient of an update, and records a spike of the loss.
 
+    Args:
+      update: number of the update, from 1.
+      loss: its loss.
+      gradient_norm: the norm of its gradient.
+
     Raises:
       UserError: if one of them is not finite, unless such updates are skipped, and there are at most MAX_SKIPPED in a
         row.
@@ -197,6 +202,12 @@ class TrainedRun:
 
   def evaluate(self, step: int, state: TrainState, evaluate: Evaluate, signals: StopSignals) -> None:
     """Evaluates a state, saves it if it is the best one so far, and decides whether training stops.
+
+    Args:
+      step: the step of the state.
+      state: the state.
+      evaluate: state -> metrics by name.
+      signals: the signals that stop an evaluation.
 
     Raises:
       Interrupted: if a signal has stopped the evaluation.
