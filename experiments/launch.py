@@ -120,7 +120,6 @@ def launch(main: Callable[..., None], takes_positional: bool = False) -> None:
       raise UserError(f"unexpected argument '{positional[0]}'; flags are written --name=value")
     _add_variants()
     main(*([positional] if takes_positional else []))
-    _upload_outputs()
     sys.stdout.flush()
   except UserError as error:
     _exit_with_errors(error.lines)
@@ -257,12 +256,6 @@ def _enable_compilation_cache() -> None:
     jax.config.update('jax_compilation_cache_dir', cache_folder('compiled'))
   if 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS' not in os.environ:
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
-
-
-def _upload_outputs() -> None:
-  """Uploads what a program has written into run folders behind URLs."""
-  if module := sys.modules.get('attention_jax.systems.remote_runs'):
-    module.upload_outputs(lambda line: print(line, file=sys.stderr))
 
 
 def _add_variants() -> None:

@@ -1,8 +1,7 @@
-"""Repeats an update whose loss or gradient was not finite, and prints which parameters, gradients and rows are not.
+"""Repeats an update, and prints which parameters, gradients and rows are not finite.
 
-python -m experiments.replay --workdir=runs/dates
-python -m experiments.replay --workdir=runs/dates --update=1234
-python -m experiments.replay --workdir=runs/dates_of_eight_seeds --seed=3
+python -m experiments.replay --workdir=runs/dates --step=1234
+python -m experiments.replay --workdir=runs/dates_of_eight_seeds/seed_3 --step=1234
 """
 
 from experiments.process_settings import prepare_process
@@ -12,20 +11,19 @@ if __name__ == '__main__':
 
 from absl import flags
 
-from experiments.launch import FLAGS, launch, require_flag
+from experiments.launch import launch, require_flag
 
-flags.DEFINE_string('workdir', None, 'the folder of a run that has stored a batch')
-flags.DEFINE_integer('update', 0, 'number of the update; by default the first of which the batch is stored', 0)
-flags.DEFINE_integer('seed', None, 'which of several runs side by side; by default the first that is not finite')
+flags.DEFINE_string('workdir', None, 'the folder of a run')
+flags.DEFINE_integer('step', None, 'number of the update, as the message about it states', 1)
 
 
 def main() -> None:
   """Repeats an update of the run of --workdir, and prints what is not finite."""
   from attention_jax.systems.replay import replay
 
-  result = replay(require_flag('workdir'), FLAGS.update, FLAGS.seed)
+  result = replay(require_flag('workdir'), require_flag('step'))
   repeated = result.update - 1 - result.start
-  print(f'update {result.update} of seed {result.seed}, after {repeated} repeated updates from step {result.start}')
+  print(f'update {result.update}, after {repeated} repeated updates from step {result.start}')
   print(f'loss {result.loss:.6g}, gradient norm {result.grad_norm:.6g}')
   for label, values in (
     ('parameters that are not finite before the update', result.params),

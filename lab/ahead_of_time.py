@@ -21,8 +21,8 @@ from attention_jax.systems.costs import count_in_jaxpr, matmul_flop
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.translation import initial_params
 from attention_jax.training.anneal import make_anneal
+from attention_jax.training.config import Training
 from attention_jax.training.frozen import freeze_loss
-from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import describe_placement, row_devices, sharding, state_shardings

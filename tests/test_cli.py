@@ -121,7 +121,7 @@ def test_wheels_for_an_index_require_versions_of_each_other(wheels):
 LEAN_PROGRAM = """
 import attention_jax as aj
 print(aj.Attention.__name__, aj.analysis.alignment_error_rate([(0, 0)], [(0, 0)], []))
-for code in ('aj.systems', 'from attention_jax import models', 'from attention_jax.training.loop import fit'):
+for code in ('aj.systems', 'from attention_jax import models', 'from attention_jax.training.train import fit'):
   try:
     exec(code)
   except ModuleNotFoundError as error:

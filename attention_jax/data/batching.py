@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -261,22 +261,6 @@ class Batches:
     if self._resegment:
       return gather(self._resegment(epoch, rows, bucket), np.arange(len(rows)), bucket)._replace(index=_index(rows))
     return gather(self._encoded, rows, bucket, links=self._links)
-
-
-class StackedBatches:
-  """Batches of several runs: those of one step, which have the same shape, stacked along a new first axis."""
-
-  def __init__(self, runs: Sequence[Any]):
-    """Stores the batches of each run: `run[step]` is a NamedTuple; each field is an array or None."""
-    self._runs = runs
-
-  def __getitem__(self, step: int) -> Any:
-    batches = [run[step] for run in self._runs]
-    return type(batches[0])(*map(_stack, *batches))
-
-
-def _stack(*arrays: np.ndarray | None) -> np.ndarray | None:
-  return None if arrays[0] is None else np.stack(arrays)
 
 
 def check_rows_fit(split: str, bucket_index: np.ndarray, max_left_out: float) -> None:

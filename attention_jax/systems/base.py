@@ -23,8 +23,8 @@ from attention_jax.inference.predictor import Predictor
 from attention_jax.kernels import auto
 from attention_jax.modules.attention import Attention
 from attention_jax.training.anneal import make_anneal
+from attention_jax.training.config import Training
 from attention_jax.training.frozen import check_frozen
-from attention_jax.training.loop import Training
 from attention_jax.training.loss import Loss
 from attention_jax.training.partition import MeshConfig, fetch, make_mesh, process_share, replicate, row_devices
 from attention_jax.training.step import step_rngs

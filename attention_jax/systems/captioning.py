@@ -56,7 +56,7 @@ from attention_jax.systems.base import (
 from attention_jax.systems.translation import TranslationEvaluationConfig, initializer_for_batch, text_metric_directions
 from attention_jax.systems.translation_checks import check_no_source_words
 from attention_jax.tokens import EOS
-from attention_jax.training.loop import Training
+from attention_jax.training.config import Training
 from attention_jax.training.loss import Loss
 from attention_jax.training.partition import shard_batch
 from attention_jax.training.peers import map_batches

@@ -55,7 +55,7 @@ from attention_jax.systems.classification_outputs import (
   shade_document,
 )
 from attention_jax.training.compiling import CompiledForRuns, jit_once
-from attention_jax.training.loop import Training
+from attention_jax.training.config import Training
 from attention_jax.training.loss import Loss
 from attention_jax.training.partition import shard_batch
 from attention_jax.training.peers import map_batches

@@ -13,7 +13,7 @@ from attention_jax.errors import UserError, choose
 from attention_jax.modules.attention import Attention
 from attention_jax.specs import Option, Range, check_value, schema_of
 from attention_jax.systems.registry import SYSTEMS
-from attention_jax.training.loop import Training
+from attention_jax.training.config import Training
 from attention_jax.training.partition import MeshConfig
 
 # Fields of Attention that no config sets, because the module that contains the attention does.

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from attention_jax.data.batching import StackedBatches
 from attention_jax.data.pipeline import first_of_each_shape, stream
 from attention_jax.errors import UserError, choose
 from attention_jax.inference.metrics import MetricSummary, MetricValue, aggregate_runs
@@ -30,7 +29,6 @@ from attention_jax.systems.loading import comparable_fields, load_once
 from attention_jax.systems.memory import check_batch_memory, check_state_memory
 from attention_jax.systems.provenance import COMMITS, code_version, read_versions, store_version
 from attention_jax.systems.registry import SYSTEMS
-from attention_jax.systems.remote_runs import TrainingFolder, training_folder
 from attention_jax.systems.runs import (
   Run,
   check_run_files,
@@ -46,16 +44,17 @@ from attention_jax.training import peers
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.batch_progress import batch_progress
 from attention_jax.training.checkpoint import BEST, Checkpoints, updates_made
+from attention_jax.training.config import Training
 from attention_jax.training.data_digests import DATA_DIGESTS_FILE, check_digests, compute_digests, store_digests
 from attention_jax.training.file_digests import add_file_digests, drop_file_digests
 from attention_jax.training.folder import CONFIG, check_folder, lock_folder, prepare_folder, read_config
-from attention_jax.training.hooks import InterruptReason
 from attention_jax.training.interrupts import Interrupted, stoppable
-from attention_jax.training.loop import Training, fit
 from attention_jax.training.optim import describe_warmup, make_optimizer, make_schedule
 from attention_jax.training.partition import MeshConfig, describe_placement, make_mesh
-from attention_jax.training.seeds import SeedResults, fit_seeds
+from attention_jax.training.paths import run_path
+from attention_jax.training.run import InterruptReason
 from attention_jax.training.state import TrainState, count_parameters, evaluation_params
+from attention_jax.training.train import FitResult, fit_seeds
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -77,7 +76,7 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
 
   Args:
     config: a config with the fields of `systems.config.default_config`.
-    folder: the run folder, which is created if it does not exist, or a URL (systems.remote_runs).
+    folder: the run folder, which is created if it does not exist.
     log: called with each line of progress.
 
   Returns:
@@ -92,19 +91,12 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
   code_version()  # cached now, because another commit may be checked out while this one runs
   peers.check_agreement(peers.package_versions())
   log = log if jax.process_index() == 0 else _discard
-  with contextlib.ExitStack() as stack:
-    with peers.fail_together():  # also a barrier: no config is stored before all processes have checked theirs
-      config = fill_defaults(config, 'the config')
-      check_config(config)
-      check_added_rows()
-      make_mesh(seeds=config['seeds'], sizes=MeshConfig(**config['mesh']))  # for its errors
-    return _train_in(stack.enter_context(training_folder(folder, log)), config, log)
-
-
-def _train_in(opened: TrainingFolder, config: Config, log: Log) -> Results | Summaries | None:
-  """Trains in a folder that has been opened."""
-  folder = opened.path
-  with peers.fail_together():
+  with peers.fail_together():  # also a barrier: no config is stored before all processes have checked theirs
+    config = fill_defaults(config, 'the config')
+    check_config(config)
+    check_added_rows()
+    make_mesh(seeds=config['seeds'], sizes=MeshConfig(**config['mesh']))  # for its errors
+    folder = run_path(folder)
     check_run_files(folder)
     is_resumed = check_folder(folder, config, _make_completion(folder))
   peers.check_agreement(comparable_fields(config) | {'a run in the folder': 'present' if is_resumed else 'absent'})
@@ -154,19 +146,21 @@ def _train_in(opened: TrainingFolder, config: Config, log: Log) -> Results | Sum
           log(line)
       stack.enter_context(lock_folder(folder.absolute(), log))
     folder = _prepare_run_folder(folder, config, system, arrays, log)
+    runs = _prepare_runs(config, folder, system, arrays, log)
     with peers.fail_together():
       if jax.process_index() == 0:
-        store_digests(folder, digests)
-        add_file_digests(folder, [DATA_DIGESTS_FILE])
-    runs = _prepare_runs(config, folder, system, arrays, log)
+        for path in dict.fromkeys([folder, *(path for _, path in runs)]):
+          store_digests(path, digests)
+          add_file_digests(path, [DATA_DIGESTS_FILE])
     if state is not None:
-      store_continued_state(folder, state, opened.shared)
-    return _train_and_evaluate(config, opened._replace(path=folder), runs, system, initializer, batches, log)
+      for _, path in runs:
+        store_continued_state(path, state)
+    return _train_and_evaluate(config, folder, runs, system, initializer, batches, log)
 
 
 def _train_and_evaluate(
   config: Config,
-  opened: TrainingFolder,
+  folder: Path,
   runs: Sequence[tuple[Config, Path]],
   system: System,
   initializer: Callable[[int], Any],
@@ -175,14 +169,13 @@ def _train_and_evaluate(
 ) -> Results | Summaries | None:
   """Trains and evaluates after all checks have passed; `runs` and `batches` are those of each seed."""
   start = time.monotonic()
-  result = _fit(config, opened, [path for _, path in runs], system, initializer, batches)
+  fitted = _fit(config, [path for _, path in runs], system, initializer, batches, log)
   seconds = time.monotonic() - start
-  for reason in dict.fromkeys(result.reasons):
-    log(f'{reason} ({seconds:.0f} s, {result.compilations} shapes compiled)')
-  if any(isinstance(reason, InterruptReason) for reason in result.reasons):
-    log(f'run the same command again to resume from step {result.step}')
+  for reason in dict.fromkeys(result.reason for result in fitted):
+    log(f'{reason} ({seconds:.0f} s, {fitted[0].compilations} shapes compiled)')
+  if any(isinstance(result.reason, InterruptReason) for result in fitted):
+    log(f'run the same command again to resume from step {max(int(result.state.step) for result in fitted)}')
     return None
-  opened.synchronize()
   try:
     with stoppable():
       results = [_evaluate_and_store(run_config, path, system, log) for run_config, path in runs]
@@ -191,37 +184,36 @@ def _train_and_evaluate(
     return None
   if len(runs) == 1:
     return results[0]
-  return _summarize(opened.path, run_seeds(config), results, log)
+  return _summarize(folder, run_seeds(config), results, log)
 
 
 def _fit(
   config: Config,
-  opened: TrainingFolder,
-  run_folders: Sequence[Path],
+  folders: Sequence[Path],
   system: System,
   initializer: Callable[[int], Any],
   batches: Sequence[BatchSequence],
-) -> SeedResults:
+  log: Log,
+) -> list[FitResult]:
   """Trains one run, or several side by side."""
   training = Training(**config['training'])
-  options = {
-    'loss': system.loss,
-    'init_params': initializer,
-    'first_of_each_shape': lambda start, stop: first_of_each_shape(batches[0], start, stop),
-    'evaluate': _make_validation(system),
-    'compile_evaluation': _make_compilation(system),
-    'direction': 'max' if selectable_metrics(config)[training.select] else 'min',
-    'mesh': system.training_mesh,
-    'after_save': opened.after_save,
-    'shared': opened.shared,
-  }
-  if len(batches) > 1:
-    stacked = StackedBatches(batches)
-    return fit_seeds(
-      opened.path, run_folders, training, stream=lambda start, stop: stream(stacked, start, stop), **options
-    )
-  result = fit(opened.path, training, stream=lambda start, stop: stream(batches[0], start, stop), **options)
-  return SeedResults(int(result.state.step), [result.reason], result.compilations)
+
+  def stream_of_all(start: int, stop: int) -> Iterator[tuple]:
+    return zip(*(stream(run_batches, start, stop) for run_batches in batches), strict=True)
+
+  return fit_seeds(
+    folders,
+    run_seeds(config),
+    training,
+    loss=system.loss,
+    init_params=initializer,
+    stream=stream_of_all,
+    first_of_each_shape=lambda start, stop: first_of_each_shape(batches[0], start, stop),
+    evaluate=_make_validation(system),
+    direction='max' if selectable_metrics(config)[training.select] else 'min',
+    mesh=system.training_mesh,
+    log=log,
+  )
 
 
 def _prepare_run_folder(folder: Path, config: Config, system: System, arrays: Arrays | None, log: Log) -> Path:
@@ -369,23 +361,6 @@ def _make_validation(system: System) -> Callable[[TrainState], dict[str, float]]
     return {name: result.value for name, result in metrics.items()}
 
   return validate
-
-
-def _make_compilation(system: System) -> Callable[[TrainState, Callable[[], bool]], None] | None:
-  """Returns (shapes of a state, is_stopped) -> None, which compiles the programs of the validation.
-
-  Returns None without a validation split, and on an accelerator, whose memory may be too small for an update and an
-  evaluation at once.
-  """
-  if 'validation' not in system.splits or system.training_mesh.devices.flat[0].platform != 'cpu':
-    return None
-
-  def compile_validation(state: TrainState, is_stopped: Callable[[], bool]) -> None:
-    params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), evaluation_params(state))
-    with peers.each_shape_once(is_stopped):
-      system.evaluate(params, 'validation', beams=1)
-
-  return compile_validation
 
 
 def _evaluate_and_store(config: Config, folder: Path, system: System, log: Log) -> Results:

@@ -34,7 +34,7 @@ from attention_jax.models.picture_classifiers import NETWORKS
 from attention_jax.specs import Repeats, Size, bind, check_fields
 from attention_jax.systems.base import Config, System, check_parameter_options, check_setting, parse_rows, trace_loss
 from attention_jax.training.compiling import jit_once
-from attention_jax.training.loop import Training
+from attention_jax.training.config import Training
 from attention_jax.training.loss import OBJECTIVE_RNG, Loss
 from attention_jax.training.partition import shard_batch
 from attention_jax.training.peers import map_batches

@@ -23,9 +23,10 @@ from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.ready_made import resolve_folder
 from attention_jax.systems.runs import open_run
 from attention_jax.training.checkpoint import Checkpoints
+from attention_jax.training.config import Training
 from attention_jax.training.folder import read_config
-from attention_jax.training.hooks import BestEvaluation
-from attention_jax.training.loop import Training, prepare_training
+from attention_jax.training.run import BestEvaluation
+from attention_jax.training.seeds import prepare_training
 from attention_jax.training.state import TrainState
 
 INITIAL_FILE = 'initial.npz'  # written after the vocabularies: where it exists, they exist
@@ -114,15 +115,9 @@ def read_continued_state(config: Config, system: System, initializer: Initialize
   return state
 
 
-def store_continued_state(folder: Path, state: TrainState, shared: bool) -> None:
-  """Stores a state as the first checkpoint of a run, which has no best state yet.
-
-  Args:
-    folder: the run folder.
-    state: the state, as `read_continued_state` returns it.
-    shared: as in Checkpoints.
-  """
-  with contextlib.closing(Checkpoints(folder, shared=shared)) as checkpoints:
+def store_continued_state(folder: Path, state: TrainState) -> None:
+  """Stores the result of `read_continued_state` as the first checkpoint of a run, which has no best state yet."""
+  with contextlib.closing(Checkpoints(folder)) as checkpoints:
     checkpoints.save(state, {'best': BestEvaluation()._asdict()})
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from attention_jax.errors import UserError
 from attention_jax.systems.base import BatchSequence, Config
 from attention_jax.training.optim import make_optimizer, make_schedule
-from attention_jax.training.threads import program_threads
 
 BYTES_PER_POSITION = 5  # an id, int32, and its mask, bool
 
@@ -30,9 +29,7 @@ def check_state_memory(config: Config, params: Any) -> None:
   optimizer = make_optimizer(training['optimizer'], schedule, training['clip'], training['frozen'])
   copies = 2 if training['average'] else 1  # parameters, moving average
   state = (params,) * copies, jax.eval_shape(optimizer.init, params)
-  # A CPU updates as many runs at the same time as there are threads, each with gradients of its own.
-  gradients = min(config['seeds'], program_threads())
-  needed = config['seeds'] * _total_bytes(state) + gradients * _total_bytes(params)
+  needed = config['seeds'] * _total_bytes(state) + _total_bytes(params)  # runs may be updated in turn
   path, largest = max(jax.tree.leaves_with_path(params), key=lambda leaf: _bytes(leaf[1]))
   name = jax.tree_util.keystr(path, simple=True, separator='/')
   _check(

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 from attention_jax.data.files import cache_folder
 from attention_jax.errors import UserError, choose
-from attention_jax.systems.remote_runs import reading_folder
 from attention_jax.training.folder import CONFIG
-from attention_jax.training.paths import is_url, run_path
+from attention_jax.training.paths import run_path
 
 PREFIX = '@'
 
@@ -55,15 +54,12 @@ def ready_made_folder(name: str) -> Path:
 def resolve_folder(folder: str | Path) -> Path:
   """Returns the run folder that a program opens.
 
-  It is that of a ready-made model for '@NAME', a copy on this machine for a URL, otherwise the folder itself.
+  It is that of a ready-made model for '@NAME', otherwise the folder itself.
 
   Raises:
-    UserError: for an unknown model, one that has not been made yet, a URL without a run or that cannot be read, and a
-      name that cannot be that of a folder.
+    UserError: for an unknown model, one that has not been made yet, and a name that cannot be that of a folder.
   """
   name = str(folder)
-  if is_url(name):
-    return reading_folder(name)
   if not name.startswith(PREFIX):
     return run_path(folder)
   path = ready_made_folder(name.removeprefix(PREFIX))

@@ -27,7 +27,7 @@ from attention_jax.models.turing import RecallConfig, Recaller, build_recaller
 from attention_jax.specs import Size, check_fields
 from attention_jax.systems.base import Config, System, check_parameter_options, check_setting, parse_rows, trace_loss
 from attention_jax.training.compiling import jit_once
-from attention_jax.training.loop import Training
+from attention_jax.training.config import Training
 from attention_jax.training.loss import Loss
 from attention_jax.training.partition import shard_batch
 from attention_jax.training.peers import map_batches

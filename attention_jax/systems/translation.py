@@ -58,7 +58,7 @@ from attention_jax.systems.translation_checks import (
   common_buckets,
 )
 from attention_jax.training.compiling import jit_once
-from attention_jax.training.loop import Training
+from attention_jax.training.config import Training
 from attention_jax.training.loss import Loss
 
 TRACED_VOCABULARY_SIZE = 4  # vocabulary size of the model that `check` traces

@@ -17,7 +17,7 @@ from attention_jax.losses.objectives import OBJECTIVES
 from attention_jax.models.encoder_decoder import EncoderDecoder
 from attention_jax.specs import parse
 from attention_jax.systems.base import Config, trace_loss
-from attention_jax.training.loop import Training
+from attention_jax.training.config import Training
 from attention_jax.training.loss import Loss
 
 

@@ -1,1 +1,1 @@
-"""Training of any flax model: state, update, loop, hooks, checkpoints. Imports no model, data set or loss."""
+"""Training of any flax model: state, update, loop, checkpoints. Imports no model, data set or loss."""

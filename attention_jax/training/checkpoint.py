@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
@@ -26,7 +25,7 @@ from attention_jax.errors import UserError
 from attention_jax.training.checkpoint_managers import CheckpointRetention, make_reader, make_writer
 from attention_jax.training.checksums import tree_checksums
 from attention_jax.training.orbax_messages import without_orbax_messages
-from attention_jax.training.partition import fetch, fetch_one_by_one
+from attention_jax.training.partition import fetch
 from attention_jax.training.state import TrainState, is_finite
 
 LATEST = 'checkpoints'
@@ -73,21 +72,24 @@ class Checkpoints:
     keep: number of regular latest states to keep, see CheckpointRetention; of the best states, one is kept.
     every: steps between regular latest states.
     read_only: for programs that read a run, which may still be training: nothing is created or cleaned up.
-    shared: whether the processes of a run share the folder and write it together. Otherwise every process
-      has its own copy of the folder: process 0 writes whole checkpoints into its copy, and each process reads its copy.
+
+  Attributes:
+    pinned: step of a latest state that is kept, the last one before the first update that was not finite; None if there
+      is no such update, 0 for the initial state.
   """
 
-  def __init__(
-    self, folder: str | Path, keep: int = 2, every: int = 1, *, read_only: bool = False, shared: bool = True
-  ):
+  def __init__(self, folder: str | Path, keep: int = 2, every: int = 1, *, read_only: bool = False):
     self.folder = Path(folder).absolute()
     self._read_only = read_only
-    self._shared = shared
-    self._is_writer = not read_only and (shared or jax.process_index() == 0)
+    self.pinned: int | None = None
     self._write: _Write | None = None
+    retentions = {
+      LATEST: CheckpointRetention(keep, every, lambda: self.pinned),
+      BEST: CheckpointRetention(1, 1, lambda: None),
+    }
     self._managers = {
-      kind: make_writer(self.folder / kind, retention, shared) if self._is_writer else make_reader(self.folder / kind)
-      for kind, retention in {LATEST: CheckpointRetention(keep, every), BEST: CheckpointRetention(1, 1)}.items()
+      kind: make_reader(self.folder / kind) if read_only else make_writer(self.folder / kind, retention)
+      for kind, retention in retentions.items()
     }
 
   def latest(self, kind: str = LATEST) -> int | None:
@@ -113,7 +115,7 @@ class Checkpoints:
     run again, perhaps on other data.
 
     Args:
-      state: the state of one run, or of several side by side, which are all at the same step.
+      state: the state of one run.
       host_values: further values of the run that JSON can represent, such as the best evaluation so far.
       kind: LATEST or BEST.
 
@@ -122,13 +124,9 @@ class Checkpoints:
         be written.
     """
     self.wait()
-    step = int(np.max(fetch(state.step)))
+    step = int(fetch(state.step))
     if not is_finite(state):
       raise UserError(f'the training state is not finite after step {step}; not saved, {self.describe()}')
-    if not self._shared:
-      state = fetch_one_by_one(state)
-    if not self._is_writer:
-      return
     repeated = [stored for stored in self.steps(kind) if stored >= step]
     if repeated and kind == LATEST:
       return
@@ -340,10 +338,10 @@ class Checkpoints:
     folder = self.folder / DAMAGED
     paths = (folder / f'{LATEST}-{step}-{number}' for number in itertools.count(1))
     path = next(path for path in paths if not path.exists())
-    if jax.process_index() == 0 or not self._shared:
+    if jax.process_index() == 0:
       folder.mkdir(exist_ok=True)
       (self.folder / LATEST / str(step)).rename(path)
-    if jax.process_count() > 1 and self._shared:
+    if jax.process_count() > 1:
       multihost_utils.sync_global_devices('set_aside')
     with without_orbax_messages():
       self._managers[LATEST].reload()

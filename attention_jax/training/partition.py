@@ -306,11 +306,6 @@ def fetch(tree: Any) -> Any:
   return jax.device_get(jax.tree.map(fetch_array, tree))
 
 
-def fetch_one_by_one(tree: Any) -> Any:
-  """Does what `fetch` does, with at most one array whole on the devices at a time."""
-  return jax.tree.map(fetch, tree)
-
-
 def jit_on_mesh(mesh: Mesh, fn: Callable, **options) -> Callable:
   """Compiles a function whose kernels run on each device's own rows.
 

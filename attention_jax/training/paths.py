@@ -6,11 +6,6 @@ from pathlib import Path
 from attention_jax.errors import UserError
 
 
-def is_url(name: str) -> bool:
-  """Returns whether a name of a folder is a URL to which fsspec may write, such as 'gs://bucket/run'."""
-  return '://' in name and not name.startswith(('http:', 'https:'))
-
-
 def run_path(folder: str | Path) -> Path:
   """Returns the path of a run folder, '~' expanded.
 

@@ -5,7 +5,6 @@ point.
 """
 
 import contextlib
-import contextvars
 import hashlib
 import itertools
 import json
@@ -29,8 +28,6 @@ PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'grai
 MAX_SHOWN = 60  # characters of a value in an error
 
 Batch = TypeVar('Batch')
-# The argument of the enclosing `each_shape_once`; None outside of one.
-_is_stopped: contextvars.ContextVar[Callable[[], bool] | None] = contextvars.ContextVar('is_stopped', default=None)
 
 
 def exchange(text: str) -> list[str]:
@@ -75,8 +72,6 @@ def map_batches(fn: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterato
   memory does not grow with their number. A batch is computed as a whole by one process, with the same numbers as in a
   program of one process. On a single CPU device, several batches are computed at the same time, see `program_threads`.
 
-  Inside of `each_shape_once`, one batch of each shape is computed, and every batch of that shape gets its results.
-
   Args:
     fn: returns a tree of arrays, whose structure, dtypes and ranks are the same for every batch. Several threads may
       call it at the same time, see `map_in_threads`.
@@ -84,16 +79,12 @@ def map_batches(fn: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterato
 
   Raises:
     Interrupted: after a signal, inside of interrupts.stoppable.
-    StoppedError: see `each_shape_once`.
   """
-  if is_stopped := _is_stopped.get():
-    yield from _map_shapes(fn, batches, is_stopped)
-    return
   yield from with_progress(_map_shares(fn, batches), operator.length_hint(batches, 0))
 
 
 def _map_shares(fn: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterator[tuple[Batch, Any]]:
-  """Yields what `map_batches` yields outside of `each_shape_once`."""
+  """Yields what `map_batches` yields, without progress."""
 
   def read_groups():
     remaining = iter(batches)
@@ -107,39 +98,6 @@ def _map_shares(fn: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterato
 
   for group, results in map_in_threads(compute_share, read_groups(), program_threads()):
     yield from zip(group, gather(results)[: len(group)], strict=True)
-
-
-class StoppedError(Exception):
-  """Ends a block of `each_shape_once`."""
-
-
-@contextlib.contextmanager
-def each_shape_once(is_stopped: Callable[[], bool]) -> Iterator[None]:
-  """Context manager in which `map_batches` runs one batch of each shape, to compile the programs of an evaluation.
-
-  All batches of a shape get the results of that batch, which makes the metrics meaningless.
-
-  Args:
-    is_stopped: returns whether `map_batches` should raise StoppedError before the next batch.
-  """
-  token = _is_stopped.set(is_stopped)
-  try:
-    yield
-  finally:
-    _is_stopped.reset(token)
-
-
-def _map_shapes(
-  fn: Callable[[Batch], Any], batches: Iterable[Batch], is_stopped: Callable[[], bool]
-) -> Iterator[tuple[Batch, Any]]:
-  results = {}
-  for batch in batches:
-    if is_stopped():
-      raise StoppedError
-    shapes = tuple(np.shape(x) for x in jax.tree.leaves(batch))
-    if shapes not in results:
-      results[shapes] = jax.device_get(fn(batch))
-    yield batch, results[shapes]
 
 
 @contextlib.contextmanager

@@ -1,8 +1,7 @@
 """The update of one run, or of several side by side: gradients, compiled once per batch shape, then the optimiser."""
 
-import concurrent.futures
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -54,7 +53,7 @@ class TrainStep:
   'tokens'; 'grad_norm' before clipping; and 'learning_rate'.
 
   With several runs side by side, all arrays have a leading axis of seeds. `train_step(state, batch, live)` then leaves
-  the runs unchanged for which `live` [seeds] is False: only their step is incremented, and their metrics are 0.
+  the runs unchanged for which `live` [seeds] is False, and their metrics are 0.
 
   Attributes:
     update: the result of `make_update`.
@@ -82,38 +81,15 @@ class TrainStep:
     live = jax.make_array_from_callback(live.shape, self.root.sharding, lambda index: live[index])
     return self.update.apply_gradients(state, sums, gradients, live)
 
-  def compile_for(
-    self, state: TrainState, batch: Any, when_lowered: Callable[[], None] = lambda: None
-  ) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
-    """Compiles the update for the shapes of a batch; a call with such shapes then uses these programs.
-
-    The optimiser, which is compiled once, is compiled in a thread of its own.
+  def compile_for(self, state: TrainState, batch: Any) -> jax.stages.Compiled:
+    """Compiles the gradients for the shapes of a batch; a call with such shapes then uses this program.
 
     Args:
       state: shapes, dtypes and shardings of the state, see StateInitializer.shapes.
       batch: a batch.
-      when_lowered: called after lowering; the compilation that follows does not hold the interpreter lock (GIL).
-
-    Returns:
-      The programs of the gradients and of the optimiser.
     """
     batch = shard_batch(batch, self.mesh, self.accumulate, self.rule)
-    lowered_gradients = self.update.compute_gradients.lower(self.root, state.step, state.params, state.running, batch)
-    stacked = self.rule == 'batches'
-    sums, grads = lowered_gradients.out_info
-    sums_layout = jax.tree.map(lambda x: self.root.sharding, sums)
-    grads_layout = state_shardings(grads, self.mesh, stacked=stacked)
-    sums, grads = jax.tree.map(
-      lambda x, layout: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout),
-      (sums, grads),
-      (sums_layout, grads_layout),
-    )
-    live = (jax.ShapeDtypeStruct((len(self.root),), np.bool_, sharding=self.root.sharding),) if stacked else ()
-    lowered_optimizer = self.update.apply_gradients.lower(state, sums, grads, *live)
-    when_lowered()
-    with concurrent.futures.ThreadPoolExecutor(1) as threads:
-      optimizer = threads.submit(lowered_optimizer.compile)
-      return lowered_gradients.compile(), optimizer.result()
+    return self.update.compute_gradients.lower(self.root, state.step, state.params, state.running, batch).compile()
 
   def with_seed(self, seed: int) -> 'TrainStep':
     """Returns the training step of one run with another seed, which shares the compiled programs."""
@@ -134,7 +110,6 @@ def make_train_step(
   accumulate: int = 1,
   average_decay: float = 0.0,
   anneal: Schedules = NO_SCHEDULES,
-  options: Mapping[str, Any] | None = None,
   skip_nonfinite: bool = False,
 ) -> TrainStep:
   """Builds the training step.
@@ -150,7 +125,6 @@ def make_train_step(
     accumulate: see `make_update`.
     average_decay: see `make_update`.
     anneal: see `make_update`.
-    options: see `make_update`.
     skip_nonfinite: see `make_update`.
 
   Returns:
@@ -167,7 +141,6 @@ def make_train_step(
     accumulate=accumulate,
     average_decay=average_decay,
     anneal=anneal,
-    options=options,
     skip_nonfinite=skip_nonfinite,
   )
   root = jax.device_put(root, sharding(mesh, 'states' if stacked else 'state'))
@@ -189,7 +162,6 @@ def make_update(
   accumulate: int = 1,
   average_decay: float = 0.0,
   anneal: Schedules = NO_SCHEDULES,
-  options: Mapping[str, Any] | None = None,
   skip_nonfinite: bool = False,
 ) -> Update:
   """Builds the jitted update.
@@ -204,7 +176,6 @@ def make_update(
       of the whole batch: tokens, not parts, have equal weight, and `step` counts updates.
     average_decay: decay of the moving average of the parameters; 0 keeps none. See state.update_average.
     anneal: schedules of annealed parameters, which get no gradient. After update n they have the values for n + 1.
-    options: options of the compiler, see compiling.compiler_options.
     skip_nonfinite: whether an update whose loss or gradient is not finite leaves the state unchanged, except for what
       depends on the number of the update: `step`, the learning rate and annealed parameters. Its metrics are those of
       the update that was not made.
@@ -272,10 +243,8 @@ def make_update(
   layouts = (scalars, scalars, None, scalars, batch_layout)
   gradient_layouts = {'in_shardings': layouts, 'out_shardings': (scalars, None)}
   return Update(
-    jit_on_mesh(mesh, compute_placed_gradients, compiler_options=options, **gradient_layouts),
-    jit_on_mesh(
-      mesh, apply_placed_gradients, compiler_options=options, donate_argnums=0, out_shardings=(None, metrics_layout)
-    ),
+    jit_on_mesh(mesh, compute_placed_gradients, **gradient_layouts),
+    jit_on_mesh(mesh, apply_placed_gradients, donate_argnums=0, out_shardings=(None, metrics_layout)),
   )
 
 
@@ -285,7 +254,7 @@ def _counts_updates(state: Any) -> bool:
 
 
 def _only_live_runs(apply_gradients: Callable) -> Callable:
-  """Adds the argument `live` [seeds]: of a run that is not live only `step` changes, and its metrics are 0."""
+  """Adds the argument `live` [seeds]: a run that is not live keeps its state, and its metrics are 0."""
 
   def apply_to_live(states, sums, grads, live):
     new_states, metrics = apply_gradients(states, sums, grads)
@@ -293,8 +262,7 @@ def _only_live_runs(apply_gradients: Callable) -> Callable:
     def select(new, old):
       return jnp.where(live.reshape(live.shape + (1,) * (new.ndim - 1)), new, old)
 
-    unchanged = states._replace(step=new_states.step)
-    return jax.tree.map(select, new_states, unchanged), jax.tree.map(lambda x: select(x, jnp.zeros_like(x)), metrics)
+    return jax.tree.map(select, new_states, states), jax.tree.map(lambda x: select(x, jnp.zeros_like(x)), metrics)
 
   return apply_to_live
 

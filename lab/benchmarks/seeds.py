@@ -11,9 +11,9 @@ from attention_jax.data.batching import Batch
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import build
 from attention_jax.systems.translation import initializer
-from attention_jax.training.loop import Training, prepare_training
+from attention_jax.training.config import Training
 from attention_jax.training.partition import make_mesh
-from attention_jax.training.side_by_side import prepare_side_by_side
+from attention_jax.training.seeds import make_updates, prepare_training
 from configs import cmudict, dates
 from lab.benchmarks.measure import BenchmarkContext, Side, Timing, compare
 
@@ -46,11 +46,11 @@ def _one_after_the_other(config: ConfigDict, vocab_sizes: tuple[int, int], batch
   """Returns a side of `seeds` successive updates of one run. Arguments: see `_side_by_side`."""
   loss, init, training = _model_functions(config, vocab_sizes)
   step, init_state = prepare_training(training, loss, init, make_mesh(), 0)
-  return repeated_update(step, init_state(), batch, seeds)
+  return repeated_update(step, init_state(0), batch, seeds)
 
 
 def _side_by_side(config: ConfigDict, vocab_sizes: tuple[int, int], batch: Batch, seeds: int) -> Side:
-  """Returns a side of one update of each of `seeds` runs, as training makes them, see `prepare_side_by_side`.
+  """Returns a side of one update of each of `seeds` runs, as training makes them, see `make_updates`.
 
   Args:
     config: the config of the runs.
@@ -59,10 +59,10 @@ def _side_by_side(config: ConfigDict, vocab_sizes: tuple[int, int], batch: Batch
     seeds: number of runs.
   """
   loss, init, training = _model_functions(config, vocab_sizes)
-  runs = prepare_side_by_side(training, loss, init, make_mesh(seeds=seeds), range(seeds))
-  batches = Batch(*(None if x is None else np.stack([x] * seeds) for x in batch))
-  live = np.full(seeds, True)
-  return repeated_update(lambda states, batches: runs(states, batches, live), runs.init_states(), batches, 1)
+  update = make_updates(training, loss, init, None, range(seeds))
+  live = [True] * seeds
+  states = update.load([None] * seeds)
+  return repeated_update(lambda states, batches: update(states, batches, live), states, [batch] * seeds, 1)
 
 
 def _model_functions(config: ConfigDict, vocab_sizes: tuple[int, int]) -> tuple[Callable, Callable, Training]:

@@ -19,9 +19,10 @@ from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import build
 from attention_jax.systems.costs import count_matmuls
 from attention_jax.systems.translation import initial_params, initializer
-from attention_jax.training.loop import Training, prepare_training
+from attention_jax.training.config import Training
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh, shard_batch
+from attention_jax.training.seeds import prepare_training
 from attention_jax.training.step import step_rngs
 from configs import multi30k
 from lab.benchmarks import ctranslate, peers
@@ -122,7 +123,7 @@ def jax_update(name: str, batch: Batch, dtype: str = 'float32') -> Side:
     dtype: dtype of the products, 'float32' or 'bfloat16'.
   """
   step, init_state = _prepare_update(name, dtype)
-  state = init_state()
+  state = init_state(0)
 
   def update():
     nonlocal state

@@ -9,8 +9,9 @@ from ml_collections import ConfigDict
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import build
 from attention_jax.systems.translation import initializer
-from attention_jax.training.loop import Training, prepare_training
+from attention_jax.training.config import Training
 from attention_jax.training.partition import make_mesh
+from attention_jax.training.seeds import prepare_training
 from configs import cmudict, dates, multi30k
 from lab.benchmarks.measure import BenchmarkContext, Side, Timing, compare
 from lab.benchmarks.seeds import make_batch, repeated_update
@@ -99,4 +100,4 @@ def _make_side(case: Case, implementation: str) -> Side:
   model = build(config.model.to_dict(), *case.vocab_sizes)
   training = Training(**config.training.to_dict())
   step, init_state = prepare_training(training, sequence_loss(model), initializer(model), make_mesh(), 0)
-  return repeated_update(step, init_state(), batch, 1)
+  return repeated_update(step, init_state(0), batch, 1)

@@ -15,7 +15,7 @@ from PIL import Image
 from attention_jax.data.builders import dates, entailment, records, shapes
 from attention_jax.systems.presets import PRESETS
 from attention_jax.systems.registry import SYSTEMS
-from attention_jax.training.loop import Training
+from attention_jax.training.config import Training
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh, replicate
 from attention_jax.training.state import init_state

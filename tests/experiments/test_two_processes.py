@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 from pathlib import Path
 
@@ -107,63 +106,6 @@ def test_two_processes_train_several_seeds_and_resume(seeds, task, tmp_path):
   for seed in range(seeds):
     assert len(train_losses('distributed', seed)) == 3
     assert train_losses('distributed', seed) == pytest.approx(train_losses('single', seed), rel=1e-5)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize('seeds', [1, 2])
-def test_two_machines_train_behind_a_url_as_in_a_shared_folder(seeds, task, tmp_path):
-  """Each process has a cache of its own, which is lost before the run resumes; parameters are sharded over fsdp."""
-  fields = (*SETTINGS, f'--config.seeds={seeds}', f'--config.mesh.fsdp={4 // seeds}', '--config.training.keep=1')
-  url = f'file://{tmp_path}/bucket/run'
-
-  def train(folder, machines, *flags):
-    caches = [{'XDG_CACHE_HOME': str(tmp_path / f'{machines}_{i}')} for i in range(2)]
-    arguments = (*tiny_arguments(task, folder, *fields), '--config.training.evaluate_every=2', *flags)
-    return wait_for_outputs(start_together('experiments.train', '--distributed', *arguments, settings=caches))
-
-  train(url, 'lost', '--config.training.steps=2')
-  first, second = train(url, 'new')
-  assert 'resuming at step 2 of 3' in first and f'uploaded to {url}' in first
-  assert url not in second and 'step' not in second  # process 0 alone logs
-  train(tmp_path / 'shared', 'shared')
-  bucket = tmp_path / 'bucket' / 'run'
-  for name in ('results.json', 'seed_1/results.json')[:seeds]:
-    results = [json.loads((folder / name).read_text('utf-8'))['results'] for folder in (bucket, tmp_path / 'shared')]
-    assert results[0] == results[1]
-  subfolder = 'seed_0' if seeds > 1 else ''
-  copy = working_copy(tmp_path / 'new_0')
-  for checkpoint in ('best', 'latest'):
-    runs = [open_run(folder / subfolder, checkpoint) for folder in (copy, tmp_path / 'shared')]
-    assert runs[0].steps == runs[1].steps
-    jax.tree.map(np.testing.assert_array_equal, runs[0].params, runs[1].params)
-
-
-def working_copy(cache):
-  """The folder in which process 0 trains the run behind a URL."""
-  (folder,) = cache.glob('attention_jax/runs/run-*/train')
-  return folder
-
-
-@pytest.mark.long
-def test_both_processes_resume_from_the_checkpoint_of_process_0_or_start_if_it_has_none(task, tmp_path):
-  caches = [{'XDG_CACHE_HOME': str(tmp_path / str(i))} for i in range(2)]
-  arguments = tiny_arguments(task, f'file://{tmp_path}/bucket/run', *SETTINGS)
-
-  def train(*fields):
-    return wait_for_outputs(start_together('experiments.train', '--distributed', *arguments, *fields, settings=caches))
-
-  train('--config.training.steps=2')
-  folder = working_copy(tmp_path / '0')
-  assert run('train', *tiny_arguments(task, folder, *SETTINGS)).code == 0  # the update that is not uploaded
-  first, _ = train()
-  assert 'all 3 steps are done' in first and 'step 3/3' not in first
-  assert Checkpoints(next(tmp_path.glob('1/attention_jax/runs/run-*/train_1')), read_only=True).latest() == 3
-  assert json.loads((tmp_path / 'bucket' / 'run' / 'saved.json').read_text('utf-8'))['checkpoints'] == 3
-
-  for path in (tmp_path / 'bucket', tmp_path / '0'):  # process 1 has a copy of a run that is gone
-    shutil.rmtree(path)
-  first, _ = train('--config.training.steps=1')
-  assert 'starting at step 0 of 1' in first
 
 
 @pytest.mark.parametrize(

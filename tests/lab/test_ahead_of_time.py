@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_jax.data.batching import Batch, StackedBatches
+from attention_jax.data.batching import Batch
 from attention_jax.errors import UserError
 from attention_jax.kernels.target import compile_for
 from attention_jax.systems.config import default_config, fill_defaults
 from attention_jax.systems.registry import SYSTEMS
-from attention_jax.training.loop import Training, prepare_training
-from attention_jax.training.partition import MeshConfig, make_mesh
+from attention_jax.training.config import Training
+from attention_jax.training.partition import MeshConfig, make_mesh, state_shardings
+from attention_jax.training.seeds import prepare_training
 from experiments.config_files import load_config
 from lab.ahead_of_time import DoesNotFitError, compile_updates
 
@@ -165,10 +166,19 @@ def test_the_update_is_that_of_training(name, seeds):
   training = Training(**config['training'])
   runs = [system.batches(seed) for seed in range(seeds)]
   step = next(step for step in itertools.count() if runs[0].shape(step) == update.shape)
-  batches = StackedBatches(runs)[step] if seeds > 1 else runs[0][step]
+  batches = [run[step] for run in runs]
   seed = list(range(seeds)) if seeds > 1 else 0
-  train_step, init_state = prepare_training(training, system.loss, system.initializer(), mesh, seed)
+  train_step, initial_state = prepare_training(training, system.loss, system.initializer(), mesh, seed)
+  states = [initial_state(seed) for seed in range(seeds)]
+  batch, state = batches[0], states[0]
+  if seeds > 1:
+    batch, state = (jax.tree.map(lambda *leaves: np.stack(leaves), *trees) for trees in (batches, states))
   live = (np.full(seeds, True),) if seeds > 1 else ()
-  actual = jax.device_get(update.compiled(train_step.root, init_state(), batches, *live))
-  expected = jax.device_get(train_step(init_state(), batches, *live))
+
+  def placed():
+    layouts = state_shardings(state, mesh, stacked=seeds > 1)
+    return jax.tree.map(lambda x, layout: jax.device_put(np.asarray(x), layout), state, layouts)
+
+  actual = jax.device_get(update.compiled(train_step.root, placed(), batch, *live))
+  expected = jax.device_get(train_step(placed(), batch, *live))
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5), actual, expected)

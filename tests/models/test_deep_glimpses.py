@@ -8,7 +8,7 @@ from attention_jax.data.digits import DigitBatch
 from attention_jax.models.deep_glimpses import DeepGlimpseNetwork
 from attention_jax.models.glimpses import retina
 from attention_jax.systems.glimpsing import _apply, _loss
-from attention_jax.training.loop import Training
+from attention_jax.training.config import Training
 from attention_jax.training.loss import OBJECTIVE_RNG
 from tests.modules.helpers import assert_close, variables
 from tests.modules.reference_cells import long_short_term

@@ -8,7 +8,7 @@ import pytest
 from attention_jax.data.digits import DigitBatch
 from attention_jax.models.glimpses import GlimpseNetwork, retina, sample_location
 from attention_jax.systems.glimpsing import _apply, _loss
-from attention_jax.training.loop import Training
+from attention_jax.training.config import Training
 from attention_jax.training.loss import OBJECTIVE_RNG
 from tests.modules.helpers import assert_close, draw
 

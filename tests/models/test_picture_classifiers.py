@@ -10,7 +10,7 @@ from attention_jax.errors import UserError
 from attention_jax.models.glimpses import GlimpseNetwork
 from attention_jax.models.picture_classifiers import SpatialTransformerNetwork
 from attention_jax.systems.glimpsing import _build, _loss
-from attention_jax.training.loop import Training
+from attention_jax.training.config import Training
 from attention_jax.training.loss import OBJECTIVE_RNG
 from tests.modules.helpers import variables
 

@@ -274,8 +274,8 @@ def test_more_steps_continue_a_finished_run(trained, config, tmp_path):
 
 @pytest.mark.long
 def test_a_signal_stops_training_and_the_same_call_resumes_it(trained, config, tmp_path, monkeypatch):
-  """Quick forms of signals: tests/training/test_loop.py, and
-  `test_a_signal_stops_the_final_evaluation_and_the_same_call_repeats_it`; of resuming: test_remote_runs.py.
+  """Quick forms: tests/training/test_train.py, and
+  `test_a_signal_stops_the_final_evaluation_and_the_same_call_repeats_it`.
   """
 
   def interrupted_stream(batches, start, stop):

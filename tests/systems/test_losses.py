@@ -12,7 +12,7 @@ from attention_jax.data.recall import RecallBatch
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.turing import build_recaller
 from attention_jax.systems import captioning, classification, recall, translation
-from attention_jax.training.loop import Training
+from attention_jax.training.config import Training
 from tests.losses.helpers import RNGS
 from tests.models.test_classifiers import MASK, SOURCE, build_small
 from tests.modules.helpers import draw, variables

@@ -1,6 +1,5 @@
 """Configs that need more memory than there is are reported before anything is allocated, with the bytes."""
 
-import contextlib
 import types
 
 import jax
@@ -42,21 +41,6 @@ def test_a_state_larger_than_the_memory_raises(config, average, rows, is_valid):
     message = r'need at least 1,\d+ bytes .* the largest array is embedding \[6\d\]; lower the sizes of config.model'
     with pytest.raises(UserError, match=message):
       memory.check_state_memory(config, params)
-
-
-@pytest.mark.parametrize(
-  ('threads', 'rows', 'is_valid'), [(1, 40, True), (1, 45, False), (2, 34, True), (2, 40, False), (8, 23, True)]
-)
-def test_as_many_runs_have_gradients_at_the_same_time_as_there_are_threads(
-  config, threads, rows, is_valid, monkeypatch
-):
-  """Five runs need five arrays of parameters, and at most five of gradients, with 4 bytes a number."""
-  monkeypatch.setattr(memory, 'program_threads', lambda: threads)
-  config['seeds'] = 5
-  config['training'] |= {'optimizer': 'sgd', 'schedule': 'constant(rate=0.1)'}
-  params = {'embedding': jax.ShapeDtypeStruct((rows,), jnp.float32)}
-  with contextlib.nullcontext() if is_valid else pytest.raises(UserError, match=r'need at least 1,\d+ bytes'):
-    memory.check_state_memory(config, params)
 
 
 def test_a_batch_larger_than_the_memory_raises(config):

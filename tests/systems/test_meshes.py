@@ -10,8 +10,9 @@ import pytest
 from attention_jax.data.batching import Batch
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import build
-from attention_jax.training.loop import Training, prepare_training
+from attention_jax.training.config import Training
 from attention_jax.training.partition import MeshConfig, fetch, make_mesh, process_share
+from attention_jax.training.seeds import make_updates
 from experiments.config_files import load_config
 from tests.experiments.helpers import start_together, wait_for_outputs
 from tests.modules.helpers import variables
@@ -80,16 +81,17 @@ def random_params(model, seed):
 def train(model, mesh, accumulate=1, seed=0):
   """Returns the parameters and the metrics after two updates, and the state."""
   training = Training(steps=2, optimizer='adam', schedule='constant(rate=0.01)', accumulate=accumulate, average=0.9)
-  step, initial = prepare_training(training, sequence_loss(model), lambda s: random_params(model, s), mesh, seed)
-  state = initial()
+  seeds = [seed] if isinstance(seed, int) else seed
+  update = make_updates(training, sequence_loss(model), lambda s: random_params(model, s), mesh, seeds)
+  states = update.load([None] * len(seeds))
   index, shares = process_share(mesh)
   for i in range(2):
     batch = jax.tree.map(lambda x: np.split(x, shares)[index], make_batch(i))
-    if not isinstance(seed, int):
-      batch = jax.tree.map(lambda x: np.stack([x] * len(seed)), batch)
-    state, metrics = step(state, batch)
-  assert step.compilations() == 1
-  return fetch(state.params), jax.device_get(metrics), state
+    states, metrics = update(states, [batch] * len(seeds), [True] * len(seeds))
+  assert update.compilations() == 1
+  selected = [update.select(states, i) for i in range(len(seeds))]
+  metrics = {name: np.squeeze(value) for name, value in jax.device_get(dict(metrics)).items()}
+  return fetch([state.params for state in selected]), metrics, states if len(seeds) > 1 else selected[0]
 
 
 @pytest.fixture(scope='module')

@@ -1,7 +1,7 @@
-"""Training stores the batch of an update that is not finite; `replay` repeats the update and finds the row."""
+"""`replay` repeats an update that was not finite, and finds the row."""
 
 import dataclasses
-import shutil
+import re
 
 import jax.numpy as jnp
 import pytest
@@ -9,8 +9,6 @@ import pytest
 from attention_jax.errors import UserError
 from attention_jax.systems.replay import replay
 from attention_jax.systems.translation import TranslationSystem
-from attention_jax.training.incidents import stored_updates
-from attention_jax.training.remote_folder import RemoteFolder
 from tests.systems.helpers import tiny_config, train_quietly, two_devices, write_pairs
 
 BAD_ROW = 5
@@ -41,76 +39,62 @@ def poison(healthy):
   return make_loss
 
 
+def train_until_it_stops(config, folder):
+  """Trains until the loss is infinite; returns the number of that update and the seed, if the message names one."""
+  with pytest.raises(
+    UserError, match=r'is inf at step [34]; the last good .*/checkpoints/2; .*replay --step='
+  ) as error:
+    train_quietly(config, folder)
+  seed, update = re.match(r'loss(?: of seed (\d))? is inf at step (\d)', str(error.value)).groups()
+  return int(update), seed
+
+
 @pytest.fixture(scope='module')
 def stopped_run(poisoned, tmp_path_factory):
-  """The folder of the data, and the folder of a run on these data that stopped at an infinite loss."""
+  """The folder of the data, that of a run on these data that stopped at an infinite loss, and the update."""
   data = write_pairs(tmp_path_factory.mktemp('data'))
   run = tmp_path_factory.mktemp('stopped') / 'run'
-  with pytest.raises(UserError, match=r'loss is inf at step [34]; the last good .*/checkpoints/2; .*nonfinite/update_'):
-    train_quietly(tiny_config(data, **LIGHT), run)
-  return data, run
+  return data, run, train_until_it_stops(tiny_config(data, **LIGHT), run)[0]
 
 
-def test_the_row_of_a_stored_update_is_found(stopped_run, tmp_path):
-  shutil.copytree(stopped_run[1], tmp_path / 'run')
-  (update,) = stored_updates(tmp_path / 'run')
+def test_the_row_of_an_update_is_found(stopped_run):
+  _, run, update = stopped_run
   with two_devices():
-    result = replay(tmp_path / 'run')
+    result = replay(run, update)
+    healthy = replay(run, 1)  # before the first checkpoint
   assert (result.update, result.start, result.rows, result.params) == (update, 2, [BAD_ROW], [])
   assert not jnp.isfinite(result.loss) and result.gradients
-  with pytest.raises(UserError, match=rf"unknown update with a stored batch in .*: '1'.*; expected one of: {update}"):
-    replay(tmp_path / 'run', 1)
-  shutil.rmtree(tmp_path / 'run' / 'nonfinite')
-  with pytest.raises(
-    UserError, match=r'has no stored batch; expected a run with a loss or gradient that was not finite'
-  ):
-    replay(tmp_path / 'run')
+  assert (healthy.start, healthy.rows, healthy.gradients) == (0, [], []) and jnp.isfinite(healthy.loss)
+  with pytest.raises(UserError, match=r'the update must be 1 to \d+, the steps of the run, got 1000'):
+    replay(run, 1000)
 
 
-def test_a_run_behind_a_url_is_repeated(stopped_run, tmp_path, monkeypatch):
-  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-  url = f'file://{tmp_path}/bucket/run'
-  run = tmp_path / 'run'
-  shutil.copytree(stopped_run[1], run)
-  RemoteFolder(url, run).push(run)
-  (update,) = stored_updates(run)
-  with pytest.raises(UserError, match=rf"unknown update with a stored batch in .*: '1'.*; expected one of: {update}"):
-    replay(url, 1)
-
-
-def test_the_run_of_several_seeds_that_is_not_finite_is_repeated(poisoned, tmp_path):
-  data = write_pairs(tmp_path)
-  with pytest.raises(UserError, match=r'loss of seed \d is inf at step [34]; .*nonfinite/update_'):
-    train_quietly(tiny_config(data, seeds=2, **LIGHT), tmp_path / 'run')
-  (update,) = stored_updates(tmp_path / 'run')
+def test_a_run_of_several_seeds_is_repeated_in_its_own_folder(poisoned, tmp_path):
+  config = tiny_config(write_pairs(tmp_path), seeds=2, **LIGHT)
+  update, seed = train_until_it_stops(config, tmp_path / 'run')
   with two_devices():
-    result = replay(tmp_path / 'run')
-    other = replay(tmp_path / 'run', update, 1 - result.seed)
-    with pytest.raises(UserError, match=r"unknown seed in .*: '2'"):
-      replay(tmp_path / 'run', seed=2)
-    with pytest.raises(UserError, match='those of several seeds are in '):
-      replay(tmp_path / 'run' / 'seed_0')
-  assert (result.update, result.start, result.rows) == (update, 2, [BAD_ROW]) and not result.is_finite
-  assert (other.update, other.start, {result.seed, other.seed}) == (update, 2, {0, 1})
-  assert other.is_finite == (BAD_ROW not in other.rows)
+    with pytest.raises(UserError, match='expected the folder of one of them: seed_0, seed_1'):
+      replay(tmp_path / 'run', update)
+    result = replay(tmp_path / 'run' / f'seed_{seed}', update)
+  assert (result.update, result.start, result.rows) == (update, 2, [BAD_ROW])
 
 
 def test_annealed_parameters_have_no_gradient(poisoned, tmp_path):
   anneal = {'model__attention__alignment': 'entmax', 'training__anneal': 'alpha: constant(rate=1.5)'}
-  with pytest.raises(UserError, match='is inf at step'):
-    train_quietly(tiny_config(write_pairs(tmp_path), **anneal, **LIGHT), tmp_path / 'run')
+  config = tiny_config(write_pairs(tmp_path), **anneal, **LIGHT)
+  update, _ = train_until_it_stops(config, tmp_path / 'run')
   with two_devices():
-    result = replay(tmp_path / 'run')
+    result = replay(tmp_path / 'run', update)
   assert result.gradients and not any(name.endswith('alpha') for name in result.gradients)
 
 
 def test_changed_data_are_noticed(stopped_run):
-  data, run = stopped_run
+  data, run, update = stopped_run
   train = data / 'train.tsv'
   content = train.read_text('utf-8')
   train.write_text('\n'.join(reversed(content.splitlines())) + '\n', 'utf-8')
   try:
-    with two_devices(), pytest.raises(UserError, match=r'the batch of update \d differs from the stored one in '):
-      replay(run)
+    with two_devices(), pytest.raises(UserError, match='was trained on other data: '):
+      replay(run, update)
   finally:
     train.write_text(content, 'utf-8')

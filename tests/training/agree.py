@@ -1,4 +1,4 @@
-"""Uses peers.py, stored batches and unshared checkpoints in one of several processes, and prints the results.
+"""Uses peers.py and checkpoints in one of several processes, and prints the results.
 
 With `seeds` it trains the runs of test_seeds.py instead.
 
@@ -7,13 +7,10 @@ python -m tests.training.agree FOLDER [seeds]
 
 import contextlib
 import itertools
-import shutil
 import signal
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -21,19 +18,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from attention_jax.errors import UserError
 from attention_jax.training.checkpoint import Checkpoints
-from attention_jax.training.clock import TrainingClock
-from attention_jax.training.hooks import BestEvaluation, Evaluator, InterruptHandler
-from attention_jax.training.incidents import BatchRecorder
+from attention_jax.training.config import Training
 from attention_jax.training.interrupts import StopSignals
 from attention_jax.training.peers import check_agreement, copy_from_first, exchange, fail_together, map_batches
+from attention_jax.training.run import TrainedRun
 from attention_jax.training.state import TrainState
 from tests.training.test_seeds import fit_all
-
-
-class Rows(NamedTuple):
-  """A batch."""
-
-  index: np.ndarray
 
 
 def report(name: str, use) -> None:
@@ -61,7 +51,6 @@ def make_arrays(batch: int) -> dict[str, np.ndarray]:
 
 def use_peers(folder: Path) -> None:
   index = jax.process_index()
-  (folder / 'run').mkdir(exist_ok=True)
   report('exchange', lambda: exchange('größer' * index))
   report('nobody', lambda: fail(''))
   report('second', lambda: fail('no file' * index))
@@ -74,10 +63,6 @@ def use_peers(folder: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, outputs, make_arrays(batch))
     print(f'batch {batch}: {[array.dtype.name for array in jax.tree.leaves(outputs)]}')
   report('computed', lambda: computed)
-  batches = [Rows(4 * index + np.arange(4))]  # the share of each process
-  report('stored', lambda: BatchRecorder(folder / 'run', lambda start, stop: batches, share=index).store(1))
-  repeated = [Rows(np.arange(4))]  # both processes have the only share
-  report('repeated', lambda: BatchRecorder(folder / 'run', lambda start, stop: repeated).store(2))
   process_folder = folder / str(index)
   process_folder.mkdir()
   if index == 0:
@@ -85,27 +70,18 @@ def use_peers(folder: Path) -> None:
     (process_folder / 'empty').touch()
   copy_from_first(process_folder)
   report('checkpoint', lambda: save_and_restore(folder))
-  report('evaluated', lambda: evaluate(100 / 3 + index))
+  report('evaluated', lambda: evaluate(folder, 100 / 3 + index))
   report('signal', lambda: stop_while_starting(index))
 
 
-def evaluate(value: float) -> float:
+def evaluate(folder: Path, value: float) -> float:
   """Returns the value by which both processes select, where `value` is that of this process."""
-  checkpoints = SimpleNamespace(save=lambda *arguments: None)
-  evaluator = Evaluator(
-    1,
-    lambda state: {'exact_match': value},
-    select='exact_match',
-    direction='max',
-    patience=0,
-    checkpoints=checkpoints,
-    writers=[],
-    clock=TrainingClock(),
-    best=BestEvaluation(),
-    signals=StopSignals(),
+  run = TrainedRun(folder / 'evaluated', Training(select='exact_match'), '', 'max', print)
+  run._checkpoints.save = lambda *arguments: None
+  run.evaluate(
+    1, TrainState(np.array(1, np.int32), {}, (), (), {}), lambda state: {'exact_match': value}, StopSignals()
   )
-  evaluator(1, TrainState(np.array(1, np.int32), {}, (), (), {}), {}, True)
-  return evaluator.best.value
+  return run.best.value
 
 
 def stop_while_starting(index: int) -> str:
@@ -113,31 +89,23 @@ def stop_while_starting(index: int) -> str:
   if index == 1:
     signal.raise_signal(signal.SIGTERM)
   time.sleep(2)  # until jax has reported the signal to both processes
-  with InterruptHandler() as handler:
+  with StopSignals() as signals:
     for step in itertools.count(1001):
-      if reason := handler(step, None, {}, False):
+      if reason := signals.reason():
         return f'{reason} at step {step}'
       assert step < 1100, 'the signal was ignored'
       time.sleep(0.05)
 
 
 def save_and_restore(folder: Path) -> list[float]:
-  """Saves a state sharded over processes that share no folder, and restores it in each process from its own copy.
-
-  Returns:
-    The values of this process.
-  """
+  """Saves a state sharded over processes in one folder, and restores it; returns the values of this process."""
   layout = NamedSharding(Mesh(np.array(jax.devices()), 'x'), PartitionSpec('x'))
   values = np.arange(len(jax.devices()), dtype=np.float32)
   array = jax.make_array_from_callback(values.shape, layout, lambda index: values[index])
   state = TrainState(np.array(3, np.int32), {'kernel': array}, (), (), {})
-  process_folder = folder / f'run_{jax.process_index()}'
-  with contextlib.closing(Checkpoints(process_folder, shared=False)) as checkpoints:
+  with contextlib.closing(Checkpoints(folder / 'saved')) as checkpoints:
     checkpoints.save(state, {'best': 1.5})
-  exchange('saved')
-  if jax.process_index():
-    shutil.copytree(folder / 'run_0', process_folder)
-  with contextlib.closing(Checkpoints(process_folder, shared=False)) as checkpoints:
+  with contextlib.closing(Checkpoints(folder / 'saved')) as checkpoints:
     restored, host = checkpoints.resume(lambda: state)
   assert host == {'best': 1.5} and int(restored.step) == 3
   return [float(shard.data[0]) for shard in restored.params['kernel'].addressable_shards]
@@ -147,6 +115,6 @@ if __name__ == '__main__':
   jax.distributed.initialize()
   folder, *parts = sys.argv[1:]
   if 'seeds' in parts:
-    report('seeds', lambda: fit_all(Path(folder), steps=4, accumulate=1, average=0.0))
+    report('seeds', lambda: [r.reason for r in fit_all(Path(folder), steps=4, accumulate=1, average=0.0)])
   else:
     use_peers(Path(folder))

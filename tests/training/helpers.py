@@ -14,10 +14,11 @@ import numpy as np
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import ModelOutput, shift_right
 from attention_jax.models.traits import Traits
+from attention_jax.training.config import Training
 from attention_jax.training.folder import prepare_folder
-from attention_jax.training.loop import Training, fit
 from attention_jax.training.partition import make_mesh
 from attention_jax.training.state import evaluation_params
+from attention_jax.training.train import fit
 
 WORDS = 13
 BUCKETS = ((4, 5), (6, 7))

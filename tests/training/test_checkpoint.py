@@ -316,7 +316,7 @@ def test_other_processes_resume_without_a_best_state_that_is_made_again(saved, m
   (saved / 'saved.json').write_text(json.dumps({LATEST: 20, BEST: 25}))
   shutil.rmtree(saved / BEST)
   monkeypatch.setattr(jax, 'process_index', lambda: 1)
-  with contextlib.closing(Checkpoints(saved, shared=False)) as checkpoints:
+  with contextlib.closing(Checkpoints(saved)) as checkpoints:
     assert checkpoints.resume(lambda: make_state(0), lambda line: None)[0].step == 20
 
 

@@ -6,9 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from attention_jax.training.loop import Training, fit
+from attention_jax.training.config import Training
 from attention_jax.training.loss import Loss
 from attention_jax.training.state import evaluation_params
+from attention_jax.training.train import fit
 
 model = nn.Dense(2)
 

@@ -7,11 +7,12 @@ import optax
 import pytest
 
 from attention_jax.errors import UserError
+from attention_jax.training.config import Training
 from attention_jax.training.frozen import check_frozen, freeze_loss, freeze_optimizer, parse_frozen
-from attention_jax.training.loop import Training, prepare_training
 from attention_jax.training.loss import Loss
 from attention_jax.training.optim import OPTIMIZERS, make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh
+from attention_jax.training.seeds import prepare_training
 
 PARAMS = {
   'encoder': {'embedding': {'table': jnp.ones((4, 3))}, 'cell': {'kernel': jnp.ones((3, 3)), 'bias': jnp.ones(3)}},
@@ -67,7 +68,7 @@ def test_the_reported_norm_of_the_gradients_excludes_frozen_parameters():
 
   training = Training(steps=3, optimizer='adamw(weight_decay=0.1)', frozen='encoder', average=0.9)
   step, initial = prepare_training(training, Loss(fn), lambda seed: PARAMS, make_mesh(), 0)
-  state, metrics = step(initial(), {'x': np.zeros((8, 1), np.float32)})
+  state, metrics = step(initial(0), {'x': np.zeros((8, 1), np.float32)})
   assert metrics['grad_norm'] == 3  # of the nine numbers of encoder_2
   for tree in (state.params, state.average):
     jax.tree.map(np.testing.assert_array_equal, tree['encoder'], PARAMS['encoder'])
@@ -82,7 +83,7 @@ def test_annealed_parameters_follow_their_schedules_even_if_frozen():
 
   training = Training(steps=3, frozen='decoder', anneal='beta: linear(peak=4.0, end=1.0)')
   step, initial = prepare_training(training, Loss(fn), lambda seed: params, make_mesh(), 0)
-  state, _ = step(initial(), {'x': np.zeros((8, 1), np.float32)})
+  state, _ = step(initial(0), {'x': np.zeros((8, 1), np.float32)})
   assert state.params['decoder']['beta'] == make_schedule('linear(peak=4.0, end=1.0)', 3)(2)  # of the next update
   np.testing.assert_array_equal(state.params['decoder']['kernel'], params['decoder']['kernel'])
 

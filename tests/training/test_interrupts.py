@@ -1,11 +1,15 @@
 """Signals request an orderly stop, and the earlier handlers are restored afterwards."""
 
+import itertools
 import os
 import signal
 import threading
 
+import jax
+import orbax.checkpoint as ocp
 import pytest
 
+from attention_jax.training import interrupts
 from attention_jax.training.interrupts import Interrupted, StopRequest, StopSignals, check_stop, stoppable
 
 
@@ -57,3 +61,13 @@ def test_stoppable_reads_signals_that_arrived_before():
     os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(Interrupted, match=r'^SIGTERM$'), stoppable(signals):
       check_stop()
+
+
+def test_several_processes_stop_at_the_step_that_jax_selects(monkeypatch):
+  previous_handler = signal.getsignal(signal.SIGTERM)
+  monkeypatch.setattr(jax, 'process_count', lambda: 2)
+  monkeypatch.setattr(interrupts, '_calls', itertools.count(1))
+  monkeypatch.setattr(ocp.utils, 'reached_preemption', lambda call: call == 3)
+  with StopSignals() as signals:
+    assert signal.getsignal(signal.SIGTERM) == previous_handler
+    assert [signals.reason() for _ in range(3)] == ['', '', 'SIGTERM']

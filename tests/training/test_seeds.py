@@ -1,28 +1,24 @@
 """Runs side by side: each equals the run of its seed alone, and interrupted runs are resumed exactly."""
 
 import collections
-import contextlib
 import functools
 import os
+import shutil
 import signal
 
 import jax
 import numpy as np
 import pytest
 
-from attention_jax.data.batching import Batches, StackedBatches
-from attention_jax.data.encoding import encode
-from attention_jax.data.text import Corpus
-from attention_jax.data.vocab import train as train_vocabulary
 from attention_jax.errors import UserError
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
-from attention_jax.training.clock import TrainingClock
-from attention_jax.training.hooks import BestEvaluation, InterruptHandler, InterruptReason
-from attention_jax.training.interrupts import check_stop
-from attention_jax.training.loop import Training, fit
+from attention_jax.training.config import Training
+from attention_jax.training.interrupts import StopSignals, check_stop
 from attention_jax.training.partition import make_mesh
-from attention_jax.training.seeds import SeedRuns, fit_seeds
+from attention_jax.training.run import InterruptReason
+from attention_jax.training.seeds import make_updates
+from attention_jax.training.train import fit, fit_seeds
 from attention_jax.training.writers import read_metrics
 from tests.training import helpers
 from tests.training.helpers import Toy, validate
@@ -56,10 +52,9 @@ def stream_of_seed(seed, start, stop):
     yield helpers.make_batch(1000 * seed + step)
 
 
-def stacked_stream(start, stop):
-  """Batches of all seeds, with a leading axis of runs."""
-  for batches in zip(*(stream_of_seed(seed, start, stop) for seed in SEEDS), strict=True):
-    yield type(batches[0])(*(np.stack(arrays) for arrays in zip(*batches, strict=True)))
+def stream_of_all(start, stop):
+  """The batches of all seeds."""
+  return zip(*(stream_of_seed(seed, start, stop) for seed in SEEDS), strict=True)
 
 
 def folders_in(folder):
@@ -67,22 +62,27 @@ def folders_in(folder):
   return [folder / f'seed_{seed}' for seed in SEEDS]
 
 
-def fit_all(
-  folder, *, devices=4, params=init_params, stream=stacked_stream, evaluate=validate, after_save=None, **fields
-):
+def fit_all(folder, *, devices=4, params=init_params, stream=stream_of_all, evaluate=validate, **fields):
   for run_folder in folders_in(folder):
     run_folder.mkdir(parents=True, exist_ok=True)
   return fit_seeds(
-    folder,
     folders_in(folder),
+    SEEDS,
     Training(**FIELDS | fields),
     loss=LOSS,
     init_params=params,
     stream=stream,
     evaluate=evaluate,
     mesh=make_mesh(jax.devices()[:devices], RUNS),
-    after_save=after_save,
   )
+
+
+def steps_of(results):
+  return {int(result.state.step) for result in results}
+
+
+def reasons_of(results):
+  return [result.reason for result in results]
 
 
 @pytest.fixture(scope='module')
@@ -114,7 +114,7 @@ def stored_steps(folder):
 @pytest.mark.parametrize('seed', [pytest.param(SEEDS[0], marks=pytest.mark.long), SEEDS[-1]])
 def test_each_run_equals_the_run_of_its_seed_alone(uninterrupted, tmp_path, seed):
   results, folder = uninterrupted
-  assert results == (12, [ALL_STEPS] * RUNS, 1)
+  assert steps_of(results) == {12} and reasons_of(results) == [ALL_STEPS] * RUNS and results[0].compilations == 1
   alone = fit(
     tmp_path,
     Training(**FIELDS | {'seed': seed}),
@@ -149,23 +149,45 @@ def test_interrupted_runs_are_resumed_exactly(uninterrupted, tmp_path):
     return validate(state)
 
   def interrupted_stream(start, stop):
-    for step, batch in enumerate(stacked_stream(start, stop), start):
+    for step, batch in enumerate(stream_of_all(start, stop), start):
       if step == 8:
         os.kill(os.getpid(), signal.SIGTERM)
       yield batch
 
   with pytest.raises(KeyboardInterrupt):
     fit_all(tmp_path, evaluate=interrupted_evaluation)
-  assert evaluated_steps[-1] == 10 and latest_step(tmp_path) == 6
+  assert evaluated_steps[-1] == 10 and {latest_step(folder) for folder in folders_in(tmp_path)} == {6}
   interrupted = fit_all(tmp_path, stream=interrupted_stream)
-  assert interrupted.step == 9 and set(interrupted.reasons) == {'stopped by SIGTERM'}
-  assert all(isinstance(reason, InterruptReason) for reason in interrupted.reasons)
-  assert fit_all(tmp_path) == expected
+  assert steps_of(interrupted) == {9} and set(reasons_of(interrupted)) == {'stopped by SIGTERM'}
+  assert all(isinstance(result.reason, InterruptReason) for result in interrupted)
+  assert_equal_results(fit_all(tmp_path), expected)
   for run_folder, expected_run_folder in zip(folders_in(tmp_path), folders_in(expected_folder), strict=True):
     assert values_of(run_folder) == values_of(expected_run_folder)
     assert latest_step(run_folder) == latest_step(expected_run_folder) == 12
     assert latest_step(run_folder, BEST) == latest_step(expected_run_folder, BEST)
-  assert fit_all(tmp_path) == (12, expected.reasons, 0)  # a finished run is not trained again
+  repeated = fit_all(tmp_path)
+  assert reasons_of(repeated) == reasons_of(expected) and repeated[0].compilations == 0  # not trained again
+
+
+@pytest.mark.parametrize('devices', [1, 4])
+def test_runs_whose_last_checkpoints_differ_continue_from_their_own(tmp_path, devices):
+  """A run may be killed when the checkpoints of some seeds are written, and those of the others are not."""
+  fields = {'devices': devices, 'steps': 6, 'checkpoint_every': 2, 'evaluate_every': 0, 'accumulate': 1}
+  expected = fit_all(tmp_path / 'whole', **fields)
+  fit_all(tmp_path / 'run', **fields | {'steps': 4})
+  for run_folder in folders_in(tmp_path / 'run')[2:]:
+    shutil.rmtree(run_folder / LATEST / '4')
+    shutil.rmtree(run_folder / BEST)
+    os.unlink(run_folder / 'saved.json')
+  assert_equal_results(fit_all(tmp_path / 'run', **fields), expected)
+  for folder, expected_folder in zip(folders_in(tmp_path / 'run'), folders_in(tmp_path / 'whole'), strict=True):
+    assert values_of(folder) == values_of(expected_folder)
+
+
+def assert_equal_results(results, expected):
+  for result, expected_result in zip(results, expected, strict=True):
+    jax.tree.map(np.testing.assert_array_equal, result.state, expected_result.state)
+    assert (result.reason, result.best) == (expected_result.reason, expected_result.best)
 
 
 def test_evaluations_that_a_signal_stops_are_made_before_the_next_update(uninterrupted, tmp_path):
@@ -183,10 +205,10 @@ def test_evaluations_that_a_signal_stops_are_made_before_the_next_update(uninter
 
   for step in (10, 12):
     interrupted = fit_all(tmp_path, evaluate=interrupted_evaluation)
-    assert interrupted.step == step == latest_step(tmp_path) and set(interrupted.reasons) == {'stopped by SIGTERM'}
-  results = fit_all(tmp_path, evaluate=interrupted_evaluation)
-  assert results.reasons == expected.reasons and results.step == expected.step
-  assert steps == [5] * RUNS + [10] * (3 + RUNS) + [12] * (3 + RUNS)
+    assert {latest_step(folder) for folder in folders_in(tmp_path)} == steps_of(interrupted) == {step}
+    assert set(reasons_of(interrupted)) == {'stopped by SIGTERM'}
+  assert_equal_results(fit_all(tmp_path, evaluate=interrupted_evaluation), expected)
+  assert steps == [5] * RUNS + [10] * (1 + RUNS) + [12] * (1 + RUNS)  # two had been evaluated
   for run_folder, expected_run_folder in zip(folders_in(tmp_path), folders_in(expected_folder), strict=True):
     assert values_of(run_folder) == values_of(expected_run_folder)
     assert values_of(run_folder, 'validation/loss') == values_of(expected_run_folder, 'validation/loss')
@@ -205,44 +227,17 @@ def test_evaluations_after_the_last_step_that_a_signal_stops_are_made_although_s
     return validate(state)
 
   options = {'evaluate': interrupted_evaluation, 'evaluate_every': 0, 'devices': 1}
-  assert set(fit_all(tmp_path, steps=2, **options).reasons) == {'stopped by SIGTERM'}
-  assert fit_all(tmp_path, steps=3, **options).step == 3
-  assert steps == [2] * (3 + RUNS) + [3] * RUNS
+  assert set(reasons_of(fit_all(tmp_path, steps=2, **options))) == {'stopped by SIGTERM'}
+  assert steps_of(fit_all(tmp_path, steps=3, **options)) == {3}
+  assert steps == [2] * (1 + RUNS) + [3] * RUNS  # two had been evaluated
   for run_folder in folders_in(tmp_path):
     assert [step for step, _ in values_of(run_folder, 'validation/loss')] == [2, 3]
-
-
-def test_nothing_is_being_written_when_interrupted_evaluations_have_been_saved(tmp_path, monkeypatch):
-  """`after_save` copies the folder while the best states of two runs would still be written."""
-  writing = set()
-  save, wait = Checkpoints.save, Checkpoints.wait
-
-  def recorded_save(checkpoints, *args):
-    save(checkpoints, *args)
-    writing.add(checkpoints.folder)
-
-  def recorded_wait(checkpoints):
-    wait(checkpoints)
-    writing.discard(checkpoints.folder)
-
-  def interrupted_evaluation(state):
-    if len(writing) == 2:
-      signal.raise_signal(signal.SIGTERM)
-    check_stop()
-    return validate(state)
-
-  written = []
-  monkeypatch.setattr(Checkpoints, 'save', recorded_save)
-  monkeypatch.setattr(Checkpoints, 'wait', recorded_wait)
-  options = {'evaluate': interrupted_evaluation, 'evaluate_every': 0, 'devices': 1}
-  results = fit_all(tmp_path, steps=2, after_save=lambda: written.append(set(writing)), **options)
-  assert set(results.reasons) == {'stopped by SIGTERM'} and written == [set()]
 
 
 @pytest.mark.long
 def test_the_number_of_devices_does_not_matter(uninterrupted, tmp_path):
   _, expected_folder = uninterrupted
-  assert fit_all(tmp_path, devices=1, steps=4).step == 4
+  assert steps_of(fit_all(tmp_path, devices=1, steps=4)) == {4}
   for run_folder, expected_run_folder in zip(folders_in(tmp_path), folders_in(expected_folder), strict=True):
     np.testing.assert_allclose(values_of(run_folder)[:2], values_of(expected_run_folder)[:2], rtol=1e-5)
 
@@ -267,25 +262,25 @@ def test_a_run_that_stops_early_stays_as_it_is_while_the_others_continue(tmp_pat
   folders = folders_in(tmp_path)
   results = run(patience=2)
   finished = 'all 8 steps are done'
-  assert results.step == 8
-  assert results.reasons == [finished, 'no improvement since step 2, evaluations: 2', finished, finished]
+  assert steps_of(results) == {6, 8}
+  assert reasons_of(results) == [finished, 'no improvement since step 2, evaluations: 2', finished, finished]
   assert [latest_step(folder) for folder in folders] == [8, 6, 8, 8]
   assert [latest_step(folder, BEST) for folder in folders] == [8, 2, 8, 8]
   assert stored_steps(folders[0]) == [4, 8] and stored_steps(folders[1]) == [4, 6]
   assert values_of(folders[1])[-1][0] == 6 and values_of(folders[0])[-1][0] == 8
   assert evaluations == {0: 4, 1: 3, 2: 4, 3: 4}
-  continued = run(patience=3, steps=10)  # the stopped run stays as it is
-  assert continued.step == 10 and continued.reasons[1] == results.reasons[1] and evaluations[1] == 3
+  continued = run(patience=2, steps=10)  # the stopped run stays as it is
+  assert reasons_of(continued)[1] == reasons_of(results)[1] and evaluations[1] == 3
   assert [latest_step(folder) for folder in folders] == [10, 6, 10, 10]
 
 
 def test_a_signal_at_the_update_after_which_every_run_stops_is_the_reason(tmp_path, monkeypatch):
   """Several processes learn of their signal once, from `reason`: it would be lost."""
-  monkeypatch.setattr(InterruptHandler, 'reason', lambda self: 'SIGTERM')
+  monkeypatch.setattr(StopSignals, 'reason', lambda self: 'SIGTERM')
   fields = {'evaluate': lambda state: {'loss': float('nan')}, 'evaluate_every': 1, 'patience': 1}
   results = fit_all(tmp_path, devices=1, **fields)
-  assert results.step == 1 and all(isinstance(reason, InterruptReason) for reason in results.reasons)
-  assert fit_all(tmp_path, devices=1, **fields).reasons[0].startswith('the metric to select by was NaN')
+  assert steps_of(results) == {1} and all(isinstance(result.reason, InterruptReason) for result in results)
+  assert fit_all(tmp_path, devices=1, **fields)[0].reason.startswith('the metric to select by was NaN')
 
 
 def test_nan_is_reported_with_its_seed(tmp_path):
@@ -296,7 +291,7 @@ def test_nan_is_reported_with_its_seed(tmp_path):
     fit_all(tmp_path, devices=1, params=poisoned_params, evaluate=None)
 
   def interrupted_stream(start, stop):
-    for step, batch in enumerate(stacked_stream(start, stop), start):
+    for step, batch in enumerate(stream_of_all(start, stop), start):
       if step == 1:
         os.kill(os.getpid(), signal.SIGTERM)
       yield batch
@@ -306,31 +301,26 @@ def test_nan_is_reported_with_its_seed(tmp_path):
     fit_all(tmp_path, devices=1, params=poisoned_params, stream=interrupted_stream, **fields)
 
 
-def test_records_are_those_of_the_live_runs_and_the_progress_line_is_their_mean(tmp_path, capsys):
-  folders = [tmp_path / str(i) for i in range(3)]
-  for folder in folders:
-    folder.mkdir()
-  clock = TrainingClock()
-  with contextlib.ExitStack() as stack:
-    best = [BestEvaluation()] * 3
-    runs = SeedRuns(
-      folders, (0, 1, 2), Training(), best, {1: 'stopped'}, 0, False, None, None, lambda: '', clock, True, stack
-    )
-    runs.write(5, {'train/loss': [1.0, 8.0, 2.0], 'train/steps_per_second': 4.0})
-  assert '  loss 1.5  steps/s 4' in capsys.readouterr().out
-  losses = [[record['train/loss'] for record in read_metrics(folder)] for folder in folders]
-  assert losses == [[1.0], [], [2.0]]
+def test_the_progress_line_is_the_mean_of_the_records(tmp_path, capsys):
+  fit_all(tmp_path, devices=1, steps=2, evaluate=None)
+  losses = [value for folder in folders_in(tmp_path) for step, value in values_of(folder) if step == 2]
+  assert f'loss {np.mean(losses):.4g}' in capsys.readouterr().out and len(set(losses)) == RUNS
 
 
-def test_the_batches_of_each_run_are_those_of_its_seed():
-  lines = [' '.join('abcdefg'[k % 7] for k in range(i, i + 1 + i % 4)) for i in range(30)]
-  vocabulary = train_vocabulary('word', lines)
-  encoded = encode(Corpus(lines, lines), vocabulary, vocabulary)
-  runs = [Batches(encoded, [(3, 3), (6, 6)], 4, seed=seed) for seed in (5, 6, 7)]
-  stacked = StackedBatches(runs)
-  for step in range(2 * len(runs[0])):
-    batch = stacked[step]
-    for i, run in enumerate(runs):
-      for name, array in run[step]._asdict().items():
-        np.testing.assert_array_equal(getattr(batch, name)[i] if array is not None else batch.links, array)
-  assert stacked[0].index.shape == (3, 4) and np.any(stacked[0].index[0] != stacked[0].index[1])
+@pytest.mark.parametrize('devices', [1, 4])
+def test_an_update_leaves_stopped_runs_unchanged(devices):
+  mesh = make_mesh(jax.devices()[:devices], RUNS)
+  update = make_updates(Training(**FIELDS), LOSS, init_params, mesh, SEEDS)
+  (batches,) = stream_of_all(0, 1)
+
+  def states_after(live):
+    states, metrics = update(update.load([None] * RUNS), batches, live)
+    return [jax.device_get(update.select(states, i)) for i in range(RUNS)], jax.device_get(dict(metrics))
+
+  initial = update.load([None] * RUNS)
+  before = [jax.device_get(update.select(initial, i)) for i in range(RUNS)]
+  updated, all_metrics = states_after([True] * RUNS)
+  states, metrics = states_after([i != 1 for i in range(RUNS)])
+  for i, expected in enumerate([updated[0], before[1], *updated[2:]]):
+    jax.tree.map(np.testing.assert_array_equal, states[i], expected)
+    assert all(metrics[name][i] == all_metrics[name][i] * (i != 1) for name in all_metrics)

@@ -19,13 +19,14 @@ import pytest
 
 from attention_jax import training as training_package
 from attention_jax.errors import UserError
-from attention_jax.training.ahead import CompileAhead
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
-from attention_jax.training.hooks import BestEvaluation, InterruptReason
+from attention_jax.training.compile_pool import CompilePool
+from attention_jax.training.config import Training
 from attention_jax.training.interrupts import check_stop
-from attention_jax.training.loop import Training, prepare_training, train_loop
 from attention_jax.training.loss import Loss
 from attention_jax.training.partition import make_mesh
+from attention_jax.training.run import BestEvaluation, InterruptReason
+from attention_jax.training.seeds import prepare_training
 from attention_jax.training.writers import METRICS_FILE, read_metrics
 from tests import compiled
 from tests.training import helpers
@@ -34,6 +35,7 @@ from tests.training.helpers import fit_toy, state_bits
 RATES = {'train/tokens_per_second', 'train/steps_per_second', 'train/compilations'}
 # Options of fit_toy that compile faster.
 LIGHT = {'accumulate': 1, 'average': 0.0, 'stream': functools.partial(helpers.stream, lengths=helpers.BUCKETS[:1])}
+BUCKET = helpers.BUCKETS[:1]
 
 
 def records_of(folder):
@@ -95,18 +97,18 @@ def test_rates_exclude_compiling(tmp_path, monkeypatch):
   clock = types.SimpleNamespace(now=0.0)
   clock.monotonic = lambda: clock.now
   monkeypatch.setattr('attention_jax.training.clock.time', clock)
-  prepare = CompileAhead.prepare
+  wait = CompilePool.wait
 
-  def slow_prepare(ahead, batch):
+  def slow_wait(pool, batch):
     clock.now += 1000.0
-    prepare(ahead, batch)
+    wait(pool, batch)
 
   def stream(start, stop):
     for batch in LIGHT['stream'](start, stop):
       clock.now += 1.0
       yield batch
 
-  monkeypatch.setattr(CompileAhead, 'prepare', slow_prepare)
+  monkeypatch.setattr(CompilePool, 'wait', slow_wait)
   fit_toy(tmp_path, steps=4, log_every=2, evaluate_every=0, **LIGHT | {'stream': stream})
   records = read_metrics(tmp_path)
   assert [record['train/steps_per_second'] for record in records if 'train/loss' in record] == [1.0, 1.0]
@@ -115,12 +117,12 @@ def test_rates_exclude_compiling(tmp_path, monkeypatch):
 @pytest.mark.long
 def test_resuming_equals_an_uninterrupted_run(uninterrupted, tmp_path, capsys):
   expected, expected_folder = uninterrupted
-  for steps in (51, 56, 60):  # more than compiling.FEW_RUNS: shorter runs are compiled with other options
+  for steps in (7, 56, 60):
     result = fit_toy(tmp_path, steps=steps)
   assert 'resuming at step 56 of 60' in capsys.readouterr().out
   assert state_bits(result.state) == state_bits(expected.state)
   losses = values_of(tmp_path, 'train/loss')
-  assert losses == losses | values_of(expected_folder, 'train/loss')  # and those of steps 51 and 56
+  assert losses == losses | values_of(expected_folder, 'train/loss')  # and those of steps 7 and 56
   finished = fit_toy(tmp_path)
   assert state_bits(finished.state) == state_bits(expected.state) and finished.compilations == 0
 
@@ -251,7 +253,7 @@ def test_nan_is_reported_with_its_step_and_never_saved(tmp_path, monkeypatch, ca
   assert '\n' not in str(error.value)
   assert os.listdir(tmp_path / LATEST) == ['15'] and not os.listdir(tmp_path / BEST)
   assert [record['step'] for record in records_of(tmp_path)] == [5, 10, 15]
-  assert f'its batch is {tmp_path}/nonfinite/update_18.npz' in str(error.value)
+  assert 'replay --step=18 examines the update' in str(error.value)
   capsys.readouterr()
   result = fit_toy(tmp_path, **LIGHT | {'stream': poisoned_stream, 'on_nonfinite': 'skip', 'steps': 20})
   assert result.state.step == 20 and sorted(os.listdir(tmp_path / LATEST)) == ['15', '20']
@@ -265,6 +267,7 @@ def test_nan_is_reported_with_its_step_and_never_saved(tmp_path, monkeypatch, ca
       yield batch
 
   result = fit_toy(tmp_path, **LIGHT | {'stream': interrupted_stream, 'on_nonfinite': 'skip', 'steps': 30})
+  assert sorted(os.listdir(tmp_path / LATEST)) == ['15', '22']  # that before the first update that was skipped is kept
   assert result.state.step == 22 and 'loss is nan at step 22: update skipped' in capsys.readouterr().out
 
 
@@ -303,7 +306,7 @@ def test_updates_use_every_option_of_training():
   training = Training(steps=4, clip=2.0, accumulate=4, average=0.1, **options)
   params = {'temperature': jax.numpy.ones(()), 'w': jax.numpy.ones(2)}
   step, initial_state = prepare_training(training, Loss(sums), lambda seed: params, make_mesh(jax.devices()[:2]), 0)
-  state = initial_state()
+  state = initial_state(0)
   w = average = np.ones(2)
   for rate, temperature in ((0.75, 1.5), (0.5, 1.0)):
     assert state.params['temperature'] == state.average['temperature'] == temperature
@@ -316,13 +319,9 @@ def test_updates_use_every_option_of_training():
     assert metrics['squared_rows'] == 4 * 4**2 / 16  # four parts of four rows
 
 
-def test_a_stream_that_ends_early_is_an_error():
-  def count(state, batch):
-    return state + 1, {}
-
-  assert train_loop(count, 2, lambda start, stop: range(start, stop), [], 2, 5) == (5, 'all 5 steps are done')
-  with pytest.raises(UserError, match=r'^stream\(2, 5\) has yielded fewer than 3 batches; expected one per update$'):
-    train_loop(count, 2, lambda start, stop: range(2), [], 2, 5)
+def test_a_stream_that_ends_early_is_an_error(tmp_path):
+  with pytest.raises(UserError, match=r'^stream\(0, 5\) has yielded fewer than 5 batches; expected one per update$'):
+    fit_toy(tmp_path, steps=5, **LIGHT | {'stream': lambda start, stop: helpers.stream(start, 3, lengths=BUCKET)})
 
 
 def test_an_unknown_metric_is_an_error(tmp_path):
