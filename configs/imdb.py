@@ -3,7 +3,7 @@
   python -m experiments.train --config=configs/imdb.py:yang2016 --workdir=runs/imdb --config.data.folder=FOLDER
 
 Measured, accuracy on dev: yang2016 90.6 % in 16 CPU minutes, lin2017 88.6 % in 9; yang2016 with
---config.training.average=0.998 and word vectors of the training split by experiments.word_vectors, 91.4 %.
+--config.training.average=0.998 and word2vec vectors of the training split, 91.4 %.
 
 FOLDER contains train.jsonl.gz and dev.jsonl.gz with the fields text and label. To read the data set of tfds:
 

@@ -36,7 +36,6 @@ SEARCH_FLAGS = (
   'min_length',
   'max_length',
   'replace_unknown',
-  'shortlist',
 )  # flags of define_search_flags
 
 
@@ -62,10 +61,6 @@ def define_run_flags(allow_ensemble: bool = False) -> None:
 
 def define_search_flags() -> None:
   """Defines the flags that override fields of config.evaluation which control the search."""
-  shortlist_help = (
-    'emit only the k likeliest translations of each source word and the k most frequent words, which is faster; 0 for '
-    'all words; by default as in the config'
-  )
   unknown_help = 'replace an unknown word with the source word of largest weight; by default as in the config'
   flags.DEFINE_integer('beams', None, 'beam size, 1 for greedy search; by default as in the config', 1, MAX_REPEATS)
   flags.DEFINE_float(
@@ -83,7 +78,6 @@ def define_search_flags() -> None:
     'max_length', None, 'maximum number of tokens of an output; by default as in the config', 1, MAX_LENGTH
   )
   flags.DEFINE_bool('replace_unknown', None, unknown_help)
-  flags.DEFINE_integer('shortlist', None, shortlist_help, 0)
 
 
 def search_overrides() -> dict[str, Any]:

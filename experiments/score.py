@@ -31,7 +31,7 @@ flags.DEFINE_bool('layers', False, 'also print layers: the weights of every laye
 def main() -> None:
   """Prints the scores of each pair of --source and --target."""
   from attention_jax.data.text import read_parallel
-  from attention_jax.inference.scoring import score_pairs, scores_in_text_order
+  from attention_jax.inference.scoring import score_pairs
   from attention_jax.systems import runs
 
   workdir = require_flag('workdir')
@@ -49,7 +49,7 @@ def main() -> None:
   )
   for line in corpus.report:
     print(line, file=sys.stderr)
-  for row, pair in enumerate(scores_in_text_order(pair, predictor.target_vocab) for pair in pairs):
+  for row, pair in enumerate(pairs):
     links = links_from_weights(pair.weights, pair.weights.shape[1] - 1, len(pair.tokens))
     record = {
       'line': corpus.line(row),

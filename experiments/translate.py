@@ -6,7 +6,6 @@
   python -m experiments.translate --workdir=runs/dates --input=lines.txt --samples=3 --temperature=0.8 --top_p=0.9
   python -m experiments.translate --workdir=runs/dates --input=lines.txt --samples=20 --mbr=chrf
   python -m experiments.translate --workdir=runs/dates --input=lines.txt --beams=6 --groups=3 --nbest=6
-  python -m experiments.translate --workdir=runs/dates --input=lines.txt --beams=5 --shortlist=20
   python -m experiments.translate --workdir=runs/a,runs/b --input=lines.txt --prefixes=prefixes.txt
   python -m experiments.translate --workdir=runs/dates --input=lines.txt --no_repeat_ngram_size=3 --min_length=5
   python -m experiments.translate --workdir=runs/monotonic --stream
@@ -49,7 +48,7 @@ from experiments.tables import round_weights
 
 SAMPLING_OPTIONS = ('seed', 'temperature', 'top_k', 'top_p', 'min_p')
 # Search flags that sampling uses too.
-SHARED_FLAGS = ('no_repeat_ngram_size', 'min_length', 'max_length', 'replace_unknown', 'shortlist')
+SHARED_FLAGS = ('no_repeat_ngram_size', 'min_length', 'max_length', 'replace_unknown')
 WINDOW = 4096  # lines that are decoded, sorted by length, before the first of them is printed; at most, for a pipe
 # The only values that these flags may have with --stream, unless they are not set (None).
 STREAM_VALUES = {
@@ -64,7 +63,6 @@ STREAM_VALUES = {
   'mbr': None,
   'prefixes': None,
   'replace_unknown': False,
-  'shortlist': 0,
   'diversity': 0.5,
   'alpha': None,
   'beta': None,
@@ -283,8 +281,6 @@ def _translate_stream(run) -> None:
 
   if run.config['evaluation']['replace_unknown']:
     raise UserError('--stream cannot replace unknown words, but the config of the run does; use --noreplace_unknown')
-  if run.config['evaluation']['shortlist']:
-    raise UserError('--stream cannot use a shortlist, but the config of the run does; use --shortlist=0')
   predictor = run.predictor
   max_length = predictor.max_length
   translate = StreamingTranslator(

@@ -215,7 +215,6 @@ def _read_table(path: Path) -> None:
     'folder': str(path.parent),
     'vocabulary': 'word',
     'shared_vocabulary': False,
-    'right_to_left': False,
     'normalization': 'none',
   }
   tasks.load(config | {'buckets': ((4, 4), (64, 64))}, None)

@@ -59,7 +59,7 @@ CROSS_MODULE_TESTS = {
   'decoding': 'search_costs',
   'experiments': (
     'bad_input captioning classifying configs decoding glimpsing help_config long_run objectives one_device programs '
-    'recalling right_to_left resume translate_stream two_processes'
+    'recalling resume translate_stream two_processes'
   ),
   'functional': 'annotations contract latent_paths properties rows transforms variants',
   'kernels': 'eager implementations pallas',

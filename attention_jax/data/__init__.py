@@ -3,8 +3,8 @@
 Every kind of task has readers (a table that `config.data.task` selects from) and batches that are functions of
 (seed, step):
 
-- pairs of texts: tasks, translation_sets, pairs, text, prepared, preparing, pair_streams; vocab, subword_sampling,
-  word_positions, word_vectors, incremental; encoding, lexicon; batching, resegment;
+- pairs of texts: tasks, translation_sets, pairs, text, prepared, preparing, pair_streams; vocab, word_positions,
+  incremental; encoding; batching;
 - documents with labels: documents, sentences; document_batches;
 - images with captions: pictures, images, features;
 - images with labels: digits;

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from attention_jax.data.encoding import EncodedCorpus, EncodedSplit, assign_buckets, check_buckets
-from attention_jax.data.resegment import Resegment
 from attention_jax.errors import UserError, choose
 from attention_jax.tokens import PAD
 
@@ -215,7 +214,6 @@ class Batches:
     seed: int = 0,
     share: Share = WHOLE_BATCH,
     links: bool = False,
-    resegment: Resegment | None = None,
   ):
     """Assigns the rows of a split to batches.
 
@@ -224,23 +222,16 @@ class Batches:
       buckets: (source, target) length pairs, EOS included.
       size, unit, seed, share: see BatchOrder.
       links: whether batches have the links of their rows.
-      resegment: see resegment.make_resegmenter; None leaves rows as they are.
 
     Raises:
-      UserError: as `check_buckets` and BatchOrder do, and for links of a split that has none or that is resegmented.
+      UserError: as `check_buckets` and BatchOrder do, and for links of a split that has none.
     """
     buckets = check_buckets(buckets)
     self._order = BatchOrder(assign_buckets(encoded, buckets), buckets, size, unit, seed, share)
     self._encoded = encoded
     self._links = links
-    self._resegment = resegment
     if links and encoded.links is None:
       raise UserError(f'links are required, but the {encoded.rows} pairs have no links between their tokens')
-    if links and resegment:
-      raise UserError(
-        'links are required, but they join tokens, and the vocabulary samples a new segmentation in each epoch; '
-        'expected a vocabulary without sampling (dropout=0 or sampling=0)'
-      )
 
   def __len__(self) -> int:
     """Batches in an epoch."""
@@ -257,9 +248,7 @@ class Batches:
 
   def __getitem__(self, step: int) -> Batch:
     """Returns the batch of a step, a pure function of (seed, step)."""
-    epoch, rows, bucket = self._order[step]
-    if self._resegment:
-      return gather(self._resegment(epoch, rows, bucket), np.arange(len(rows)), bucket)._replace(index=_index(rows))
+    _, rows, bucket = self._order[step]
     return gather(self._encoded, rows, bucket, links=self._links)
 
 
@@ -379,11 +368,7 @@ def gather(encoded: EncodedSplit, rows: np.ndarray, bucket: tuple[int, int], *, 
   corpus, positions = encoded.read(rows)
   source = _padded(corpus.source, corpus.source_offsets, positions, bucket[0])
   target = _padded(corpus.target, corpus.target_offsets, positions, bucket[1])
-  return Batch(*source, *target, _index(rows), _dense_links(corpus, positions, bucket) if links else None)
-
-
-def _index(rows: np.ndarray) -> np.ndarray:
-  return rows.astype(np.int32)
+  return Batch(*source, *target, rows.astype(np.int32), _dense_links(corpus, positions, bucket) if links else None)
 
 
 def _dense_links(encoded: EncodedCorpus, rows: np.ndarray, bucket: tuple[int, int]) -> np.ndarray:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from attention_jax.data.right_to_left import in_text_order
 from attention_jax.data.text import Corpus, Links, format_count, format_line_numbers
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError
@@ -188,12 +187,7 @@ def token_units(vocabulary: Vocabulary, level: str) -> Callable[[str], Sequence[
   if level == 'word':
     return vocabulary.word_ids
   if level == vocabulary.kind:
-
-    def positions(line: str) -> Sequence[int]:
-      length = len(vocabulary.tokenize(line))
-      return in_text_order(vocabulary, list(range(length)), length)
-
-    return positions
+    return lambda line: range(len(vocabulary.tokenize(line)))
   return None
 
 

@@ -22,7 +22,7 @@ MANIFEST = 'prepared.json'  # written last: a folder without it is not finished
 INDEX = 'train.index.npy'
 FORMAT = 3  # of the folder; increased by changes that older code cannot read
 # fields of config.data that the ids depend on
-VOCABULARY_FIELDS = ('vocabulary', 'shared_vocabulary', 'right_to_left', 'normalization')
+VOCABULARY_FIELDS = ('vocabulary', 'shared_vocabulary', 'normalization')
 HEADER_DTYPE = np.dtype('<u4')  # of three counts: source tokens, target tokens, and bytes of the source text
 ID_DTYPE = np.dtype('<i4')
 READ_ROWS = 1024  # lines per read when all are read: 0.01 ms for each, instead of 0.3 to 0.8 ms for a line by itself

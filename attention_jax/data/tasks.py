@@ -20,7 +20,6 @@ from attention_jax.data.encoding import (
 )
 from attention_jax.data.files import join_path
 from attention_jax.data.pairs import read_pairs, split_by_source
-from attention_jax.data.right_to_left import RightToLeft
 from attention_jax.data.splits import SPLITS
 from attention_jax.data.text import (
   NORMALIZATIONS,
@@ -296,8 +295,7 @@ def load(config: Mapping[str, Any], run_folder: str | None) -> TranslationData:
 
   Args:
     config: task (a spec of TASKS), folder (where relative paths start), vocabulary (a spec of VOCABULARIES),
-      shared_vocabulary (one for both sides), right_to_left (the order of target tokens), normalization (a key of
-      NORMALIZATIONS), buckets.
+      shared_vocabulary (one for both sides), normalization (a key of NORMALIZATIONS), buckets.
     run_folder: the run folder whose stored vocabularies are used; None for a new run. Vocabularies that it lacks are
       read from the folder of a prepared data set, or trained for any other task.
 
@@ -391,7 +389,7 @@ def _source_and_target(
   source, target = shared or by_side['source'], shared or by_side['target']
   if normalize := NORMALIZATIONS[config['normalization']]:
     source, target = (vocab.NormalizedVocabulary(vocabulary, normalize) for vocabulary in (source, target))
-  return source, RightToLeft(target) if config['right_to_left'] else target
+  return source, target
 
 
 def get_split(data: TranslationData, split: str) -> tuple[Corpus, EncodedSplit]:

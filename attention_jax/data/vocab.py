@@ -5,21 +5,16 @@ import io
 import itertools
 import json
 import os
-import random
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Annotated, Any, NamedTuple, Protocol
 
 from attention_jax.atomic import write_bytes
 from attention_jax.data import word_positions
-from attention_jax.data.subword_sampling import bpe_dropout, unigram_sampling
 from attention_jax.data.text import format_count
 from attention_jax.errors import UserError
-from attention_jax.specs import Count, Fraction, NonNegative, Range, Size, bind
+from attention_jax.specs import Count, Range, Size, bind
 from attention_jax.tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK, content_ids
 
-_SAMPLERS = {'subword': bpe_dropout, 'unigram': unigram_sampling}
-_WORD_OF_PIECES = re.compile('▁?[^▁]+|▁')  # words, each with the '▁' before it; no piece spans two of them
 _UNTRAINABLE = '▅'  # U+2585, which stands for unknown characters in sentencepiece: it skips lines that contain it
 _MAX_LINE = 4096  # characters of a training line: sentencepiece skips long lines, and takes long for them
 _BYTE = '<0x00>'  # one of 256 pieces of a vocabulary with byte fallback
@@ -31,13 +26,9 @@ class Vocabulary(Protocol):
 
   Attributes:
     kind: a key of VOCABULARIES.
-    sample: (line, seed) -> the ids of a random segmentation of the line, without BOS and EOS; None without sampling.
-    right_to_left: whether tokens are in the reverse order of the text.
   """
 
   kind: str
-  sample: Callable[[str, int], list[int]] | None
-  right_to_left: bool
 
   def tokenize(self, text: str) -> list[str]:
     """Returns the tokens of a line."""
@@ -73,9 +64,6 @@ class Vocabulary(Protocol):
 
 class ListedVocabulary:
   """A list of tokens: 'char' (Unicode code points) or 'word' (split at white space)."""
-
-  sample = None
-  right_to_left = False
 
   def __init__(self, kind: str, tokens: Sequence[str]):
     self.kind = kind
@@ -122,43 +110,13 @@ class SubwordVocabulary:
   are lost, and a '▁' of the text becomes a space.
   """
 
-  right_to_left = False
-
-  def __init__(self, kind: str, model: bytes, sampling: float = 0.0, symbols: Sequence[str] = ()):
-    """Loads a model.
-
-    Args:
-      kind: 'subword' or 'unigram'.
-      model: the serialised model.
-      sampling: `dropout` of `subword` or `sampling` of `unigram`; 0 for no sampling.
-      symbols: the option `symbols`, tokens that sampling leaves whole.
-    """
+  def __init__(self, kind: str, model: bytes):
+    """Loads a serialised model of kind 'subword' or 'unigram'."""
     import sentencepiece
 
     self.kind = kind
     self._model = model
     self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    self.sample = None
-    if sampling:
-      self._ids = {piece: id for id, piece in enumerate(_entries(self), len(SPECIAL_TOKENS))}
-      self._whole = {piece for piece, id in self._ids.items() if piece in symbols or self._processor.is_byte(id)}
-      scores = {piece: self._processor.get_score(id) for piece, id in self._ids.items() if piece not in self._whole}
-      self._segment = _SAMPLERS[kind](scores, sampling)
-      self.sample = self._sample
-
-  def _sample(self, text: str, seed: int) -> list[int]:
-    pieces = self.tokenize(text)
-    if not self._ids.keys() >= set(pieces):  # some characters are in no piece
-      return self.encode(text)
-    rng = random.Random(seed)
-    sampled = []
-    for is_whole, group in itertools.groupby(pieces, key=self._whole.__contains__):
-      if is_whole:
-        sampled += group
-      else:
-        words = _WORD_OF_PIECES.findall(''.join(group))
-        sampled += itertools.chain.from_iterable(self._segment(word, rng) for word in words)
-    return [self._ids[piece] for piece in sampled]
 
   def tokenize(self, text: str) -> list[str]:
     return self._processor.encode(text, out_type=str)
@@ -201,16 +159,10 @@ class NormalizedVocabulary:
     normalize: a function of text.NORMALIZATIONS.
   """
 
-  right_to_left = False
-
   def __init__(self, vocabulary: Vocabulary, normalize: Callable[[str], str]):
     self._vocabulary = vocabulary
     self._normalize = normalize
     self.kind = vocabulary.kind
-    self.sample = self._sample if vocabulary.sample else None
-
-  def _sample(self, text: str, seed: int) -> list[int]:
-    return self._vocabulary.sample(self._normalize(text), seed)
 
   def tokenize(self, text: str) -> list[str]:
     return self._vocabulary.tokenize(self._normalize(text))
@@ -258,7 +210,6 @@ def subword(
   lines: Iterable[str],
   *,
   size: Size = 8000,
-  dropout: Fraction = 0.0,
   coverage: _Coverage = 1.0,
   max_lines: Count = 0,
   byte_fallback: bool = False,
@@ -269,7 +220,6 @@ def subword(
   Args:
     lines: the lines of the training split.
     size: number of pieces in all, special tokens included.
-    dropout: probability of skipping each merge. If it is not 0, training lines are segmented anew in each epoch.
     coverage: the share of the characters of the text that pieces cover, the most frequent characters first; from 0.98.
     max_lines: maximum number of lines to train on, evenly spaced; 0 for all.
     byte_fallback: whether characters that no piece covers are tokens of their UTF-8 bytes, 256 of the pieces, instead
@@ -281,14 +231,13 @@ def subword(
       cannot be a token.
   """
   model = _train_sentencepiece('bpe', f'subword(size={size})', lines, size, coverage, max_lines, byte_fallback, symbols)
-  return SubwordVocabulary('subword', model, dropout, symbols)
+  return SubwordVocabulary('subword', model)
 
 
 def unigram(
   lines: Iterable[str],
   *,
   size: Size = 8000,
-  sampling: NonNegative = 0.0,
   coverage: _Coverage = 1.0,
   max_lines: Count = 0,
   byte_fallback: bool = False,
@@ -299,8 +248,6 @@ def unigram(
   Args:
     lines: the lines of the training split.
     size: number of pieces in all, special tokens included.
-    sampling: α of the paper's section 3.3. If it is not 0, training lines are segmented anew in each epoch, with
-      probability P(x)^α / Σ P^α for each segmentation x: the smaller α, the more uniform.
     coverage: see `subword`.
     max_lines, byte_fallback, symbols: see `subword`.
 
@@ -310,7 +257,7 @@ def unigram(
   model = _train_sentencepiece(
     'unigram', f'unigram(size={size})', lines, size, coverage, max_lines, byte_fallback, symbols
   )
-  return SubwordVocabulary('unigram', model, sampling, symbols)
+  return SubwordVocabulary('unigram', model)
 
 
 def _train_sentencepiece(
@@ -371,19 +318,17 @@ class VocabularyKind(NamedTuple):
 
   Attributes:
     train: (lines, options) -> a vocabulary.
-    restore: (stored bytes, options) -> the same vocabulary.
+    restore: stored bytes -> the same vocabulary.
     suffix: suffix of the stored file.
-    sampling_option: the option by which training lines are segmented anew in each epoch, or ''.
   """
 
   train: Callable[..., Vocabulary]
-  restore: Callable[..., Vocabulary]
+  restore: Callable[[bytes], Vocabulary]
   suffix: str
-  sampling_option: str = ''
 
 
-def _restore_listed(kind: str) -> Callable[..., ListedVocabulary]:
-  def restore(data: bytes, **options: Any) -> ListedVocabulary:
+def _restore_listed(kind: str) -> Callable[[bytes], ListedVocabulary]:
+  def restore(data: bytes) -> ListedVocabulary:
     content = json.loads(data)
     tokens = content['tokens']
     if content['kind'] != kind:
@@ -397,9 +342,9 @@ def _restore_listed(kind: str) -> Callable[..., ListedVocabulary]:
   return restore
 
 
-def _restore_subword(kind: str, sampling_option: str) -> Callable[..., SubwordVocabulary]:
-  def restore(data: bytes, **options: Any) -> SubwordVocabulary:
-    vocabulary = SubwordVocabulary(kind, data, options.get(sampling_option, 0.0), options.get('symbols', ()))
+def _restore_subword(kind: str) -> Callable[[bytes], SubwordVocabulary]:
+  def restore(data: bytes) -> SubwordVocabulary:
+    vocabulary = SubwordVocabulary(kind, data)
     if not data or [vocabulary.id_to_token(id) for id in range(len(SPECIAL_TOKENS))] != list(SPECIAL_TOKENS):
       raise ValueError('not a model of this package')
     return vocabulary
@@ -410,8 +355,8 @@ def _restore_subword(kind: str, sampling_option: str) -> Callable[..., SubwordVo
 VOCABULARIES = {
   'char': VocabularyKind(char, _restore_listed('char'), 'json'),
   'word': VocabularyKind(word, _restore_listed('word'), 'json'),
-  'subword': VocabularyKind(subword, _restore_subword('subword', 'dropout'), 'model', 'dropout'),
-  'unigram': VocabularyKind(unigram, _restore_subword('unigram', 'sampling'), 'unigram.model', 'sampling'),
+  'subword': VocabularyKind(subword, _restore_subword('subword'), 'model'),
+  'unigram': VocabularyKind(unigram, _restore_subword('unigram'), 'unigram.model'),
 }
 
 
@@ -422,17 +367,6 @@ def parse_kind(spec: str) -> str:
     UserError: for anything but a spec of VOCABULARIES.
   """
   return _bind(spec)[0]
-
-
-def sampling_option(spec: str) -> str:
-  """Returns the option by which `spec` segments training lines anew in each epoch; '' if it does not.
-
-  Raises:
-    UserError: for anything but a spec of VOCABULARIES.
-  """
-  name, _, options = _bind(spec)
-  option = VOCABULARIES[name].sampling_option
-  return option if options.get(option) else ''
 
 
 def train(spec: str, lines: Iterable[str]) -> Vocabulary:
@@ -457,11 +391,11 @@ def load_stored(spec: str, folder: str, side: str) -> Vocabulary | None:
     UserError: for anything but a spec of VOCABULARIES, and if the file cannot be read, is damaged or contains a
       vocabulary of another kind.
   """
-  name, _, options = _bind(spec)
+  name = parse_kind(spec)
   path = _path(name, folder, side)
   try:
     with open(path, 'rb') as file:
-      return VOCABULARIES[name].restore(file.read(), **options)
+      return VOCABULARIES[name].restore(file.read())
   except FileNotFoundError:
     return None
   except OSError as error:
@@ -472,9 +406,8 @@ def load_stored(spec: str, folder: str, side: str) -> Vocabulary | None:
 
 
 def same_entries(one: Vocabulary, other: Vocabulary) -> bool:
-  """Returns whether two vocabularies have the same entries, in the same order, and read in the same direction."""
-  same_shape = len(one) == len(other) and one.right_to_left == other.right_to_left
-  return same_shape and all(one.id_to_token(id) == other.id_to_token(id) for id in range(len(one)))
+  """Returns whether two vocabularies have the same entries, in the same order."""
+  return len(one) == len(other) and all(one.id_to_token(id) == other.id_to_token(id) for id in range(len(one)))
 
 
 def _bind(spec: str) -> tuple[str, Callable[..., Any], dict[str, Any]]:

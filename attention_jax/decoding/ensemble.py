@@ -46,25 +46,23 @@ class Ensemble:
 
     Args:
       variables: {'params': one parameter tree per model}.
-      *args: the arguments of the method; a carry, a memory or a shortlist is a tuple with one entry per model.
-      method: '__call__', 'start', 'make_shortlist' or 'step' of EncoderDecoder.
+      *args: the arguments of the method; a carry or a memory is a tuple with one entry per model.
+      method: '__call__', 'start' or 'step' of EncoderDecoder.
 
     Returns:
-      The result of the method, in which a carry, a memory or a shortlist is a tuple with one entry per model, and a
-      ModelOutput is the mean over the models. The ModelOutput of '__call__' has the outputs of each model as its state.
+      The result of the method, in which a carry or a memory is a tuple with one entry per model, and a ModelOutput is
+      the mean over the models. The ModelOutput of '__call__' has the outputs of each model as its state.
     """
     variables_by_model = [{'params': params} for params in variables['params']]
     pairs = list(zip(self.models, variables_by_model, strict=True))
     if method == 'step':
-      carries, token, *memories_and_shortlists = args
+      carries, token, memories = args
       results = [
-        model.apply(model_variables, carry, token, *model_args, method=method)
-        for (model, model_variables), carry, *model_args in zip(pairs, carries, *memories_and_shortlists, strict=True)
+        model.apply(model_variables, carry, token, memory, method=method)
+        for (model, model_variables), carry, memory in zip(pairs, carries, memories, strict=True)
       ]
       return tuple(carry for carry, _ in results), self._mean([outputs for _, outputs in results])
     results = [model.apply(model_variables, *args, method=method) for model, model_variables in pairs]
-    if method == 'make_shortlist':
-      return tuple(results)
     if method == 'start':
       carries, memories = zip(*results, strict=True)
       return carries, memories

@@ -18,7 +18,6 @@ from attention_jax.decoding.sampling import Sampling
 from attention_jax.functional.copying import emittable
 from attention_jax.functional.masking import padding_mask
 from attention_jax.models.encoder_decoder import EncoderDecoder
-from attention_jax.modules.embedding import oov_to_unk
 from attention_jax.tokens import EOS
 from attention_jax.training.partition import jit_on_mesh
 
@@ -72,23 +71,17 @@ def compile_search(
     constraints: constraints on the hypotheses.
 
   Returns:
-    (params, source, source_mask, rng_inputs, prefix, shortlist_ids) -> Hypotheses. `rng_inputs` are those of
-    Sampling.make_search; a beam search ignores them. `prefix` [B, P] has the target ids with which the hypotheses
-    begin, PAD after the end of each prefix; None for no prefix. `shortlist_ids` [V'], ascending, are the only target
-    tokens of the search, None for all; see models.encoder_decoder.Shortlist.
+    (params, source, source_mask, rng_inputs, prefix) -> Hypotheses. `rng_inputs` are those of Sampling.make_search; a
+    beam search ignores them. `prefix` [B, P] has the target ids with which the hypotheses begin, PAD after the end of
+    each prefix; None for no prefix.
   """
 
-  def run(params, source, source_mask, rng_inputs=None, prefix=None, shortlist_ids=None):
+  def run(params, source, source_mask, rng_inputs=None, prefix=None):
     variables = {'params': params}
     carry, memory = model.apply(variables, source, source_mask, max_length, strategy.hypotheses, method='start')
-    shortlist = ()
-    if shortlist_ids is not None:
-      shortlist = (model.apply(variables, shortlist_ids, method='make_shortlist'),)
-      if prefix is not None:
-        prefix = jnp.searchsorted(shortlist_ids, oov_to_unk(prefix, model.output_size(0)))
 
     def step(carry, token, memory):
-      return model.apply(variables, carry, token, memory, *shortlist, method='step')
+      return model.apply(variables, carry, token, memory, method='step')
 
     if model.copies:
       step = mask_impossible_ids(step)
@@ -98,8 +91,6 @@ def compile_search(
       step, carry, memory = force_prefix(step, carry, memory, prefix)
     find_hypotheses = strategy.make_search(rng_inputs)
     hypotheses = find_hypotheses(step, carry, memory, max_length=max_length, ranking=ranking, source_mask=source_mask)
-    if shortlist_ids is not None:
-      hypotheses = hypotheses._replace(tokens=shortlist_ids[hypotheses.tokens])
     if model.traits.latent:
       weights = _posterior_weights(model, variables, source, source_mask, hypotheses)
       hypotheses = hypotheses._replace(weights=weights)

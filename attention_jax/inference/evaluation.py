@@ -17,7 +17,6 @@ from attention_jax.analysis.alignment import (
 from attention_jax.analysis.statistics import average_lagging
 from attention_jax.data.batching import Batch, eval_batches
 from attention_jax.data.encoding import EncodedCorpus, token_units
-from attention_jax.data.right_to_left import in_text_order
 from attention_jax.data.text import Corpus, group_references, normalize_lines
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.decoding.streaming import is_streamable
@@ -130,8 +129,7 @@ def alignment_metrics(
   link_metrics = {}
   if corpus.links is not None:
     link_metrics = _link_metrics(corpus, weights, rows, source_vocab, target_vocab, unlinked_targets)
-  ordered = [in_text_order(target_vocab, weights[row], len(weights[row]) - 1) for row in rows]
-  return link_metrics | weight_metrics(ordered)
+  return link_metrics | weight_metrics([weights[row] for row in rows])
 
 
 def _link_metrics(
@@ -340,7 +338,7 @@ def evaluate_corpus(
   }
   texts, predictions = predict_and_evaluate(corpus, predictor, options, beams=beams)
   metrics |= texts
-  if is_streamable(predictor.model) and not predictor.target_vocab.right_to_left:
+  if is_streamable(predictor.model):
     metrics |= lagging_metric(predictions)
   if predictor.model.traits.attends:
     vocabularies = (predictor.source_vocab, predictor.target_vocab)

@@ -10,7 +10,6 @@ import numpy as np
 
 from attention_jax.data.batching import Batch, eval_batches
 from attention_jax.data.encoding import EncodedCorpus, encode
-from attention_jax.data.right_to_left import in_text_order
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.decoding.constraints import NO_CONSTRAINTS, Constraints
@@ -22,7 +21,6 @@ from attention_jax.decoding.sampling import Sampling
 from attention_jax.errors import UserError
 from attention_jax.inference.compiled_search import BeamSearch, compile_search
 from attention_jax.models.encoder_decoder import EncoderDecoder
-from attention_jax.modules.outputs import OUTPUTS
 from attention_jax.tokens import EOS, PAD, UNK
 from attention_jax.training.compiling import compiler_options
 from attention_jax.training.partition import fetch, make_mesh, replicate, shard_batch
@@ -39,7 +37,7 @@ class Hypothesis(NamedTuple):
 
   Attributes:
     text: the decoded text.
-    tokens: its tokens, without EOS, in the order of the text.
+    tokens: its tokens, without EOS.
     score: its ranking score, see Ranking.
     log_prob: natural log of its probability given the required prefix, if any; EOS included.
     weights: [T, S] attention weights, with a row for EOS and a column for the source's EOS; for a latent alignment,
@@ -86,12 +84,6 @@ class Predictor:
       Luong et al. 2015).
     rounds: number of times that lines are expected to be predicted; together with their number it selects how the
       search is compiled, see compiling.compiler_options.
-    shortlist: (source ids [B, S], prefix ids [B, P] or None) -> ascending ids [V'] of the target tokens to which the
-      hypotheses of these sources are restricted; they include all special tokens and the tokens of the prefixes, see
-      Lexicon.shortlist. Probabilities are then normalised over these tokens. None for no restriction.
-
-  Raises:
-    UserError: for a shortlist with a model that copies.
   """
 
   def __init__(
@@ -108,12 +100,8 @@ class Predictor:
     constraints: Constraints = NO_CONSTRAINTS,
     replace_unknown: bool = False,
     rounds: int = 1,
-    shortlist: Callable[[np.ndarray, np.ndarray | None], np.ndarray] | None = None,
   ):
-    if shortlist:
-      check_shortlist(model)
     self.model = model
-    self._shortlist = shortlist
     self.source_vocab = source_vocab
     self.target_vocab = target_vocab
     self.ranking = ranking
@@ -170,8 +158,8 @@ class Predictor:
 
     Raises:
       UserError: if `line_numbers` or `prefixes` does not have an entry for each line, for a prefix that leaves no room
-        within the maximum length, for prefixes of a model that predicts from right to left, for replace_unknown with a
-        model that does not attend, and for options of the beam search that search.beam rejects.
+        within the maximum length, for replace_unknown with a model that does not attend, and for options of the beam
+        search that search.beam rejects.
     """
     for name, values in (('prefixes', prefixes), ('line_numbers', line_numbers)):
       if values is not None and len(values) != len(lines):
@@ -196,8 +184,7 @@ class Predictor:
       rng_inputs = sampling and (np.full_like(batch.index, sampling.seed), numbers[batch.index])
       prefix_ids = self._prefix_ids(batch) if prefixes else None
       inputs = (batch.source, batch.source_mask, rng_inputs, prefix_ids)
-      ids = self._shortlist and replicate(self._shortlist(batch.source, prefix_ids), self._mesh)
-      return run_search(self._params, *shard_batch(inputs, self._mesh), ids)
+      return run_search(self._params, *shard_batch(inputs, self._mesh))
 
     batches = eval_batches(encoded, self._search_buckets(encoded, longest), batch_size)
     for batch, hypotheses in map_batches(search, batches):
@@ -274,9 +261,7 @@ class Predictor:
     return [(length, target_length) for length in sorted(source_lengths)]
 
   def _check_prefixes(self, prefixes: Sequence[str], lengths: np.ndarray) -> None:
-    """Raises UserError for a prefix that leaves no room for EOS, and if prefixes are predicted last."""
-    if self.target_vocab.right_to_left:
-      raise UserError('prefixes are predicted last by a run with config.data.right_to_left; expected none')
+    """Raises UserError for a prefix that leaves no room for EOS."""
     for prefix, length in zip(prefixes, lengths, strict=True):
       if length >= self.max_length:
         limit = f'at most {self.max_length - 1} tokens, as hypotheses have at most {self.max_length} with EOS'
@@ -333,18 +318,7 @@ class Predictor:
     text = self.target_vocab.decode(ids, words)
     score = float(hypotheses.scores[i, k])
     log_prob = float(hypotheses.log_probs[i, k])
-    tokens, weights = (in_text_order(self.target_vocab, entries, len(ids)) for entries in (tokens, weights))
     return Hypothesis(text, tokens, score, log_prob, weights)
-
-
-def check_shortlist(model: EncoderDecoder) -> None:
-  """Raises UserError if the search of a model cannot be restricted to a shortlist of target tokens."""
-  if model.copies:
-    expected = ', '.join(name for name, cls in OUTPUTS.items() if not cls.copies)
-    raise UserError(
-      'a shortlist needs an output layer that does not copy from the source; '
-      f'expected shortlist=0, or one of: {expected}'
-    )
 
 
 def search_lengths(buckets: Sequence[Sequence[int]], longest: int) -> tuple[int, ...]:

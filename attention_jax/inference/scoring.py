@@ -9,7 +9,6 @@ import numpy as np
 
 from attention_jax.data.batching import dummy_batch, eval_batches
 from attention_jax.data.encoding import EncodedCorpus, assign_buckets, encode
-from attention_jax.data.right_to_left import in_text_order
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.decoding.ensemble import Ensemble
@@ -109,21 +108,6 @@ def score_pairs(
         np.moveaxis(layer_weights[i, :target_length, ..., :source_length], 0, 2).copy() if with_layer_weights else None,
       )
   return pairs
-
-
-def scores_in_text_order(pair: ScoredPair, target_vocab: Vocabulary) -> ScoredPair:
-  """Returns the scores of a target with its tokens in the order of its text, EOS last.
-
-  Args:
-    pair: the scores, in the order of the vocabulary.
-    target_vocab: target vocabulary of the run.
-  """
-  length = len(pair.tokens)
-  tokens, log_probs, weights = (in_text_order(target_vocab, entries, length) for entries in pair[:3])
-  if pair.layer_weights is None:
-    return ScoredPair(tokens, log_probs, weights)
-  by_token = in_text_order(target_vocab, np.moveaxis(pair.layer_weights, 2, 0), length)
-  return ScoredPair(tokens, log_probs, weights, np.moveaxis(by_token, 0, 2))
 
 
 def _check_layered(model: EncoderDecoder) -> None:

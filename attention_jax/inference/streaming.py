@@ -27,8 +27,8 @@ class StreamingTranslator:
     constraints: constraints on hypotheses, see decoding.streaming.StreamingDecoder.
 
   Raises:
-    UserError: for a model that needs the complete source, see decoding.streaming.check_streamable, and for one that
-      predicts from right to left or has a target vocabulary with byte fallback.
+    UserError: for a model that needs the complete source, see decoding.streaming.check_streamable, and for a target
+      vocabulary with byte fallback.
   """
 
   def __init__(
@@ -41,8 +41,6 @@ class StreamingTranslator:
     max_length: int,
     constraints: Constraints = NO_CONSTRAINTS,
   ):
-    if target_vocab.right_to_left:
-      raise UserError('a run with config.data.right_to_left predicts the end of a line first; expected one without it')
     if has_byte_fallback(target_vocab):
       raise UserError('bytes of characters cannot be printed one by one; expected a vocabulary without byte_fallback')
     self.source_vocab = source_vocab

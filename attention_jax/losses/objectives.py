@@ -34,12 +34,10 @@ class Objective(NamedTuple):
   Attributes:
     build: options -> the objective.
     running: names of the sums whose running means per token the objective may read.
-    uses_references: whether it compares the tokens of sampled hypotheses with those of the data's targets.
   """
 
   build: Callable[..., ObjectiveFn]
   running: tuple[str, ...] = ()
-  uses_references: bool = False
 
 
 # ------------------------------------------------------------------------------------------------------------- r_drop
@@ -177,9 +175,9 @@ def _sample_tokens(rng: jax.Array, logits: jax.Array, temperature: float) -> jax
 
 OBJECTIVES: Mapping[str, Objective] = {
   'likelihood': Objective(likelihood),
-  'minimum_risk': Objective(minimum_risk, uses_references=True),
+  'minimum_risk': Objective(minimum_risk),
   'r_drop': Objective(r_drop),
-  'reinforce': Objective(reinforce, ('bleu',), uses_references=True),
+  'reinforce': Objective(reinforce, ('bleu',)),
   'scheduled_sampling': Objective(scheduled_sampling),
 }
 

@@ -18,7 +18,7 @@ from attention_jax.models.steps import DecoderOutput
 from attention_jax.models.traits import Traits
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.embedding import Embedding, oov_to_unk
-from attention_jax.modules.outputs import OUTPUTS, CopyInputs, LinearLogits, Mixture, OutputColumns
+from attention_jax.modules.outputs import OUTPUTS, CopyInputs
 from attention_jax.specs import Fraction, Size, bind, check_fields, schema_of
 from attention_jax.tokens import BOS
 
@@ -62,18 +62,6 @@ class SourceMemory(NamedTuple):
 
   memory: Any
   output_memory: Any = ()
-
-
-class Shortlist(NamedTuple):
-  """Target tokens to which a search is restricted, prepared once per batch of sources. Jean et al. 2015, section 3.
-
-  Attributes:
-    ids: their ids, [V'], ascending, with all special tokens, which are therefore the first.
-    columns: the columns of the output layer for these ids.
-  """
-
-  ids: jax.Array
-  columns: OutputColumns
 
 
 class LatentCarry(NamedTuple):
@@ -168,34 +156,24 @@ class EncoderDecoder(nn.Module):
     memory = self.decoder.share(memory, hypotheses, max_length)
     return carry, SourceMemory(memory, self._make_output_memory(encoded, source))
 
-  def make_shortlist(self, ids: jax.Array) -> Shortlist:
-    """Returns the Shortlist of the tokens `ids` [V'], which restricts the steps of one batch to them.
-
-    The output layer must be one that does not copy.
-    """
-    return Shortlist(ids, self.output.columns(ids))
-
-  def step(
-    self, carry: Any, token: jax.Array, memory: SourceMemory, shortlist: Shortlist | None = None
-  ) -> tuple[Any, ModelOutput]:
+  def step(self, carry: Any, token: jax.Array, memory: SourceMemory) -> tuple[Any, ModelOutput]:
     """Computes one step at test time.
 
     Args:
       carry: carry of the previous step.
       token: ids of the previous tokens, [B].
       memory: memory, as `start` returns it.
-      shortlist: the allowed tokens, as `make_shortlist` returns them; `token` then contains positions in its ids.
 
     Returns:
-      The next carry, and outputs for the next token: logits [B, V], [B, V + S] if the model copies, or [B, V'] of a
-      shortlist; and weights [B, S].
+      The next carry, and outputs for the next token: logits [B, V], or [B, V + S] if the model copies, and weights
+      [B, S].
     """
     if self.traits.latent:
-      carry, outputs, _ = self._latent_step(carry, token, memory.memory, True, shortlist)
+      carry, outputs, _ = self._latent_step(carry, token, memory.memory, True)
       return carry, outputs
-    embedding = self.embedding(_token_ids(token, shortlist))
+    embedding = self.embedding(token)
     carry, output = self.decoder.step(carry, embedding, memory.memory)
-    return carry, self._model_output(output, embedding, memory.output_memory, shortlist)._replace(linear=())
+    return carry, self._model_output(output, embedding, memory.output_memory)._replace(linear=())
 
   def posterior(self, outputs: ModelOutput, target_mask: jax.Array) -> jax.Array:
     """Returns the alignment given the whole target, [B, T, S].
@@ -218,22 +196,13 @@ class EncoderDecoder(nn.Module):
     """Memory of the output layer."""
     return self.output.remember(encoded.memory, encoded.mask, source)
 
-  def _model_output(
-    self, output: DecoderOutput, embeddings: jax.Array, output_memory: Any, shortlist: Shortlist | None = None
-  ) -> ModelOutput:
+  def _model_output(self, output: DecoderOutput, embeddings: jax.Array, output_memory: Any) -> ModelOutput:
     """Outputs of one step or of all, from the output and the inputs of the decoder."""
     candidates = (output.context, output.top, embeddings)
     # `context` is () for a LayeredDecoder, which has one context per layer.
     gate_inputs = tuple(candidate for candidate in candidates if not isinstance(candidate, tuple))
-    result = self._output(output.features, CopyInputs(output_memory, output.weights, gate_inputs), shortlist)
+    result = self.output(output.features, CopyInputs(output_memory, output.weights, gate_inputs))
     return ModelOutput(result.logits(), output.weights, output.state, linear=result.linear, layers=output.layers)
-
-  def _output(
-    self, features: jax.Array, copy_inputs: CopyInputs | None, shortlist: Shortlist | None
-  ) -> LinearLogits | Mixture:
-    """Logits of all tokens, or of those of a shortlist; the kernel of all tokens is then unused, and compiled away."""
-    result = self.output(features, copy_inputs)
-    return LinearLogits(result.features, *shortlist.columns) if shortlist else result
 
   def _start(self, encoded: Encoded, max_length: int) -> tuple[Any, Any]:
     carry, memory = self.decoder.start(encoded, max_length)
@@ -259,26 +228,19 @@ class EncoderDecoder(nn.Module):
     _, outputs = over_steps(step, self)(self, carry, (inputs, target))
     return outputs
 
-  def _latent_step(
-    self, carry: Any, token: jax.Array, memory: Any, deterministic: bool, shortlist: Shortlist | None = None
-  ):
+  def _latent_step(self, carry: Any, token: jax.Array, memory: Any, deterministic: bool):
     """Returns the next carry, the outputs, and log p(y | position s), [B, S, V]."""
     is_observed = self.traits.latent.observe is not None
     if is_observed:
-      previous_log_probs = jax.nn.log_softmax(self._output(carry.features, None, shortlist).logits())
+      previous_log_probs = jax.nn.log_softmax(self.output(carry.features).logits())
       known_token = oov_to_unk(token, previous_log_probs.shape[-1])
       likelihood = jnp.take_along_axis(previous_log_probs, known_token[:, None, None], axis=-1)[..., 0]
       carry = self.decoder.observe(carry.decoder, likelihood)
-    embedding = self.embedding(_token_ids(token, shortlist), deterministic)
+    embedding = self.embedding(token, deterministic)
     carry, output = self.decoder.step(carry, embedding, memory, deterministic)
-    log_probs = jax.nn.log_softmax(self._output(output.features, None, shortlist).logits())
+    log_probs = jax.nn.log_softmax(self.output(output.features).logits())
     outputs = ModelOutput(log_mixture(output.weights, log_probs), output.weights, output.state)
     return LatentCarry(carry, output.features) if is_observed else carry, outputs, log_probs
-
-
-def _token_ids(token: jax.Array, shortlist: Shortlist | None) -> jax.Array:
-  """Ids of tokens, which are positions in the shortlist if there is one."""
-  return shortlist.ids[token] if shortlist else token
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,7 @@ An output layer has
 - generates: whether it can emit words of the vocabulary, including words that the source does not contain;
 - remember(memory [B, S, D], mask [B, S], source [B, S] ids) -> what the layer needs of a source, once per source;
 - a call: (features [..., D], copy_inputs) -> LinearLogits or Mixture, both with `logits()` and `linear`. Layers that do
-  not copy ignore `copy_inputs`;
-- columns(ids [V']) -> OutputColumns, of layers that do not copy: a search may compute the logits of these tokens alone.
+  not copy ignore `copy_inputs`.
 
 Logits of a layer that copies are [..., V + S]: those of the vocabulary, then those of the source's out-of-vocabulary
 words, each at the position of its first occurrence. See functional.copying.
@@ -44,13 +43,6 @@ class LinearLogits(NamedTuple):
     """Returns the logits, [..., V]."""
     scores = product(self.features, self.kernel.astype(self.features.dtype), jnp.float32)
     return scores + self.bias.astype(jnp.float32).reshape((1,) * (scores.ndim - 1) + self.bias.shape)
-
-
-class OutputColumns(NamedTuple):
-  """Columns of a linear output layer: the kernel [D, V'] and the bias [V'] of V' tokens."""
-
-  kernel: jax.Array
-  bias: jax.Array
 
 
 class Mixture(NamedTuple):
@@ -113,11 +105,6 @@ class VocabularyOutput(OutputLayer):
     kernel = self.param('kernel', nn.initializers.lecun_normal(), (features.shape[-1], self.size))
     return LinearLogits(features.astype(self.dtype), kernel, self.param('bias', nn.initializers.zeros, (self.size,)))
 
-  def columns(self, ids: jax.Array) -> OutputColumns:
-    """Returns the columns of the tokens `ids`, [V']."""
-    kernel = self.get_variable('params', 'kernel')[:, ids]
-    return OutputColumns(kernel.astype(self.dtype), self.get_variable('params', 'bias')[ids])
-
 
 class TiedOutput(OutputLayer):
   """Products with the target embeddings (Press & Wolf 2017); features of another width are projected to their width."""
@@ -128,11 +115,6 @@ class TiedOutput(OutputLayer):
       features = Dense(self.embedding.features, use_bias=False, dtype=self.dtype)(features)
     bias = self.param('bias', nn.initializers.zeros, (self.size,))
     return LinearLogits(features.astype(self.dtype), self.embedding.vectors().T, bias)
-
-  def columns(self, ids: jax.Array) -> OutputColumns:
-    """Returns the columns of the tokens `ids`, [V']."""
-    kernel = self.embedding.vectors()[ids].T
-    return OutputColumns(kernel.astype(self.dtype), self.get_variable('params', 'bias')[ids])
 
 
 class PointerOutput(OutputLayer):

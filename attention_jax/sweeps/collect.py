@@ -17,7 +17,6 @@ from attention_jax.sweeps.resolve import IRRELEVANT_FIELDS, config_id
 from attention_jax.sweeps.space import PRESET, label, short_names
 from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.experiment import RESULTS
-from attention_jax.systems.lexicons import LEXICON_FILE
 from attention_jax.systems.runs import run_seeds, seed_folder
 from attention_jax.training.file_digests import check_file_digests, digested_files
 from attention_jax.training.folder import CONFIG, read_config
@@ -114,7 +113,7 @@ def read_run(folder: Path) -> FinishedRun:
   Raises:
     UserError: if it has not finished, or if its files have changed or cannot be read.
   """
-  check_file_digests(folder, derived=[LEXICON_FILE])
+  check_file_digests(folder)
   config = fill_defaults(read_config(folder), f'{folder}/config.json')
   check_finished(folder)
   try:

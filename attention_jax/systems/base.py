@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from attention_jax.data.batching import Share
 from attention_jax.data.text import Corpus
-from attention_jax.data.word_vectors import EmbeddingText
+from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError
 from attention_jax.inference.metrics import MetricValue
 from attention_jax.inference.predictor import Predictor
@@ -265,8 +265,8 @@ class SupportsCorpus(Protocol):
 class SupportsWordVectors(Protocol):
   """A system whose embeddings can start from word vectors."""
 
-  def embedding_tables(self) -> Mapping[str, EmbeddingText]:
-    """Returns the embedding tables by name in `model`, source before target; a model may lack some of them."""
+  def embedding_tables(self) -> Mapping[str, Vocabulary]:
+    """Returns the vocabulary of each embedding table by name in `model`, source first; a model may lack some tables."""
 
 
 @runtime_checkable

@@ -28,7 +28,6 @@ from attention_jax.data.document_batches import (
   largest_bucket,
 )
 from attention_jax.data.documents import DOCUMENTS, Documents, load_documents, parse_documents
-from attention_jax.data.word_vectors import EmbeddingText
 from attention_jax.errors import UserError, choose
 from attention_jax.inference.metrics import MetricValue
 from attention_jax.losses.auxiliary import CLASSIFIER_LOSSES, DISABLE_HINT, auxiliary_losses
@@ -230,8 +229,8 @@ class ClassificationSystem(System):
   def initializer(self) -> Callable[[int], Any]:
     return initializer(self.model)
 
-  def embedding_tables(self) -> Mapping[str, EmbeddingText]:
-    return {'embedding': EmbeddingText(self.vocabulary, lambda: self.documents['train'].texts)}
+  def embedding_tables(self) -> Mapping[str, vocab.Vocabulary]:
+    return {'embedding': self.vocabulary}
 
   def batches(self, seed: int, share: Share | None = None) -> DocumentBatches:
     size = self.config['data']['batch_size']

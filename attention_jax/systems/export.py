@@ -11,7 +11,6 @@ from attention_jax.errors import UserError
 from attention_jax.modules.weights import SUFFIX
 from attention_jax.systems.experiment import HYPOTHESES_PREFIX, RESULTS
 from attention_jax.systems.initial_run import INITIAL_FILE
-from attention_jax.systems.lexicons import LEXICON_FILE
 from attention_jax.systems.provenance import COMMITS
 from attention_jax.systems.runs import Run, open_run
 from attention_jax.systems.variants import VARIANTS_FILE
@@ -23,7 +22,7 @@ from attention_jax.training.paths import run_path
 from attention_jax.training.state import TrainState, evaluation_field
 
 # Files that may lack a digest: users may delete the digests, and an interrupted run has dropped some of them.
-FILES = (CONFIG, COMMITS, DATA_DIGESTS_FILE, LEXICON_FILE, RESULTS, VARIANTS_FILE, FILE_DIGESTS)
+FILES = (CONFIG, COMMITS, DATA_DIGESTS_FILE, RESULTS, VARIANTS_FILE, FILE_DIGESTS)
 
 
 def export_run(folder: str | Path, target: str | Path, checkpoint: str = 'best') -> int:

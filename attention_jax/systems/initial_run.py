@@ -31,7 +31,7 @@ from attention_jax.training.state import TrainState
 
 INITIAL_FILE = 'initial.npz'  # written after the vocabularies: where it exists, they exist
 # fields of config.data that both runs must have in common
-DATA_FIELDS = ('vocabulary', 'shared_vocabulary', 'right_to_left', 'normalization')
+DATA_FIELDS = ('vocabulary', 'shared_vocabulary', 'normalization')
 
 Initializer = Callable[[int], Any]
 

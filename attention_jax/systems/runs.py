@@ -19,7 +19,6 @@ from attention_jax.inference.predictor import Predictor
 from attention_jax.modules.weights import SUFFIX, load_weights, read_metadata
 from attention_jax.systems.base import Config, SupportsCorpus, SupportsEnsembles, SupportsTranslation, System
 from attention_jax.systems.config import fill_defaults
-from attention_jax.systems.lexicons import LEXICON_FILE
 from attention_jax.systems.ready_made import resolve_folder
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.variants import check_variants
@@ -176,7 +175,7 @@ def check_run_files(folder: Path) -> None:
   Raises:
     UserError: for a file that is missing or changed, and for a run with a file of --variants that was not loaded.
   """
-  check_file_digests(folder, derived=[LEXICON_FILE])
+  check_file_digests(folder)
   check_variants(folder)
 
 

@@ -2,9 +2,7 @@
 
 import dataclasses
 import functools
-import itertools
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,7 @@ from attention_jax.analysis import reading_files
 from attention_jax.analysis.reading import Reading, ReadingRequest
 from attention_jax.data import tasks, vocab
 from attention_jax.data.batching import Batch, Batches, Share, dummy_batch
-from attention_jax.data.lexicon import Lexicon
-from attention_jax.data.resegment import make_resegmenter
 from attention_jax.data.text import Corpus
-from attention_jax.data.word_vectors import EmbeddingText
 from attention_jax.decoding.constraints import NO_CONSTRAINTS, Constraints
 from attention_jax.decoding.ensemble import Ensemble
 from attention_jax.decoding.ranking import DEFAULT_RANKING, Exponent, Factor, Ranking
@@ -30,12 +25,7 @@ from attention_jax.inference.evaluation import (
   evaluate_corpus,
 )
 from attention_jax.inference.metrics import MetricValue, compute_metric, higher_is_better
-from attention_jax.inference.predictor import (
-  Prediction,
-  Predictor,
-  check_shortlist,
-  max_output_length,
-)
+from attention_jax.inference.predictor import Prediction, Predictor, max_output_length
 from attention_jax.losses.auxiliary import auxiliary_losses, check_weights
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig, build
@@ -49,11 +39,9 @@ from attention_jax.systems.base import (
   describe_decoder_implementation,
   trace_loss,
 )
-from attention_jax.systems.lexicons import load_or_make_lexicon
 from attention_jax.systems.readings import read
 from attention_jax.systems.translation_checks import (
   check_lengths,
-  check_objective,
   check_shared_vocabulary,
   common_buckets,
 )
@@ -74,7 +62,6 @@ class TranslationDataConfig:
       also where tfds data sets, such as dates, are stored.
     vocabulary: a spec of data.vocab.VOCABULARIES.
     shared_vocabulary: whether source and target have one vocabulary.
-    right_to_left: whether targets are predicted from their last token to their first.
     normalization: Unicode normal form of all text, 'NFC', 'NFKC' or 'none': data, sources to translate, and the
       hypotheses and references of metrics.
     buckets: maximum (source, target) lengths, the end-of-sentence token included. In training, a pair is padded to the
@@ -89,7 +76,6 @@ class TranslationDataConfig:
   folder: str = 'data'
   vocabulary: str = 'char'
   shared_vocabulary: bool = False
-  right_to_left: bool = False
   normalization: str = 'none'
   buckets: tuple[tuple[int, int], ...] = ((42, 11),)
   max_left_out: Probability = 0.5
@@ -121,9 +107,6 @@ class TranslationEvaluationConfig:
       weight (Jean et al. 2015).
     unlinked_targets: whether predicted links count as errors if their target word (or character) has no gold link;
       otherwise they are left out.
-    shortlist: k > 0 restricts the search to the k likeliest translations of every source token of a batch, by a lexicon
-      of the training split, and the k most frequent target tokens (Jean et al. 2015). Further frequent tokens fill the
-      list up to a multiple of 512. 0 searches all tokens.
   """
 
   metrics: tuple[str, ...] = ('exact_match', 'character_error_rate')
@@ -138,7 +121,6 @@ class TranslationEvaluationConfig:
   batch_size: Size = 128
   replace_unknown: bool = False
   unlinked_targets: bool = False
-  shortlist: Count = 0
 
   def __post_init__(self):
     check_fields(self, 'config.evaluation')
@@ -165,7 +147,6 @@ class TranslationSystem(System):
     model: the model, or an ensemble of models.
     source_vocab, target_vocab: the vocabularies of the run.
     load_data: returns the splits; called on first use.
-    folder: the run folder, where the lexicon of shortlists is stored; None for a run without one.
   """
 
   config_groups: Mapping[str, type] = {
@@ -184,28 +165,25 @@ class TranslationSystem(System):
     source_vocab: vocab.Vocabulary,
     target_vocab: vocab.Vocabulary,
     load_data: Callable[[], tasks.TranslationData],
-    folder: str | None = None,
   ):
     self.config = config
     self.model = model
     self.source_vocab = source_vocab
     self.target_vocab = target_vocab
     self._load_data = load_data
-    self._folder = folder
     self._predictor: Predictor | None = None
-    self._lexicon_lock = threading.Lock()
 
   @classmethod
   def load(cls, config: Config, folder: str | None) -> 'TranslationSystem':
     data = tasks.load(config['data'], folder)
     model = build(config['model'], len(data.source_vocab), len(data.target_vocab))
-    return cls(config, model, data.source_vocab, data.target_vocab, lambda: data, folder)
+    return cls(config, model, data.source_vocab, data.target_vocab, lambda: data)
 
   @classmethod
   def open(cls, config: Config, folder: str) -> 'TranslationSystem':
     source_vocab, target_vocab = tasks.load_vocabularies(config['data'], folder)
     model = build(config['model'], len(source_vocab), len(target_vocab))
-    return cls(config, model, source_vocab, target_vocab, lambda: tasks.load(config['data'], folder), folder)
+    return cls(config, model, source_vocab, target_vocab, lambda: tasks.load(config['data'], folder))
 
   def with_config(self, config: Config) -> 'TranslationSystem':
     model = build(config['model'], len(self.source_vocab), len(self.target_vocab))
@@ -221,13 +199,10 @@ class TranslationSystem(System):
     trace_loss(loss, params, dummy_batch())
     tasks.check(config['data'])
     check_shared_vocabulary(config, model)
-    check_objective(config, training)
     check_weights(auxiliary_losses(training.auxiliary), model.decoder.attention if model.traits.attends else None)
     if training.select in ALIGNMENT_METRICS and not model.traits.attends:
       raise UserError(f'training.select={training.select!r} measures alignments, but this decoder has no attention')
     evaluation = TranslationEvaluationConfig(**config['evaluation'])
-    if evaluation.shortlist:
-      check_shortlist(model)
     if evaluation.replace_unknown and not model.traits.attends:
       raise UserError('evaluation.replace_unknown=True uses attention weights, but this decoder has no attention')
     for spec in config['evaluation']['metrics']:
@@ -248,10 +223,7 @@ class TranslationSystem(System):
     for other in others:
       same_source = vocab.same_entries(self.source_vocab, other.source_vocab)
       if not same_source or not vocab.same_entries(self.target_vocab, other.target_vocab):
-        raise UserError(
-          'runs with different vocabularies, or in different directions (config.data.right_to_left), cannot be an '
-          'ensemble; evaluate --mbr combines their outputs'
-        )
+        raise UserError('runs with different vocabularies cannot be an ensemble; evaluate --mbr combines their outputs')
     models = [system.model for system in (self, *others)]
     data = self.config['data']
     if any(other.config['data']['buckets'] != data['buckets'] for other in others):
@@ -260,24 +232,12 @@ class TranslationSystem(System):
 
   def with_model(self, model: Any, config: Config | None = None) -> 'TranslationSystem':
     """Returns this system with another model and perhaps another config on the same data."""
-    return TranslationSystem(
-      config or self.config, model, self.source_vocab, self.target_vocab, lambda: self.data, self._folder
-    )
+    return TranslationSystem(config or self.config, model, self.source_vocab, self.target_vocab, lambda: self.data)
 
   @functools.cached_property
   def data(self) -> tasks.TranslationData:
     """The splits, as text and as ids."""
     return self._load_data()
-
-  @property
-  def lexicon(self) -> Lexicon:
-    """Translations of source tokens, from which shortlists are made; made once, whatever number of threads search."""
-    with self._lexicon_lock:  # cached_property has no lock since Python 3.12
-      return self._lexicon
-
-  @functools.cached_property
-  def _lexicon(self) -> Lexicon:
-    return load_or_make_lexicon(self._folder, lambda: self.data)
 
   def corpus(self, split: str) -> Corpus:
     """Returns the pairs of texts of a split."""
@@ -309,30 +269,21 @@ class TranslationSystem(System):
   def initializer(self) -> Callable[[int], Any]:
     return initializer(self.model)
 
-  def embedding_tables(self) -> Mapping[str, EmbeddingText]:
-    def lines(*columns: str) -> Iterable[str]:
-      return itertools.chain(*(getattr(self.corpus('train'), column) for column in columns))
-
+  def embedding_tables(self) -> Mapping[str, vocab.Vocabulary]:
     if self.config['model']['share_embeddings']:
-      return {'encoder.embedding': EmbeddingText(self.source_vocab, lambda: lines('source', 'target'))}
-    return {
-      'encoder.embedding': EmbeddingText(self.source_vocab, lambda: lines('source')),
-      'embedding': EmbeddingText(self.target_vocab, lambda: lines('target')),
-    }
+      return {'encoder.embedding': self.source_vocab}
+    return {'encoder.embedding': self.source_vocab, 'embedding': self.target_vocab}
 
   def batches(self, seed: int, share: Share | None = None) -> Batches:
     options = self.config['data']
-    encoded = self.data.encoded['train']
-    corpus = self.data.corpora['train']
     return Batches(
-      encoded,
+      self.data.encoded['train'],
       options['buckets'],
       options['batch_size'],
       options['batch_unit'],
       seed=seed,
       share=share or self.share,
       links=self.loss.needs_links,
-      resegment=make_resegmenter(encoded, corpus, self.source_vocab, self.target_vocab, seed),
     )
 
   def check_data(self, log: Log) -> None:
@@ -354,7 +305,6 @@ class TranslationSystem(System):
     """Returns the function that translates lines with these parameters; see Predictor for `rounds`."""
     options = self.config['evaluation']
     evaluation = TranslationEvaluationConfig(**options)
-    count = options['shortlist']
     return Predictor(
       self.model,
       params,
@@ -367,7 +317,6 @@ class TranslationSystem(System):
       constraints=evaluation.constraints,
       replace_unknown=options['replace_unknown'],
       rounds=rounds,
-      shortlist=(lambda source, prefix: self.lexicon.shortlist(source, count, prefix)) if count else None,
     )
 
   def evaluate(

@@ -6,18 +6,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from attention_jax.data import vocab
 from attention_jax.data.batching import check_rows_fit, dummy_batch
 from attention_jax.data.encoding import assign_buckets, check_buckets
 from attention_jax.data.tasks import TranslationData
 from attention_jax.errors import UserError
 from attention_jax.inference.compiled_search import compile_beam_search
 from attention_jax.inference.predictor import max_output_length
-from attention_jax.losses.objectives import OBJECTIVES
 from attention_jax.models.encoder_decoder import EncoderDecoder
-from attention_jax.specs import parse
 from attention_jax.systems.base import Config, trace_loss
-from attention_jax.training.config import Training
 from attention_jax.training.loss import Loss
 
 
@@ -33,16 +29,6 @@ def check_shared_vocabulary(config: Config, model: EncoderDecoder) -> None:
   else:
     return
   raise UserError(f'config.model.{field} needs one vocabulary for both sides; set config.data.shared_vocabulary=True')
-
-
-def check_objective(config: Config, training: Training) -> None:
-  """Raises UserError if the objective compares outputs with references that are segmented anew in each epoch."""
-  sampling = vocab.sampling_option(config['data']['vocabulary'])
-  if sampling and OBJECTIVES[parse(training.objective)[0]].uses_references:
-    raise UserError(
-      f'training.objective={training.objective!r} compares subwords with those of the reference, which {sampling} '
-      f'segments differently in each epoch; expected a vocabulary without {sampling}'
-    )
 
 
 def check_lengths(config: Config, data: TranslationData, model: EncoderDecoder, loss: Loss, params: Any) -> None:
@@ -104,6 +90,5 @@ def _accepts(model: EncoderDecoder, bucket: Sequence[int]) -> bool:
 
 def check_no_source_words(config: Config) -> None:
   """Raises UserError for options of the search that need the words of a source."""
-  for name, expected in (('replace_unknown', False), ('shortlist', 0)):
-    if value := config['evaluation'][name]:
-      raise UserError(f'evaluation.{name} must be {expected} for pictures, which have no source words; got {value}')
+  if config['evaluation']['replace_unknown']:
+    raise UserError('evaluation.replace_unknown must be False for pictures, which have no source words; got True')

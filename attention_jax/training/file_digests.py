@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from attention_jax.atomic import write_text
@@ -11,12 +11,11 @@ from attention_jax.errors import UserError
 FILE_DIGESTS = 'digests.json'
 
 
-def check_file_digests(folder: str | Path, derived: Collection[str] = ()) -> None:
+def check_file_digests(folder: str | Path) -> None:
   """Checks that files of a run folder are those that the run wrote.
 
   Args:
     folder: the run folder. Files without a stored digest are not checked.
-    derived: names of files that may be missing, because they are made again.
 
   Raises:
     UserError: for a file that is missing, has changed or cannot be read.
@@ -29,8 +28,7 @@ def check_file_digests(folder: str | Path, derived: Collection[str] = ()) -> Non
       if _digest(path) != digest:
         changes.append(f'{name} has changed')
     except FileNotFoundError:
-      if name not in derived:
-        changes.append(f'{name} is missing')
+      changes.append(f'{name} is missing')
     except (OSError, ValueError) as error:  # ValueError: a NUL character in the name
       changes.append(f'{name} cannot be read ({getattr(error, "strerror", None) or error})')
   if changes:

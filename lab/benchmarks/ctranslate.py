@@ -7,7 +7,6 @@ import atexit
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,20 +29,15 @@ class CTranslate:
   Args:
     params: parameters of transformer2017, post-norm, with sinusoidal positions and a tied output layer.
     heads: number of heads.
-    shortlist: number of target tokens, from the first on, that a search with a shortlist considers.
   """
 
-  def __init__(self, params: Any, heads: int, shortlist: int):
+  def __init__(self, params: Any, heads: int):
     self._vocabularies = [_tokens(size) for size in _vocabulary_sizes(params)]
     spec = make_spec(params, heads)
     spec.register_source_vocabulary(self._vocabularies[0])
     spec.register_target_vocabulary(self._vocabularies[1])
     folder = tempfile.TemporaryDirectory()
     atexit.register(folder.cleanup)
-    mapping = Path(folder.name) / 'mapping'
-    # A line without a source phrase: its target tokens are candidates for every source.
-    mapping.write_text('\t' + ' '.join(self._vocabularies[1][:shortlist]) + '\n', 'utf-8')
-    spec.register_vocabulary_mapping(str(mapping))
     spec.validate()
     spec.optimize()
     self._model = os.path.join(folder.name, 'model')
@@ -59,15 +53,11 @@ class CTranslate:
     ]
     return [np.array(result.log_probs[:-1]) for result in translator.score_batch(*lines)]  # without EOS
 
-  def search(
-    self, source: np.ndarray, beams: int, steps: int, compute_type: str = 'float32', *, use_shortlist: bool = False
-  ) -> list[list[int]]:
+  def search(self, source: np.ndarray, beams: int, steps: int, compute_type: str = 'float32') -> list[list[int]]:
     """Returns the ids of the best hypothesis of each source, of exactly `steps` tokens. Arguments: see `side`."""
-    return self._searcher(source, beams, steps, compute_type, use_shortlist)()
+    return self._searcher(source, beams, steps, compute_type)()
 
-  def side(
-    self, source: np.ndarray, beams: int, steps: int, compute_type: str = 'float32', *, use_shortlist: bool = False
-  ) -> Side:
+  def side(self, source: np.ndarray, beams: int, steps: int, compute_type: str = 'float32') -> Side:
     """Returns a search as a side of a comparison.
 
     Args:
@@ -75,11 +65,10 @@ class CTranslate:
       beams: beam size, 1 for greedy search.
       steps: number of decoding steps; no hypothesis ends before.
       compute_type: 'float32' or 'int8'.
-      use_shortlist: whether to restrict the search to the shortlist.
     """
-    return Side(self._searcher(source, beams, steps, compute_type, use_shortlist))
+    return Side(self._searcher(source, beams, steps, compute_type))
 
-  def _searcher(self, source: np.ndarray, beams: int, steps: int, compute_type: str, use_shortlist: bool):
+  def _searcher(self, source: np.ndarray, beams: int, steps: int, compute_type: str):
     translator = ctranslate2.Translator(
       self._model, 'cpu', compute_type=compute_type, inter_threads=1, intra_threads=os.cpu_count()
     )
@@ -94,7 +83,6 @@ class CTranslate:
         length_penalty=0.6,
         min_decoding_length=steps,
         max_decoding_length=steps,
-        use_vmap=use_shortlist,
       )
       return [[ids[name] for name in result.hypotheses[0]] for result in results]
 
@@ -139,7 +127,7 @@ def difference(params: Any, logits: Any, batch: tuple[np.ndarray, np.ndarray], h
   logits = np.asarray(logits, np.float64)
   normalizers = np.log(np.exp(logits).sum(-1))
   log_probs = np.take_along_axis(logits, target[..., None], -1)[..., 0] - normalizers
-  peer_log_probs = CTranslate(params, heads, logits.shape[-1]).log_probs(source, target)
+  peer_log_probs = CTranslate(params, heads).log_probs(source, target)
   pairs = zip(log_probs, peer_log_probs, strict=True)
   return max(float(np.abs(ours[: len(theirs)] - theirs).max()) for ours, theirs in pairs)
 

@@ -1,4 +1,4 @@
-"""Search at the sizes of configs/multi30k.py, with and without a shortlist, beside other toolkits."""
+"""Search at the sizes of configs/multi30k.py, beside other toolkits."""
 
 import functools
 from collections import Counter
@@ -27,7 +27,6 @@ from lab.benchmarks.systems import (
 )
 
 STEPS = 20  # decoding steps
-SHORTLIST = 1536  # target tokens: the median of batches of test2016 with --shortlist=10
 
 
 def recurrent_decoding(bench: BenchmarkContext) -> Iterator[Timing]:
@@ -58,13 +57,8 @@ def _time_searches(bench: BenchmarkContext, name: str, make_sides: Callable[...,
   for beams in (1, 5):
     bench.log(f'decoding by {name} with {beams} beam(s)')
     search = compile_beam_search(model, beams, STEPS)
-    shortlisted = (*inputs, None, None, jnp.arange(SHORTLIST))
-    makers = {
-      'attention_jax': functools.partial(_search_side, search, inputs),
-      f'attention_jax, shortlist of {SHORTLIST}': functools.partial(_search_side, search, shortlisted),
-    }
     sides = {
-      **bench.compile_sides(makers),
+      **bench.compile_sides({'attention_jax': functools.partial(_search_side, search, inputs)}),
       **make_sides(bench, params, batch, beams),
       **_joey_sides(joey, beams),
     }
@@ -97,13 +91,8 @@ def _ctranslate_sides(bench: BenchmarkContext, params: Any, batch: Batch, beams:
   """The searches of CTranslate2 with the same parameters."""
   if ctranslate2 is None or jax.default_backend() != 'cpu':
     return {}
-  model = CTranslate(params, TRANSFORMER_SIZES['heads'], SHORTLIST)
-  sides = {}
-  for compute_type in ('float32', 'int8'):
-    for use_shortlist in (False, True):
-      name = f'CTranslate2, {compute_type}' + (f', shortlist of {SHORTLIST}' if use_shortlist else '')
-      sides[name] = model.side(batch.source, beams, STEPS, compute_type, use_shortlist=use_shortlist)
-  return sides
+  model = CTranslate(params, TRANSFORMER_SIZES['heads'])
+  return {f'CTranslate2, {dtype}': model.side(batch.source, beams, STEPS, dtype) for dtype in ('float32', 'int8')}
 
 
 def count_search_matmuls(model, params, batch: Batch, beams: int) -> Counter:

@@ -25,11 +25,10 @@ from lab.benchmarks.measure import BenchmarkContext, Side, Timing, compare
 BATCH_SIZE = 128  # of PyTorch
 TORCH_ATTENTION = {'score': 'additive', 'alignment': 'softmax', 'heads': 1}  # fields of config.model.attention
 METRIC = 'bleu(tokenize="none")'
-SHORTLIST = 10  # number of translations of each source token, and of frequent tokens
 
 
 def translation(bench: BenchmarkContext) -> list[Timing]:
-  """Times greedy search and beam search with 5 beams, with and without a shortlist, and the start of a new process.
+  """Times greedy search and beam search with 5 beams, and the start of a new process.
 
   Args:
     bench: its `run` is the folder of a trained bahdanau2015_deep_tanh on text, its `data` one with test2016.en and
@@ -42,15 +41,13 @@ def translation(bench: BenchmarkContext) -> list[Timing]:
     UserError: if the run or the test set cannot be read, or if PyTorch is installed but lacks the model of the run.
   """
   run = open_run(bench.run, dtype=bench.dtype)
-  run_with_shortlist = open_run(bench.run, evaluation={'shortlist': SHORTLIST}, dtype=bench.dtype)
   lines = read_lines(f'{bench.data}/test2016.en')
   references = [[line] for line in read_lines(f'{bench.data}/test2016.de')]
   timings = []
   for beams in (1, 5):
     bench.log(f'translation of {len(lines)} sentences by {bench.run}, {beams} beam(s)')
     outputs: dict[str, list[str]] = {}  # side -> its latest translations
-    runs = {'attention_jax': run, f'attention_jax, shortlist={SHORTLIST}': run_with_shortlist}
-    sides = {name: _jax_side(name, jax_run, lines, beams, outputs) for name, jax_run in runs.items()}
+    sides = {'attention_jax': _jax_side(run, lines, beams, outputs)}
     if peers.is_available():
       for dtype in bench.torch_dtypes:
         sides[f'torch, {dtype}'] = _torch_side(run, lines, beams, outputs, dtype)
@@ -72,10 +69,10 @@ def _time_start(bench: BenchmarkContext, line: str) -> list[Timing]:
   return compare('translation', 'start and one sentence', {'attention_jax': side}, repeats=repeats)
 
 
-def _jax_side(name: str, run: Run, lines: Sequence[str], beams: int, outputs: dict[str, list[str]]) -> Side:
+def _jax_side(run: Run, lines: Sequence[str], beams: int, outputs: dict[str, list[str]]) -> Side:
   def translate_all() -> None:
     predictions = run.predictor(lines, beams=beams)
-    outputs[name] = [prediction.hypotheses[0].text for prediction in predictions]
+    outputs['attention_jax'] = [prediction.hypotheses[0].text for prediction in predictions]
 
   return Side(translate_all)
 

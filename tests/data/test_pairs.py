@@ -26,7 +26,6 @@ def make_config(folder, **options):
     'folder': str(folder),
     'vocabulary': 'word',
     'shared_vocabulary': False,
-    'right_to_left': False,
     'normalization': 'none',
   }
   return config | {'buckets': ((12, 12),)}

@@ -9,11 +9,9 @@ import pytest
 
 from attention_jax.data import preparing
 from attention_jax.data.batching import WHOLE_BATCH, Batches, Share
-from attention_jax.data.lexicon import make_lexicon
 from attention_jax.data.pipeline import stream
 from attention_jax.data.prepared import INDEX, MANIFEST, READ_ROWS, PreparedLines, PreparedSplit, pack_row, unpack_row
 from attention_jax.data.preparing import prepare
-from attention_jax.data.resegment import make_resegmenter
 from attention_jax.data.tasks import load, save_vocabularies
 from attention_jax.errors import UserError
 
@@ -25,7 +23,6 @@ ROWS = 50
 def make_config(folder, task, vocabulary='word', shared=False):
   fields = {'folder': str(folder), 'task': task, 'vocabulary': vocabulary, 'shared_vocabulary': shared}
   return fields | {
-    'right_to_left': False,
     'normalization': 'none',
     'buckets': BUCKETS,
     'batch_size': 6,
@@ -73,7 +70,7 @@ def test_batches_are_those_from_memory(both):
       assert_same(batch, in_memory[step])
 
 
-def test_reports_corpora_and_lexicons_are_those_from_memory(both):
+def test_reports_and_corpora_are_those_from_memory(both):
   in_memory, prepared = both
   assert prepared.report[3:] == in_memory.report[3:]
   assert all('1 pair with a blank side skipped (line 11)' in data.report[2] for data in both)
@@ -84,8 +81,6 @@ def test_reports_corpora_and_lexicons_are_those_from_memory(both):
   splits = [data.encoded['train'] for data in both]
   assert splits[0].num_uncopyable_tokens == splits[1].num_uncopyable_tokens > 0
   assert splits[0].num_tokens == splits[1].num_tokens
-  sizes = len(prepared.source_vocab), len(prepared.target_vocab)
-  assert_same(*(make_lexicon(split, *sizes) for split in splits))
 
 
 def test_prepared_text_is_normalised(folder):
@@ -174,26 +169,6 @@ def test_each_process_reads_its_own_rows_only(both, monkeypatch):
       assert_same(joined, whole[step])
       rows = np.concatenate(read)
       assert len(rows) == len(set(rows.tolist())) == np.sum(whole[step].index >= 0)
-
-
-def test_resegmented_batches_are_those_from_memory(folder, monkeypatch):
-  reads = []
-  read_records = PreparedSplit.read_records
-  monkeypatch.setattr(
-    PreparedSplit, 'read_records', lambda split, rows: reads.append(rows) or read_records(split, rows)
-  )
-  vocabulary = 'subword(size=20, dropout=0.5)'
-  config = make_config(folder, TEXT, vocabulary)
-  prepare(config, folder / 'prepared', log=lambda line: None)
-  sets = [load(x, None) for x in (config, make_config(folder / 'prepared', 'prepared', vocabulary))]
-  results = []
-  for data in sets:
-    encoded = data.encoded['train']
-    vocabularies = data.source_vocab, data.target_vocab
-    resegment = make_resegmenter(encoded, data.corpora['train'], *vocabularies, seed=1)
-    results.append([batches(data, resegment=resegment)[step] for step in (0, 7)])
-  assert_same(*results)
-  assert len(reads) == 2 * 3  # of each batch: the ids, and the lines of both sides
 
 
 def test_identities_differ_if_and_only_if_rows_do(folder, both):

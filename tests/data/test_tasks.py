@@ -13,22 +13,18 @@ from attention_jax.data import tasks
 from attention_jax.data.pair_streams import open_pairs
 from attention_jax.data.splits import SPLITS
 from attention_jax.data.tasks import get_split, load, load_vocabularies, save_vocabularies
-from attention_jax.tokens import EOS
 from tests.data.helpers import error_message, write_tfds_set
 
 BUCKETS = ((4, 4), (8, 8))
 TEXT = "text(train='train', validation='val', source='en', target='de')"
 
 
-def make_config(
-  task, folder='', vocabulary='word', shared=False, buckets=BUCKETS, right_to_left=False, normalization='none'
-):
+def make_config(task, folder='', vocabulary='word', shared=False, buckets=BUCKETS, normalization='none'):
   return {
     'task': task,
     'folder': str(folder),
     'vocabulary': vocabulary,
     'shared_vocabulary': shared,
-    'right_to_left': right_to_left,
     'normalization': normalization,
     'buckets': buckets,
   }
@@ -139,22 +135,6 @@ def test_a_resumed_run_restores_its_vocabularies(folder):
   assert (len(source), len(target)) == (len(first.source_vocab), len(first.target_vocab))
 
 
-@pytest.mark.parametrize('shared', [False, True])
-def test_targets_from_right_to_left_have_reversed_ids_and_links(folder, shared):
-  (folder / 'train.tsv').write_text('a b c\tA B\t0-0 2-1\n')
-  task = "tsv(train='train.tsv')"
-  forward = load(make_config(task, folder, shared=shared), None)
-  backward = load(make_config(task, folder, shared=shared, right_to_left=True), None)
-  ids, reversed_ids = (data.encoded['train'].target.tolist() for data in (forward, backward))
-  assert reversed_ids == [ids[1], ids[0], EOS] != ids
-  assert backward.encoded['train'].source.tolist() == forward.encoded['train'].source.tolist()
-  assert backward.encoded['train'].row_links(0).tolist() == [[0, 1], [2, 0]]
-  run_folder = str(folder / 'run')
-  save_vocabularies(make_config(task, shared=shared), backward.source_vocab, backward.target_vocab, run_folder)
-  _, restored = load_vocabularies(make_config(task, shared=shared, right_to_left=True), run_folder)
-  assert restored.decode(reversed_ids) == 'A B'
-
-
 @pytest.mark.parametrize('vocabulary', ['char', 'word', 'subword(size=36)'])
 def test_a_shared_vocabulary_is_one_object_after_loading_and_restoring(folder, vocabulary):
   shared = make_config(TEXT, folder, vocabulary, shared=True, buckets=((32, 32),))
@@ -193,7 +173,7 @@ def test_dates_are_loaded_by_their_builder(monkeypatch, tmp_path):
       'txt',
       "unknown task 'txt' (did you mean 'text'?); expected one of: dates, pairs, prepared, records, text, tfds, tsv",
     ),
-    ('text(', "cannot parse task 'text('; expected 'name' or 'name(option=literal, ...)'"),
+    ('text(', "cannot parse task 'text(' (did you mean 'text'?); expected 'name' or 'name(option=literal, ...)'"),
     ('dates(size=3)', "task 'dates' has no options, got 'size'"),
     (
       "tsv(trian='train.tsv')",

@@ -198,9 +198,6 @@ def test_losses_and_schedules_whose_requirements_are_not_met_are_user_errors(tas
   assert_fields_error(
     ['model.dropout=0', 'training.objective=r_drop'], 'r_drop needs a model with dropout', 'set model.dropout'
   )
-  for vocabulary, option in (('subword(dropout=0.1)', 'dropout'), ('unigram(sampling=0.2)', 'sampling')):
-    fields = [f'data.vocabulary={vocabulary}', 'training.objective=minimum_risk']
-    assert_fields_error(fields, "'minimum_risk' compares subwords with those of the reference", f'without {option}')
   learned = ['model.attention.alignment=entmax', 'model.attention.score=cosine']
   unknown_parameter = "unknown parameter in training.anneal: 'temperature'"
   assert_fields_error(

@@ -1,7 +1,6 @@
 """Options of translate, evaluate, score and align, on a tiny run."""
 
 import json
-import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -238,26 +237,3 @@ def test_mistakes_are_reported_in_one_line(trained, flags, message):
 def test_a_mistake_in_mbr_is_reported_before_the_run_is_opened():
   result = run('translate', '--workdir=none', "--mbr=bleu(tokenize='spm')", stdin=INPUT)
   assert result.code == 2 and result.err.startswith("error: unknown tokenizer of bleu 'spm'"), result.err
-
-
-def test_searches_and_samples_use_shortlists_of_a_stored_lexicon(trained, task, tmp_path, monkeypatch):
-  copy = tmp_path / 'run'
-  shutil.copytree(trained[0], copy)
-  workdir = f'--workdir={copy}'
-  full = run('translate', workdir, '--json', stdin=INPUT)
-  short = run('translate', workdir, '--json', '--shortlist=3', stdin=INPUT)  # all tokens: fewer than SHORTLIST_MULTIPLE
-  assert short == full and (copy / 'lexicon.npz').exists()
-  monkeypatch.setattr('attention_jax.data.lexicon.SHORTLIST_MULTIPLE', 1)
-  result = run('translate', workdir, '--json', '--shortlist=1', '--nbest=2', stdin=INPUT)
-  assert result.code == 0, result
-  for line in map(json.loads, result.out.splitlines()):
-    for hypothesis in line['hypotheses']:
-      assert hypothesis['log_prob'] < 0 and len(hypothesis['weights']) == len(hypothesis['tokens']) + 1
-  assert run('translate', workdir, '--json', '--shortlist=1', '--nbest=2', stdin=INPUT) == result
-  result = run('evaluate', workdir, '--split=test', '--shortlist=2')
-  assert result.code == 0 and 'shortlist=2' in result.out
-  assert run('translate', workdir, '--shortlist=1', '--samples=2', stdin=INPUT).code == 0
-  assert_user_error(run('translate', workdir, '--shortlist=-1'), ['--shortlist=-1', 'non-negative'])
-  assert_user_error(run('translate', workdir, '--shortlist=2', '--stream'), ['--shortlist=2 cannot be combined'])
-  (copy / 'lexicon.npz').write_bytes(b'')
-  assert_user_error(run('translate', workdir, '--shortlist=2', stdin=INPUT), ['lexicon.npz has changed'])

@@ -19,7 +19,7 @@ from tests.sampled_cases import sample_cases
 
 RUN_FLAGS = ('--workdir:', '--checkpoint:', '--dtype:')
 SEARCH_FLAGS = ('--beams:', '--alpha:', '--beta:', '--gamma:', '--no_repeat_ngram_size:', '--min_length:')
-SEARCH_FLAGS += ('--max_length:', '--replace_unknown:', '--shortlist:')
+SEARCH_FLAGS += ('--max_length:', '--replace_unknown:')
 PROGRAM_FLAGS = {
   'train': (
     '--config:',

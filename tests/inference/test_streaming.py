@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from attention_jax.data import vocab
-from attention_jax.data.right_to_left import RightToLeft
 from attention_jax.errors import UserError
 from attention_jax.inference.evaluation import lagging_metric
 from attention_jax.inference.predictor import Predictor
@@ -67,12 +66,6 @@ def test_blank_lines_yield_nothing():
   model = build_streaming(sizes=(len(vocabulary),) * 2)
   translator = StreamingTranslator(model, {}, vocabulary, vocabulary, max_length=5)
   assert [list(translator(line)) for line in LINES[-2:]] == [[], []]
-
-
-def test_a_model_that_predicts_the_end_first_cannot_stream():
-  vocabulary = vocab.train('char', LINES)
-  with pytest.raises(UserError, match='right_to_left predicts the end of a line first'):
-    StreamingTranslator(None, {}, vocabulary, RightToLeft(vocabulary), max_length=5)
 
 
 def test_bytes_of_characters_cannot_be_streamed():

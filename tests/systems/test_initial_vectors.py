@@ -1,14 +1,17 @@
 """Training whose embeddings start from word vectors."""
 
+import gzip
+
 import jax
 import numpy as np
 import pytest
 
+from attention_jax.data import vocab
 from attention_jax.errors import UserError
 from attention_jax.modules.weights import flatten_names
 from attention_jax.systems.config import default_config
 from attention_jax.systems.experiment import check_config
-from attention_jax.systems.initial_vectors import embedding_tables
+from attention_jax.systems.initial_vectors import embedding_tables, read_word_vectors
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.runs import open_run
 from tests.systems.helpers import tiny_config, train_quietly, write_pairs
@@ -19,6 +22,8 @@ CONSTANT_PARAMETERS = {  # parameters keep their initial values up to 1e-12
   'training__schedule': 'constant(rate=1e-12)',
   'training__steps': 1,
 }
+VECTORS = 'cat 1 2 3\ndog 4 5e-1 -6\nbird 7 8 9\n'
+WORDS = vocab.word(['the cat sleeps', 'the dog sleeps', 'a cat eats', 'a dog eats'])
 
 
 def write_vectors(path, tokens):
@@ -88,14 +93,14 @@ def test_initial_vectors_of_a_system_without_embeddings_raise():
     embedding_tables(system, jax.eval_shape(lambda: initializer(0)))
 
 
-def test_shared_embeddings_are_one_table_of_the_text_of_both_sides(tmp_path):
+def test_shared_embeddings_are_one_table(tmp_path):
   for split in ('train', 'validation', 'test'):
     (tmp_path / f'{split}.tsv').write_text('a b\tx y\n')
   fields = {'data__shared_vocabulary': True, 'model__share_embeddings': True}
   system = SYSTEMS['translation'].load(tiny_config(tmp_path, **fields), None)
   initializer = system.initializer()
-  (table,) = embedding_tables(system, jax.eval_shape(lambda: initializer(0))).values()
-  assert list(table.lines()) == ['a b', 'x y']
+  tables = embedding_tables(system, jax.eval_shape(lambda: initializer(0)))
+  assert tables == {'encoder.embedding': system.source_vocab}
 
 
 def test_frozen_vectors_stay_as_in_the_file_when_training_resumes(tmp_path):
@@ -110,3 +115,81 @@ def test_frozen_vectors_stay_as_in_the_file_when_training_resumes(tmp_path):
     run = open_run(folder, checkpoint)
     rows = rows_by_token(flatten_names(run.params)['encoder.embedding.table.embedding'], run.system.source_vocab)
     assert [rows['a'], rows['b']] == [[0.5, 1, 2, 3], [1.5, 1, 2, 3]]
+
+
+@pytest.mark.parametrize('header', ['', '3 3\n', '\ufeff', '\ufeff3 3\n'])
+@pytest.mark.parametrize('name', ['vectors.txt', 'vectors.txt.gz'])
+def test_rows_of_known_tokens_are_those_of_the_text_file(header, name, tmp_path):
+  data = (header + VECTORS.replace('\n', ' \n') + 'cat 0 0 0\n').encode()  # word2vec ends lines with a space
+  path = tmp_path / name
+  path.write_bytes(gzip.compress(data) if name.endswith('.gz') else data)
+  assert_known_vectors(path)
+
+
+def test_rows_of_known_tokens_are_those_of_the_arrays(tmp_path):
+  path = tmp_path / 'vectors.npz'
+  np.savez(path, tokens=['cat', 'dog', 'bird', 'cat'], vectors=[[1, 2, 3], [4, 0.5, -6], [7, 8, 9], [0, 0, 0]])
+  assert_known_vectors(path)
+
+
+def assert_known_vectors(path):
+  table, num_found = read_word_vectors(str(path), WORDS)
+  assert table.shape == (len(WORDS), 3) and table.dtype == np.float32 and num_found == 2
+  rows = rows_by_token(table, WORDS)
+  assert rows['cat'] == [1, 2, 3] and rows['dog'] == [4, 0.5, -6]  # of a token with two vectors the first
+
+
+def test_tokens_absent_from_the_file_have_random_rows_with_its_spread_and_always_the_same(tmp_path):
+  vocabulary = vocab.word([f'w{i}' for i in range(2000)])
+  path = tmp_path / 'vectors.txt'
+  path.write_text('w0 3 -3 3 -3\nw1 -3 3 -3 3\n')
+  first, second = (read_word_vectors(str(path), vocabulary)[0] for _ in range(2))
+  np.testing.assert_array_equal(first, second)
+  assert first.std() == pytest.approx(3, rel=0.03) and abs(first.mean()) < 0.1
+
+
+def test_tokens_may_contain_spaces(tmp_path):
+  path = tmp_path / 'vectors.txt'
+  path.write_text('a 1 2\n  3 4\n')
+  vocabulary = vocab.char(['a a'])
+  table, num_found = read_word_vectors(str(path), vocabulary)
+  rows = rows_by_token(table, vocabulary)
+  assert num_found == 2 and rows['a'] == [1, 2] and rows[' '] == [3, 4]
+
+
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    ('bird 1 2\n', 'vectors.txt: has a vector for none of the 6 tokens of the vocabulary'),
+    ('cat\t1\t2\n', 'expected lines of a token and its numbers, separated by single spaces'),
+    ('cat 1 1e50\n', "vectors.txt: the vector of 'cat' must consist of finite numbers"),
+    ('cat 1 2\ndog 1 nan\n', "vectors.txt: the vector of 'dog' must consist of finite numbers"),
+    ('cat 1 2\ndog 1\n', "vectors.txt:2: expected a token and 2 numbers, separated by single spaces, got 'dog 1'"),
+    ('cat 1 2\ndog 1 x\n', "vectors.txt:2: expected a token and 2 numbers, separated by single spaces, got 'dog 1 x'"),
+    ('cat\ndog\n', "vectors.txt:1: expected a token and 0 numbers, separated by single spaces, got 'cat'"),
+    ('', 'vectors.txt: the file is empty'),
+  ],
+)
+def test_invalid_text_files_are_reported(text, message, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'vectors.txt').write_text(text)
+  with pytest.raises(UserError) as error:
+    read_word_vectors('vectors.txt', WORDS)
+  assert message in str(error.value) and '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  'arrays',
+  [
+    {'tokens': ['cat']},
+    {'tokens': ['cat'], 'vectors': [1.0]},
+    {'tokens': ['cat'], 'vectors': [[1.0], [2.0]]},
+    {'tokens': ['cat'], 'vectors': [['x']]},
+  ],
+  ids=['no vectors', 'one axis', 'one token', 'texts'],
+)
+def test_invalid_arrays_are_reported(arrays, tmp_path):
+  path = tmp_path / 'vectors.npz'
+  np.savez(path, **arrays)
+  with pytest.raises(UserError, match=r'vectors\.npz: expected the arrays tokens \[N\] and vectors \[N, F\]'):
+    read_word_vectors(str(path), WORDS)
