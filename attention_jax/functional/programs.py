@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from attention_jax.functional.table import Row
+from attention_jax.functional.table import Row, has_tracer
 
 MAX_PROGRAMS = 64  # functions of jax.jit, each with one program for every combination of shapes and dtypes
 
@@ -42,12 +42,8 @@ def _is_pure(row: Row) -> bool:
 
 def _is_function(fn: Callable) -> bool:
   if isinstance(fn, functools.partial):
-    return _is_function(fn.func) and not _has_tracer((fn.args, fn.keywords))
+    return _is_function(fn.func) and not has_tracer((fn.args, fn.keywords))
   if inspect.ismethod(fn) or not inspect.isfunction(inspect.unwrap(fn)):
     return False
   cells = getattr(inspect.unwrap(fn), '__closure__', None) or ()
-  return not _has_tracer([cell.cell_contents for cell in cells])
-
-
-def _has_tracer(tree: Any) -> bool:
-  return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+  return not has_tracer([cell.cell_contents for cell in cells])

@@ -373,10 +373,24 @@ def _positional(fn: Callable) -> list[inspect.Parameter]:
 
 def _form_of(fn: Callable, table: Mapping[str, Row]) -> Any:
   """The form of the table's row of a function, with the options that are bound to it; None for another function."""
-  base, options = (fn.func, fn.keywords) if isinstance(fn, functools.partial) and not fn.args else (fn, {})
+  is_partial = isinstance(fn, functools.partial) and not fn.args
+  base, options = (fn.func, fn.keywords) if is_partial else (fn, {})
   forms = (row.form for row in table.values() if isinstance(row, Row) and row.fn is base and row.form)
   form = next(forms, None)
-  return form and form._replace(fn=_bind_options(form.fn, tuple(sorted(options.items()))))
+  if not form or not options:
+    return form
+  return (_bind_form.__wrapped__ if has_tracer(options) else _bind_form)(fn, form)
+
+
+@functools.lru_cache(256)
+def _bind_form(fn: functools.partial, form: Any) -> Any:
+  """A form with the options of `fn`; cached, so that the rows of one function are equal."""
+  return form._replace(fn=_bind_options.__wrapped__(form.fn, tuple(fn.keywords.items())))
+
+
+def has_tracer(tree: Any) -> bool:
+  """Returns whether a tree has an array that jax is tracing, which must not be kept after the trace."""
+  return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def init_row_params(

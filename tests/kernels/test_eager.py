@@ -105,6 +105,12 @@ def test_functions_and_rows_of_the_user(score):
   assert_compiled_once(lambda: aj.attend(query, key, key, score=score))
 
 
+def test_an_option_that_is_an_array():
+  query, key = jnp.ones((3, 5)), jnp.ones((7, 5))
+  alignment = functools.partial(aj.alignments.softmax, temperature=jnp.float32(0.5))
+  assert_compiled_once(lambda: aj.attend(query, key, key, alignment=alignment))
+
+
 def test_edits_and_dropout():
   query, key = jnp.ones((3, 5)), jnp.ones((7, 5))
   edited = functools.partial(aj.with_edit, 'softmax', 'uniform')
