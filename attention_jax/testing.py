@@ -32,7 +32,7 @@ FILLERS = (np.nan, np.inf, -np.inf, 1e30)
 CLOSE = {'rtol': 1e-4, 'atol': 1e-5}
 
 
-class Problem(NamedTuple):
+class Inputs(NamedTuple):
   """Parameters and inputs of `attend`; the arrays may have a batch axis."""
 
   params: Mapping[str, Any]
@@ -75,7 +75,7 @@ def _describe(kind: str, spec: str | Row | Callable, row: Row) -> str:
 
 def _check(name: str, score: Row, alignment: Row, quick: bool) -> None:
   """Checks one pair of rows: the laws of masks in training, and unless `quick` also those at test time and the rest."""
-  problem = _make_problem(score, alignment)
+  inputs = _make_inputs(score, alignment)
   rng = jax.random.key(1)
   modes = [{'rng': rng, 'deterministic': False}]
   if not quick and alignment.at_test:
@@ -83,19 +83,19 @@ def _check(name: str, score: Row, alignment: Row, quick: bool) -> None:
   for options in modes:
     traces = []
 
-    def run(problem, mask, options=options, traces=traces):
+    def run(inputs, mask, options=options, traces=traces):
       traces.append(mask)
-      return jax.value_and_grad(lambda p: loss(score, alignment, p, mask, **options), has_aux=True)(problem)
+      return jax.value_and_grad(lambda p: loss(score, alignment, p, mask, **options), has_aux=True)(inputs)
 
     run = jax.jit(run)
     try:
-      run(problem, QUERY_MASK)
+      run(inputs, QUERY_MASK)
     except jax.errors.JAXTypeError as error:
       reason = str(error).partition('\n')[0]
       raise UserError(
         f'{name}: must work under jax.jit, vmap and grad, got {type(error).__name__}: {reason}'
       ) from error
-    check_masks(name, run, problem)
+    check_masks(name, run, inputs)
     if len(traces) > 1:
       raise UserError(
         f'{name}: calls with equal shapes must compile once under jax.jit, got {len(traces)} compilations'
@@ -103,9 +103,9 @@ def _check(name: str, score: Row, alignment: Row, quick: bool) -> None:
   if quick:
     return
   if not _samples(score, alignment):
-    check_rows(name, lambda problem, mask: attend_problem(score, alignment, problem, mask), problem)
+    check_rows(name, lambda inputs, mask: attend_inputs(score, alignment, inputs, mask), inputs)
   for dtype in (jnp.float16, jnp.bfloat16):
-    check_half_precision(name, lambda p, mask: loss(score, alignment, p, mask, **modes[0]), problem, dtype)
+    check_half_precision(name, lambda p, mask: loss(score, alignment, p, mask, **modes[0]), inputs, dtype)
 
 
 def _samples(score: Row, alignment: Row) -> bool:
@@ -113,25 +113,25 @@ def _samples(score: Row, alignment: Row) -> bool:
   return 'rng' in score.required_inputs or ('rng' in alignment.required_inputs and alignment.at_test is None)
 
 
-def _make_problem(score: Row, alignment: Row) -> Problem:
+def _make_inputs(score: Row, alignment: Row) -> Inputs:
   """A batch of random inputs, and initial parameters."""
   params = init_params(
     jax.random.key(0), score=score, alignment=alignment, query=WIDTH, key=WIDTH, value=VALUE, features=FEATURES
   )
   random = np.random.default_rng(0)
   shapes = (T, WIDTH), (S, WIDTH), (S, VALUE)
-  return Problem(params, *(jnp.asarray(random.normal(size=(len(LENGTHS), *shape)), jnp.float32) for shape in shapes))
+  return Inputs(params, *(jnp.asarray(random.normal(size=(len(LENGTHS), *shape)), jnp.float32) for shape in shapes))
 
 
-def attend_problem(score: str | Row, alignment: str | Row, problem: Problem, mask=None, **options) -> Attended:
-  """Calls `attend` on a problem. Arguments: see `attend`."""
-  params, query, key, value = problem
+def attend_inputs(score: str | Row, alignment: str | Row, inputs: Inputs, mask=None, **options) -> Attended:
+  """Calls `attend` on inputs. Arguments: see `attend`."""
+  params, query, key, value = inputs
   return attend(query, key, value, mask, score=score, alignment=alignment, params=params, **options)
 
 
-def loss(score: str | Row, alignment: str | Row, problem: Problem, mask=None, **options) -> tuple[Array, Attended]:
+def loss(score: str | Row, alignment: str | Row, inputs: Inputs, mask=None, **options) -> tuple[Array, Attended]:
   """Returns a weighted sum of context and weights, and both. Arguments: see `attend`."""
-  attended = attend_problem(score, alignment, problem, mask, **options)
+  attended = attend_inputs(score, alignment, inputs, mask, **options)
 
   def probe(x: jax.Array) -> jax.Array:
     return jnp.sin(1 + jnp.arange(x.shape[-1])).astype(x.dtype)
@@ -140,11 +140,11 @@ def loss(score: str | Row, alignment: str | Row, problem: Problem, mask=None, **
   return total, attended
 
 
-def fill_masked(problem: Problem, mask: Array, filler: float) -> Problem:
+def fill_masked(inputs: Inputs, mask: Array, filler: float) -> Inputs:
   """Fills masked positions of the keys and values of a batch.
 
   Args:
-    problem: a problem with a batch axis.
+    inputs: inputs with a batch axis.
     mask: [B, S], True = keep.
     filler: the value at masked positions.
   """
@@ -152,16 +152,16 @@ def fill_masked(problem: Problem, mask: Array, filler: float) -> Problem:
   def fill(x):
     return np.where(mask[..., None], x, np.asarray(filler, x.dtype))
 
-  return problem._replace(key=fill(problem.key), value=fill(problem.value))
+  return inputs._replace(key=fill(inputs.key), value=fill(inputs.value))
 
 
-def check_masks(name: str, run: Callable, problem: Problem) -> Attended:
+def check_masks(name: str, run: Callable, inputs: Inputs) -> Attended:
   """Checks exact zeros, empty memories, finite gradients, masked content, and the place of an example in the batch.
 
   Args:
     name: name of the variant, for the error message.
-    run: compiled function (problem, mask [B, T, S]) -> ((loss, Attended), gradients of the problem).
-    problem: a batch of examples, of the lengths LENGTHS, T queries and S positions.
+    run: compiled function (inputs, mask [B, T, S]) -> ((loss, Attended), gradients of the inputs).
+    inputs: a batch of examples, of the lengths LENGTHS, T queries and S positions.
 
   Returns:
     The result for QUERY_MASK.
@@ -169,7 +169,7 @@ def check_masks(name: str, run: Callable, problem: Problem) -> Attended:
   Raises:
     UserError: for the first law that is broken.
   """
-  result = jax.device_get(run(problem, QUERY_MASK))  # NumPy arrays: comparisons of them compile nothing
+  result = jax.device_get(run(inputs, QUERY_MASK))  # NumPy arrays: comparisons of them compile nothing
   (_, attended), gradients = result
   if attended.weights.dtype != jnp.float32:
     raise UserError(f'{name}: weights must be float32, got {attended.weights.dtype}')
@@ -182,14 +182,14 @@ def check_masks(name: str, run: Callable, problem: Problem) -> Attended:
   _require_zero(name, 'gradients of masked keys must be 0', gradients.key[~PADDING_MASK])
   _require_zero(name, 'gradients of masked values must be 0', gradients.value[~PADDING_MASK])
   for filler in FILLERS:
-    filled = run(fill_masked(problem, PADDING_MASK, filler), QUERY_MASK)
+    filled = run(fill_masked(inputs, PADDING_MASK, filler), QUERY_MASK)
     _require_equal(name, f'{filler} in masked keys and values must change nothing', filled, result)
 
   # With a different mask for every query, one of them empty.
   mask = np.random.default_rng(1).random(QUERY_MASK.shape) < 0.6
   mask[:, 0, 0] = False
   mask[:, 1] = False
-  mixed = jax.device_get(run(problem, mask))
+  mixed = jax.device_get(run(inputs, mask))
   (_, mixed_attended), mixed_gradients = mixed
   _require_zero(name, 'weights of masked positions must be 0', mixed_attended.weights[~mask])
   _require_zero(name, 'the context of a query without unmasked positions must be 0', mixed_attended.context[:, 1])
@@ -197,32 +197,32 @@ def check_masks(name: str, run: Callable, problem: Problem) -> Attended:
   never_attended = ~mask.any(1)
   _require_zero(name, 'gradients of masked keys must be 0', mixed_gradients.key[never_attended])
   # The first position is masked for the first query, not for all: its key then reaches the alignment.
-  key = np.array(problem.key)
+  key = np.array(inputs.key)
   key[:, 0] *= -30
-  (_, changed), _ = run(problem._replace(key=key), mask)
+  (_, changed), _ = run(inputs._replace(key=key), mask)
   law = 'the key of a position must not change the weights of a query for which it is masked'
   _require_equal(name, law, changed.weights[:, 0], mixed_attended.weights[:, 0], **CLOSE)
   return attended
 
 
-def check_rows(name: str, run: Callable, problem: Problem) -> None:
+def check_rows(name: str, run: Callable, inputs: Inputs) -> None:
   """Checks that examples of a batch equal the same examples alone, with their padding and without it.
 
   Args:
     name: name of the variant, for the error message.
-    run: function (problem, mask) -> Attended, for a batch and for one example. It does not sample.
-    problem: as of `check_masks`.
+    run: function (inputs, mask) -> Attended, for a batch and for one example. It does not sample.
+    inputs: as of `check_masks`.
 
   Raises:
     UserError: for an example that differs.
   """
   run = jax.jit(run)
-  batch = run(problem, QUERY_MASK)
-  reverse = Problem(problem.params, *(np.asarray(x)[::-1] for x in problem[1:]))
+  batch = run(inputs, QUERY_MASK)
+  reverse = Inputs(inputs.params, *(np.asarray(x)[::-1] for x in inputs[1:]))
   law = 'the result must not depend on the place in the batch'
   _require_equal(name, law, jax.tree.map(lambda x: x[::-1], run(reverse, QUERY_MASK[::-1])), batch, **CLOSE)
   for i, length in enumerate(LENGTHS):
-    example = Problem(problem.params, problem.query[i], problem.key[i], problem.value[i])
+    example = Inputs(inputs.params, inputs.query[i], inputs.key[i], inputs.value[i])
     attended = Attended(batch.context[i], batch.weights[i])
     law = 'an example alone must have the result that it has in a batch (vmap)'
     _require_equal(name, law, run(example, PADDING_MASK[i]), attended, **CLOSE)
@@ -233,20 +233,20 @@ def check_rows(name: str, run: Callable, problem: Problem) -> None:
       _require_equal(name, law, run(cut, PADDING_MASK[i, :SHORT]), attended, **CLOSE)
 
 
-def check_half_precision(name: str, run: Callable, problem: Problem, dtype: Any) -> None:
+def check_half_precision(name: str, run: Callable, inputs: Inputs, dtype: Any) -> None:
   """Checks that inputs of 16 bits have float32 weights, a context of 16 bits, and finite results and gradients.
 
   Args:
     name: name of the variant, for the error message.
-    run: function (problem, mask) -> (loss, Attended).
-    problem: as of `check_masks`.
+    run: function (inputs, mask) -> (loss, Attended).
+    inputs: as of `check_masks`.
     dtype: bfloat16 or float16.
 
   Raises:
     UserError: for the first law that is broken.
   """
-  problem = jax.tree.map(lambda x: x.astype(dtype), problem)
-  result = jax.jit(jax.value_and_grad(run, has_aux=True))(problem, QUERY_MASK)
+  inputs = jax.tree.map(lambda x: x.astype(dtype), inputs)
+  result = jax.jit(jax.value_and_grad(run, has_aux=True))(inputs, QUERY_MASK)
   (_, attended), _ = result
   kind = jnp.dtype(dtype).name
   for part, actual, expected in (

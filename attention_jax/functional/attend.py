@@ -73,6 +73,31 @@ class Attended(NamedTuple):
   weights: Float[Array, '*T S'] | None
 
 
+class Problem(NamedTuple):
+  """Attention with all queries of one sequence, or with a block of them: the argument of every implementation.
+
+  Attributes:
+    score, alignment: table rows.
+    params: parameters as `init_params` returns them; 'key' is not used.
+    query: the queries, not yet projected if `params` contain 'query'.
+    memory: its key is already projected; its mask may be [S] or, per query, [T, S].
+    bias: added to the scores before masking; -inf masks a position.
+    rng: a PRNG key, consumed by variants that sample; for a block of queries one key per query, [T].
+    deterministic: whether an alignment is replaced by its test-time counterpart, if it has one.
+    return_weights: whether the result contains the weights.
+  """
+
+  score: Row
+  alignment: Row
+  params: Params
+  query: Float[Array, 'T D']
+  memory: Memory
+  bias: Float[Array, 'T S'] | None = None
+  rng: jax.Array | None = None
+  deterministic: bool = True
+  return_weights: bool = True
+
+
 def zero_masked_memory(memory: Memory) -> Memory:
   """Returns `memory` with keys and values of 0 at positions that are masked for every query.
 
@@ -157,25 +182,21 @@ def call_variant(fn: Callable, args: tuple, params: Params, step_inputs: Mapping
   return fn(*args, **arguments, state=state)
 
 
-def score_terms(fn: Callable, params: Params, query: Float[Array, 'T D'], memory: Memory) -> tuple:
-  """Evaluates the terms of a score's algebraic form for all queries.
-
-  Args:
-    fn: `Product.fn` or `TanhSum.fn`, of which only the first term depends on the query.
-    params: parameters as `init_params` returns them.
-    query: not yet projected if `params` contain 'query'.
-    memory: its key is already projected.
+def score_terms(problem: Problem) -> tuple:
+  """Evaluates the terms of a score of the form Product or TanhSum, of which only the first depends on the query.
 
   Returns:
     The first term with a leading axis T, followed by the other terms.
   """
+  score, _, params, queries, memory, *_ = problem
 
   def terms_of_query(query):
-    terms, _ = call_variant(fn, (project(query, params, 'query'), memory.key), params.get('score', {}), {}, ())
+    operands = project(query, params, 'query'), memory.key
+    terms, _ = call_variant(score.form.fn, operands, params.get('score', {}), {}, ())
     first, *shared = terms
     return first, shared
 
-  first, shared = jax.vmap(terms_of_query, out_axes=(0, None))(query)
+  first, shared = jax.vmap(terms_of_query, out_axes=(0, None))(queries)
   return first, *shared
 
 
@@ -288,75 +309,42 @@ def attend_from_scores(
   return carry, Attended(context, weights)
 
 
-def attend(
-  score: Row,
-  alignment: Row,
-  params: Params,
-  query: Float[Array, 'T D'],
-  memory: Memory,
-  *,
-  bias: Float[Array, 'T S'] | None = None,
-  rng: jax.Array | None = None,
-  deterministic: bool = True,
-  return_weights: bool = True,
-) -> Attended:
+def attend(problem: Problem) -> Attended:
   """Attends with all queries of one sequence: scanned if the score or the alignment is recurrent, else vmapped.
 
   This is implementation 'xla', the definition that every other implementation is tested against.
 
-  Args:
-    score, alignment: table rows.
-    params: parameters as `init_params` returns them; 'key' is not used.
-    query: all queries, not yet projected if `params` contain 'query'.
-    memory: its key is already projected; its mask may be [S] or, per query, [T, S].
-    bias: as in `attend_step`, one row per query.
-    rng: a PRNG key, consumed by variants that sample.
-    deterministic: as in `attend_step`.
-    return_weights: whether the result contains the weights.
-
   Returns:
-    Contexts [T, V] and weights [T, S].
+    Contexts [T, V] and, if requested, weights [T, S].
 
   Raises:
     UserError: for missing params, and if shapes do not match.
   """
+  score, alignment, _, query, memory, _, rng, *_ = problem
   memory = zero_masked_memory(memory)
   steps = query.shape[0]
   size = memory.key.shape[0]
   carry = init_carry(score, alignment, size, accumulation_dtype(query, memory.key))
-  mask = jnp.broadcast_to(memory.mask, (steps, size))
-  xs = (query, mask, bias, split_rng(rng, steps))
-  _, attended = attend_queries(score, alignment, params, carry, xs, memory, deterministic)
-  return attended if return_weights else attended._replace(weights=None)
+  memory = memory._replace(mask=jnp.broadcast_to(memory.mask, (steps, size)))
+  _, attended = attend_queries(problem._replace(memory=memory, rng=split_rng(rng, steps)), carry)
+  return attended if problem.return_weights else attended._replace(weights=None)
 
 
 def attend_queries(
-  score: Row,
-  alignment: Row,
-  params: Params,
-  carry: Carry,
-  xs: tuple,
-  memory: Memory,
-  deterministic: bool,
-  *,
-  wrap: Callable[[Callable], Callable] | None = None,
+  problem: Problem, carry: Carry, *, wrap: Callable[[Callable], Callable] | None = None
 ) -> tuple[Carry, Attended]:
-  """Applies `attend_step` to every query of `xs`, scanned or vmapped.
+  """Applies `attend_step` to every query of a block, scanned or vmapped.
 
   Args:
-    score, alignment: table rows.
-    params: as in `attend`.
+    problem: the block, with a mask [T, S] and a PRNG key per query.
     carry: the carry before the first query.
-    xs: (query [T, D], mask [T, S], bias [T, S] or None, rngs [T] or None).
-    memory: its mask is replaced by that of each query.
-    deterministic: as in `attend_step`.
     wrap: transforms the step if it is scanned, for example jax.checkpoint.
 
   Returns:
     The carry after the last query (unchanged if the queries are vmapped), and contexts and weights.
   """
-  params = without_key(params)
-  shared = params, with_remembered(alignment, params, memory)
+  score, alignment, params, query, memory, bias, rngs, deterministic, _ = problem
+  shared = without_key(params), with_remembered(alignment, params, memory)
   recurrent = is_recurrent(score, alignment)
   get_shared = share_over_steps(shared) if recurrent else lambda: shared
 
@@ -368,7 +356,7 @@ def attend_queries(
 
   if wrap is not None and recurrent:
     step = wrap(step)
-  return scan_or_map_queries(step, recurrent, carry, xs, shared)
+  return scan_or_map_queries(step, recurrent, carry, (query, memory.mask, bias, rngs), shared)
 
 
 def scan_or_map_queries(step: Callable, recurrent: bool, carry: Any, xs: Any, constants: Any) -> tuple[Any, Any]:

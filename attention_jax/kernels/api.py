@@ -11,7 +11,7 @@ from attention_jax.annotations import Array, Bool, Float
 from attention_jax.errors import UserError, choose
 from attention_jax.functional import attend as definition
 from attention_jax.functional.alignments import ALIGNMENTS
-from attention_jax.functional.attend import Attended, Memory, project, without_key
+from attention_jax.functional.attend import Attended, Memory, Problem, project, without_key
 from attention_jax.functional.masking import float_array
 from attention_jax.functional.params import check_variants, normalize_params
 from attention_jax.functional.programs import call_as_program
@@ -27,7 +27,7 @@ class Implementation(NamedTuple):
 
   Attributes:
     description: its method and its purpose, in one line.
-    attend: attends with all queries of one sequence; has the signature of `functional.attend.attend`.
+    attend: attends with all queries of one sequence.
     attend_step: attends with one query; has the signature of `functional.attend.attend_step`. None if the
       implementation has no method for single queries: the module Attention then uses the definition, or raises for a
       decoder that attends inside its recurrence, see `Attention.check_step_support`.
@@ -35,7 +35,7 @@ class Implementation(NamedTuple):
   """
 
   description: str
-  attend: Callable
+  attend: Callable[[Problem], Attended]
   attend_step: Callable | None
   unsupported_reason: Callable[[Row, Row], str]
 
@@ -219,15 +219,15 @@ def _attend_batch(
   query, key, value, mask, bias, rngs = shard_alike((query, key, value, mask, bias, rngs), len(batch))
 
   def attend_one(query, key, value, mask, bias, rng):
-    operands = params, query, Memory(key, value, mask)
-    options = {'bias': bias, 'rng': rng, 'deterministic': deterministic, 'return_weights': return_weights}
+    memory = Memory(key, value, mask)
+    problem = Problem(score, alignment, params, query, memory, bias, rng, deterministic, return_weights)
     try:
-      return attend_sequence(score, alignment, *operands, **options)
+      return attend_sequence(problem)
     except UserError:
       raise
     except Exception as error:  # jax has no public type for errors of shardings
       # The definition reports in one line which shapes do not match.
-      jax.eval_shape(lambda *operands: definition.attend(score, alignment, *operands, **options), *operands)
+      jax.eval_shape(lambda: definition.attend(problem))
       if has_explicit_axes():
         raise explicit_axes_error() from error
       raise

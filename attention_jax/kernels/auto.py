@@ -15,12 +15,9 @@ As some of them have no others, 'auto' has first derivatives in reverse mode alo
 
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
-
-import jax
 
 from attention_jax.functional import attend as definition
-from attention_jax.functional.attend import Attended, Carry, Memory
+from attention_jax.functional.attend import Attended, Carry, Memory, Problem
 from attention_jax.functional.table import Row, TanhSum
 from attention_jax.kernels import chunked, cudnn, factored, flash, linear, pallas_additive, window
 from attention_jax.kernels.derivatives import reverse_mode_only
@@ -53,8 +50,8 @@ MIN_SCORES: Mapping[str, Mapping[str, int]] = {
 MEASURED = ('cpu',)  # platforms whose MIN_SCORES were measured; those of other platforms are estimates
 MIN_CHUNKED_SCORES = 2**20  # T S of a sequence; with 256 features, [T, S, F] is then 1 GiB
 MIN_RECOMPUTE = {'cpu': 2**7}  # by platform: T S from which recomputing [S, F] is faster than storing it per query
-# Candidates that do not support every dtype or width: (score, params, query, memory) -> the reason, or ''.
-INPUT_CHECKS: Mapping[str, Callable] = {
+# Candidates that do not support every dtype or width: problem -> the reason, or ''.
+INPUT_CHECKS: Mapping[str, Callable[[Problem], str]] = {
   'cudnn': cudnn.unsupported_inputs,
   'pallas_additive': pallas_additive.unsupported_inputs,
 }
@@ -64,19 +61,11 @@ RESTRICTIONS = {
 }  # follows the name of a candidate in `describe_choice`
 
 
-def choose_implementation(
-  score: Row, alignment: Row, num_scores: int, inputs: tuple[Any, jax.Array, Memory] | None = None
-) -> str:
-  """Returns the name of the implementation for a pair and a number of scores.
-
-  Args:
-    score, alignment: table rows.
-    num_scores: T S of one sequence.
-    inputs: the parameters, the query and the memory, whose dtypes and widths the implementation must support; if
-      None, dtypes and widths are not checked.
-  """
+def choose_implementation(problem: Problem) -> str:
+  """Returns the name of the implementation for a problem."""
+  num_scores = problem.query.shape[0] * problem.memory.key.shape[0]
   chosen = 'xla'
-  for threshold, name in _thresholds(score, alignment, inputs):
+  for threshold, name in _thresholds(problem.score, problem.alignment, problem):
     if num_scores >= threshold:
       chosen = name
   return chosen
@@ -84,7 +73,7 @@ def choose_implementation(
 
 def describe_choice(score: Row, alignment: Row) -> str:
   """Describes the choice for this pair on this platform, such as 'xla, factored from T S = 128'."""
-  thresholds = _thresholds(score, alignment, None)
+  thresholds = _thresholds(score, alignment)
   kernels = (f'{name}{RESTRICTIONS.get(name, "")} from T S = {threshold}' for threshold, name in thresholds)
   choice = ', '.join(['xla', *kernels])
   platform = kernel_platform()
@@ -93,13 +82,16 @@ def describe_choice(score: Row, alignment: Row) -> str:
   return f'{choice}; estimated, not measured on a {platform}'
 
 
-def _thresholds(score: Row, alignment: Row, inputs: tuple[Any, jax.Array, Memory] | None) -> list[tuple[int, str]]:
-  """(smallest T S, implementation) of the alternatives to 'xla' for this pair, in ascending order."""
+def _thresholds(score: Row, alignment: Row, problem: Problem | None = None) -> list[tuple[int, str]]:
+  """(smallest T S, implementation) of the alternatives to 'xla' for this pair, in ascending order.
+
+  Those that do not support the dtypes and widths of the problem, if any, are left out.
+  """
 
   def is_supported(name: str) -> bool:
     if CANDIDATES[name].unsupported_reason(score, alignment):
       return False
-    return not (inputs and name in INPUT_CHECKS and INPUT_CHECKS[name](score, *inputs))
+    return not (problem and name in INPUT_CHECKS and INPUT_CHECKS[name](problem))
 
   platform = kernel_platform()
   thresholds = sorted((threshold, name) for name, threshold in MIN_SCORES.get(platform, {}).items())
@@ -131,33 +123,12 @@ def attend_step(
   return definition.attend_step(score.with_fast_gradient, alignment, *operands, **options)
 
 
-def attend(
-  score: Row,
-  alignment: Row,
-  params,
-  query,
-  memory: Memory,
-  *,
-  bias=None,
-  rng=None,
-  deterministic=True,
-  return_weights=True,
-) -> Attended:
-  """Attends with the chosen implementation. Same arguments as `functional.attend.attend`."""
-  params, query, memory, bias = reverse_mode_only('auto', (params, query, memory, bias))
+def attend(problem: Problem) -> Attended:
+  """Attends with the chosen implementation."""
+  arrays = problem.params, problem.query, problem.memory, problem.bias
+  params, query, memory, bias = reverse_mode_only('auto', arrays)
+  problem = problem._replace(params=params, query=query, memory=memory, bias=bias)
   # Which of the others would be faster depends on the sizes; they loop over rows, which an Explicit mesh may split.
-  if has_symbolic_sizes(query, memory) or has_explicit_axes():
-    name = 'xla'
-  else:
-    name = choose_implementation(score, alignment, query.shape[0] * memory.key.shape[0], (params, query, memory))
-  return MODULES[name].attend(
-    score,
-    alignment,
-    params,
-    query,
-    memory,
-    bias=bias,
-    rng=rng,
-    deterministic=deterministic,
-    return_weights=return_weights,
-  )
+  if has_symbolic_sizes(problem) or has_explicit_axes():
+    return definition.attend(problem)
+  return MODULES[choose_implementation(problem)].attend(problem)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from attention_jax.functional.attend import (
   Attended,
-  Memory,
+  Problem,
   attend_queries,
   init_carry,
   score_terms,
@@ -27,7 +27,7 @@ from attention_jax.functional.attend import (
 )
 from attention_jax.functional.masking import accumulation_dtype, share_over_steps, vary_like
 from attention_jax.functional.rngs import split_rng
-from attention_jax.functional.table import Row, TanhSum
+from attention_jax.functional.table import TanhSum
 from attention_jax.kernels.symbolic import has_symbolic_sizes
 
 MAX_BLOCK_SCORES = 2**20  # maximum number of scores in a block
@@ -39,31 +39,18 @@ SYMBOLIC_BLOCK = 128  # queries of a block if the number of queries or of positi
 attend_block = functools.partial(attend_queries, wrap=functools.partial(jax.checkpoint, prevent_cse=False))
 
 
-def attend(
-  score: Row,
-  alignment: Row,
-  params,
-  query,
-  memory: Memory,
-  *,
-  bias=None,
-  rng=None,
-  deterministic=True,
-  return_weights=True,
-  block: Callable = attend_block,
-) -> Attended:
+def attend(problem: Problem, block: Callable = attend_block) -> Attended:
   """Attends block by block.
 
   Args:
-    score, alignment, params, query, memory, bias, rng, deterministic, return_weights: as in `functional.attend.attend`.
-    block: (score, alignment, params, carry, xs, memory, deterministic) -> carry, Attended; computes a block of queries,
-      with the arguments of `functional.attend.attend_queries`.
+    problem: all queries of one sequence.
+    block: (problem, carry) -> carry, Attended; computes a block of queries, see `functional.attend.attend_queries`.
 
   Returns:
     Contexts [T, V], and weights [T, S], or None without `return_weights`.
   """
-  memory = zero_masked_memory(memory)
-  score = score.with_fast_gradient
+  problem = problem._replace(score=problem.score.with_fast_gradient, memory=zero_masked_memory(problem.memory))
+  score, alignment, params, query, memory, bias, rng, _, return_weights = problem
   num_queries = query.shape[0]
   size = memory.key.shape[0]
   carry = init_carry(score, alignment, size, accumulation_dtype(query, memory.key))
@@ -73,15 +60,17 @@ def attend(
   def run_block(params, memory, carry, xs):
     query, mask, bias, rngs = xs
     mask = jnp.broadcast_to(memory.mask if mask is None else mask, (query.shape[0], size))
-    carry, attended = block(score, alignment, params, carry, (query, mask, bias, rngs), memory, deterministic)
+    memory = memory._replace(mask=mask)
+    carry, attended = block(problem._replace(params=params, query=query, memory=memory, bias=bias, rng=rngs), carry)
     return carry, attended if return_weights else attended._replace(weights=None)
 
-  if has_symbolic_sizes(query, memory):
+  if has_symbolic_sizes(problem):
     block_queries = SYMBOLIC_BLOCK
   else:
     block_queries = max(1, MAX_BLOCK_SCORES // size)
     if block is attend_block and isinstance(score.form, TanhSum):
-      width = _tanh_sum_width(score, params, query, memory)
+      # F of the array [T, S, F]; for `concat` it may differ from the width of the key.
+      width = jax.eval_shape(lambda: score_terms(problem))[1].shape[-1]
       block_queries = max(1, min(block_queries, MAX_BLOCK_ENTRIES // (size * width)))
     if block_queries >= num_queries:
       return run_block(params, memory, carry, xs)[1]
@@ -101,9 +90,3 @@ def attend(
   start = vary_like(carry, params, memory, xs)
   _, attended = jax.lax.scan(recomputed_block, start, jax.tree.map(split_blocks, xs))
   return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_queries], attended)
-
-
-def _tanh_sum_width(score: Row, params, query, memory: Memory) -> int:
-  """Returns F of the array [T, S, F] that a TanhSum computes; for `concat`, F may differ from the width of the key."""
-  _, key_term, *_ = jax.eval_shape(functools.partial(score_terms, score.form.fn), params, query, memory)
-  return key_term.shape[-1]

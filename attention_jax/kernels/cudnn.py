@@ -15,7 +15,6 @@ The kernel is called once for a whole batch: vmap merges a mapped axis into the 
 varies along it, else into that of heads. The backward pass recomputes the context.
 """
 
-import functools
 from collections.abc import Callable
 
 import jax
@@ -23,7 +22,7 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from attention_jax.errors import UserError
-from attention_jax.functional.attend import Attended, Memory, score_terms
+from attention_jax.functional.attend import Attended, Problem, score_terms
 from attention_jax.functional.dense import softmax, strip_options
 from attention_jax.functional.masking import zero_masked
 from attention_jax.functional.table import Row
@@ -51,52 +50,37 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
   return '' if kernel_platform() == 'gpu' else f'needs an NVIDIA GPU, got platform {kernel_platform()}'
 
 
-def unsupported_inputs(score: Row, params, query: jax.Array, memory: Memory) -> str:
-  """Returns the reason why arrays of these dtypes and widths are not supported, or ''.
-
-  Args:
-    score: a table row of the form Product.
-    params, query, memory: as for `attend`.
-  """
-  types = [x.dtype.name for x in (query, memory.key, memory.value)]
+def unsupported_inputs(problem: Problem) -> str:
+  """Returns the reason why arrays of these dtypes and widths are not supported, or ''."""
+  value = problem.memory.value
+  types = [x.dtype.name for x in (problem.query, problem.memory.key, value)]
   if len(set(types)) > 1 or types[0] not in TYPES:
     return f'query, key and value must all be {" or all ".join(TYPES)}, got {", ".join(types)}'
-  _, k = jax.eval_shape(functools.partial(score_terms, score.form.fn), params, query, memory)
-  width = max(k.shape[-1], memory.value.shape[-1])  # a score may project keys to another width
+  _, k = jax.eval_shape(lambda: score_terms(problem))
+  width = max(k.shape[-1], value.shape[-1])  # a score may project keys to another width
   if width > MAX_WIDTH:
     return f'features must be at most {MAX_WIDTH}, got {width}'
   return ''
 
 
 @replaced_for_counting
-def attend(
-  score: Row,
-  alignment: Row,
-  params,
-  query,
-  memory: Memory,
-  *,
-  bias=None,
-  rng=None,
-  deterministic=True,
-  return_weights=True,
-) -> Attended:
-  """Attends with the cuDNN kernel. Same arguments as `functional.attend.attend`.
+def attend(problem: Problem) -> Attended:
+  """Attends with the cuDNN kernel.
 
   Raises:
     UserError: if queries, keys and values do not have one of TYPES in common; if values, or the factors of the score's
       product, have more than MAX_WIDTH features; and for symbolic sizes.
   """
-  require_fixed_sizes('cudnn', query, memory)
-  if reason := unsupported_inputs(score, params, query, memory):
+  require_fixed_sizes('cudnn', problem)
+  if reason := unsupported_inputs(problem):
     raise UserError(f"implementation 'cudnn': {reason}; use 'flash'")
-  dtype = memory.value.dtype
-  q, k, v, mask, bias, *_ = flash.operands(score, alignment, params, query, memory, bias)
+  dtype = problem.memory.value.dtype
+  q, k, v, mask, bias, *_ = flash.operands(problem)
   full_mask = jnp.broadcast_to(mask, (q.shape[0], k.shape[0]))
   factors = _balance(q, k) if dtype == jnp.float16 else (q, k)
   inputs = (*(x.astype(dtype) for x in (*factors, v)), full_mask, bias)
   context = attended_context(*reverse_mode_only('cudnn', inputs))
-  return Attended(context, flash.softmax_weights(q, k, mask, bias) if return_weights else None)
+  return Attended(context, flash.softmax_weights(q, k, mask, bias) if problem.return_weights else None)
 
 
 def _balance(q, k) -> tuple[jax.Array, jax.Array]:

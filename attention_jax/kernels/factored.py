@@ -10,7 +10,7 @@ import functools
 
 import jax
 
-from attention_jax.functional.attend import Memory, attend_from_scores, is_recurrent, scan_or_map_queries, score_terms
+from attention_jax.functional.attend import Problem, attend_from_scores, is_recurrent, scan_or_map_queries, score_terms
 from attention_jax.functional.table import Row, TanhSum
 from attention_jax.kernels import chunked, tanh_sum
 
@@ -22,14 +22,14 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
   return ''
 
 
-def attend_block(score: Row, alignment: Row, params, carry, xs, memory: Memory, deterministic: bool):
+def attend_block(problem: Problem, carry):
   """Attends with a block of queries: all its scores by one contraction, then its weights. Returns carry, Attended.
 
-  Arguments: see `functional.attend.attend_queries`; `score` has the form TanhSum.
+  Arguments: see `functional.attend.attend_queries`; the score has the form TanhSum.
   """
-  query, mask, bias, rngs = xs
-  q, k, v, offset = score_terms(score.form.fn, params, query, memory)
-  scores = tanh_sum.scores(q, k, v, mask.any(0)) + offset
+  score, alignment, params, query, memory, bias, rngs, deterministic, _ = problem
+  q, k, v, offset = score_terms(problem)
+  scores = tanh_sum.scores(q, k, v, memory.mask.any(0)) + offset
 
   def step(carry, xs):
     scores, query, mask, bias, rng = xs
@@ -39,7 +39,7 @@ def attend_block(score: Row, alignment: Row, params, carry, xs, memory: Memory, 
       alignment, params, carry, scores, query, query_memory, bias=bias, rng=rng, deterministic=deterministic
     )
 
-  xs = (scores, query, mask, bias, rngs)
+  xs = (scores, query, memory.mask, bias, rngs)
   return scan_or_map_queries(step, is_recurrent(score, alignment), carry, xs, (params, memory))
 
 

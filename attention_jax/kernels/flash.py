@@ -24,7 +24,7 @@ from jax.custom_batching import sequential_vmap
 from jax.tree_util import Partial
 
 from attention_jax.errors import UserError
-from attention_jax.functional.attend import Attended, Memory, call_variant, score_terms, zero_masked_memory
+from attention_jax.functional.attend import Attended, Problem, call_variant, score_terms, zero_masked_memory
 from attention_jax.functional.dense import clamp_to_finite, softmax
 from attention_jax.functional.dropout import differs_at_test, dropout_factors
 from attention_jax.functional.masking import accumulation_dtype, min_finite, vary_alike, vary_like, zero_masked
@@ -46,47 +46,28 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
 
 
 @replaced_for_counting
-def attend(
-  score: Row,
-  alignment: Row,
-  params,
-  query,
-  memory: Memory,
-  *,
-  bias=None,
-  rng=None,
-  deterministic=True,
-  return_weights=True,
-) -> Attended:
-  """Attends block by block. Same arguments as `functional.attend.attend`.
+def attend(problem: Problem) -> Attended:
+  """Attends block by block.
 
   Raises:
     UserError: for symbolic sizes, and as `operands`.
   """
-  require_fixed_sizes('flash', query, memory)
-  q, k, v, mask, bias, transform, sink = operands(score, alignment, params, query, memory, bias)
-  factors = None if deterministic else dropout_factors(alignment, rng, q.shape[0], k.shape[0])
+  require_fixed_sizes('flash', problem)
+  q, k, v, mask, bias, transform, sink = operands(problem)
+  factors = None if problem.deterministic else dropout_factors(problem.alignment, problem.rng, q.shape[0], k.shape[0])
   factors = None if factors is None else factors.astype(q.dtype)
   inputs = reverse_mode_only('flash', (q, k, v, mask, bias, factors, transform))
   context, log_total = attention_context(*vary_alike(inputs))
   gate = 1.0 if sink is None else jax.nn.sigmoid(log_total - sink)[:, None]
-  context = (context * gate).astype(memory.value.dtype)
-  if not return_weights:
+  context = (context * gate).astype(problem.memory.value.dtype)
+  if not problem.return_weights:
     return Attended(context, None)
   weights = softmax_weights(q, k, mask, bias, transform) * gate
   return Attended(context, weights if factors is None else weights * factors)
 
 
-def operands(score: Row, alignment: Row, params, query, memory: Memory, bias) -> tuple:
-  """Reduces a supported pair to the softmax of a product.
-
-  Args:
-    score: a table row of the form Product.
-    alignment: a table row of the form SoftmaxForm, with or without dropout.
-    params: parameters as `functional.attend.init_params` returns them.
-    query: [T, D], not yet projected if `params` contain 'query'.
-    memory: its key is already projected; its mask is [S] or, per query, [T, S].
-    bias: [T, S], added to the scores before masking; -inf masks a position. None adds nothing.
+def operands(problem: Problem) -> tuple:
+  """Reduces a problem of a supported pair to the softmax of a product.
 
   Returns:
     q [T, D], k [S, D], v [S, V], mask [T, S] or [1, S], and bias [T, S] or None; then `transform` and `sink` of the
@@ -98,8 +79,9 @@ def operands(score: Row, alignment: Row, params, query, memory: Memory, bias) ->
     UserError: for a temperature that is a number but not positive, and a transform that is not a Partial.
       `kernels.api` reports shapes that do not match.
   """
+  _, alignment, params, _, memory, bias, *_ = problem
   memory = zero_masked_memory(memory)
-  q, k = score_terms(score.form.fn, params, query, memory)
+  q, k = score_terms(problem._replace(memory=memory))
   dtype = accumulation_dtype(q, k, memory.value)
   mask = memory.mask if memory.mask.ndim == 2 else memory.mask[None]
   mask = mask if bias is None else mask & ~jnp.isneginf(bias)

@@ -8,7 +8,7 @@ requested weights, the definition is computed.
 import jax.numpy as jnp
 
 from attention_jax.functional import attend as definition
-from attention_jax.functional.attend import Attended, Memory, score_terms, zero_masked_memory
+from attention_jax.functional.attend import Attended, Problem, score_terms, zero_masked_memory
 from attention_jax.functional.dense import proportional
 from attention_jax.functional.masking import accumulation_dtype, zero_masked
 from attention_jax.functional.table import Product, Row
@@ -23,24 +23,12 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
   return ''
 
 
-def attend(
-  score: Row,
-  alignment: Row,
-  params,
-  query,
-  memory: Memory,
-  *,
-  bias=None,
-  rng=None,
-  deterministic=True,
-  return_weights=True,
-) -> Attended:
-  """Attends with all queries at once. Same arguments as `functional.attend.attend`."""
-  if return_weights or bias is not None or memory.mask.ndim == 2:
-    options = {'bias': bias, 'rng': rng, 'deterministic': deterministic, 'return_weights': return_weights}
-    return definition.attend(score, alignment, params, query, memory, **options)
-  memory = zero_masked_memory(memory)
-  q, k = score_terms(score.form.fn, params, query, memory)
+def attend(problem: Problem) -> Attended:
+  """Attends with all queries at once."""
+  if problem.return_weights or problem.bias is not None or problem.memory.mask.ndim == 2:
+    return definition.attend(problem)
+  memory = zero_masked_memory(problem.memory)
+  q, k = score_terms(problem._replace(memory=memory))
   dtype = accumulation_dtype(q, k, memory.value)
   k = zero_masked(k, memory.mask).astype(dtype)
   sums = q.astype(dtype) @ jnp.concatenate([k.T @ memory.value.astype(dtype), k.sum(0)[:, None]], axis=1)

@@ -31,7 +31,7 @@ from jax.experimental.pallas import triton
 
 from attention_jax.errors import UserError
 from attention_jax.functional import attend as definition
-from attention_jax.functional.attend import Attended, Memory, score_terms, zero_masked_memory
+from attention_jax.functional.attend import Attended, Problem, score_terms, zero_masked_memory
 from attention_jax.functional.dense import clamp_to_finite, softmax, softmax_temperature, strip_options
 from attention_jax.functional.dropout import differs_at_test, dropout_factors, strip_dropout
 from attention_jax.functional.masking import vary_like, zero_masked
@@ -77,41 +77,30 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
   return ''
 
 
-def unsupported_inputs(score: Row, params, query: jax.Array, memory: Memory) -> str:
-  """Returns the reason why arrays of these dtypes are not supported, or ''. Arguments: as for `attend`."""
-  types = [x.dtype.name for x in (query, memory.key, memory.value)]
+def unsupported_inputs(problem: Problem) -> str:
+  """Returns the reason why arrays of these dtypes are not supported, or ''."""
+  types = [x.dtype.name for x in (problem.query, problem.memory.key, problem.memory.value)]
   if 'float64' in types:
     return f'query, key and value must not be float64 (the kernels compute in float32), got {", ".join(types)}'
   return ''
 
 
 @replaced_for_counting
-def attend(
-  score: Row,
-  alignment: Row,
-  params,
-  query,
-  memory: Memory,
-  *,
-  bias=None,
-  rng=None,
-  deterministic=True,
-  return_weights=True,
-) -> Attended:
-  """Attends with the Pallas kernels. Same arguments as `functional.attend.attend`.
+def attend(problem: Problem) -> Attended:
+  """Attends with the Pallas kernels.
 
   Raises:
     UserError: for float64, which the kernels would round, for symbolic sizes, and for a temperature that is a number
       but not positive.
   """
-  require_fixed_sizes('pallas_additive', query, memory)
-  if reason := unsupported_inputs(score, params, query, memory):
+  require_fixed_sizes('pallas_additive', problem)
+  if reason := unsupported_inputs(problem):
     raise UserError(f"implementation 'pallas_additive': {reason}; use 'factored'")
-  if not query.shape[0]:
-    empty = definition.attend(score, alignment, params, query, memory, bias=bias, rng=rng, deterministic=deterministic)
-    return empty if return_weights else empty._replace(weights=None)
+  if not problem.query.shape[0]:
+    return definition.attend(problem)
+  _, alignment, _, _, memory, bias, rng, deterministic, return_weights = problem
   memory = zero_masked_memory(memory)
-  q, k, v, _ = score_terms(score.form.fn, params, query, memory)
+  q, k, v, _ = score_terms(problem._replace(memory=memory))
   scale = 1 / jnp.asarray(softmax_temperature(strip_dropout(alignment)), jnp.float32)
   mask = memory.mask if memory.mask.ndim == 2 else memory.mask[None]
   masked_bias = jnp.where(mask, 0.0, -jnp.inf)

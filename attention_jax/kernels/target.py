@@ -8,6 +8,7 @@ import jax
 
 from attention_jax.errors import choose
 from attention_jax.functional import attend as definition
+from attention_jax.functional.attend import Attended, Problem
 
 INTERPRET = 'interpret'  # runs Pallas kernels on a CPU, for tests
 PLATFORMS = ('cpu', 'gpu', 'tpu', INTERPRET)
@@ -50,7 +51,7 @@ def replaced_for_counting(attend: Callable) -> Callable:
   """
 
   @functools.wraps(attend)
-  def attend_kernel_or_definition(*args, **options):
-    return (definition.attend if is_traced_for_counting() else attend)(*args, **options)
+  def attend_kernel_or_definition(problem: Problem) -> Attended:
+    return (definition.attend if is_traced_for_counting() else attend)(problem)
 
   return attend_kernel_or_definition

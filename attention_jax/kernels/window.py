@@ -13,6 +13,7 @@ from attention_jax.functional.attend import (
   Attended,
   Carry,
   Memory,
+  Problem,
   call_variant,
   init_carry,
   project,
@@ -45,23 +46,10 @@ def attend_step(
   return carry._replace(previous=weights, coverage=carry.coverage + weights, step=carry.step + 1), attended
 
 
-def attend(
-  score: Row,
-  alignment: Row,
-  params,
-  query,
-  memory: Memory,
-  *,
-  bias=None,
-  rng=None,
-  deterministic=True,
-  return_weights=True,
-) -> Attended:
-  """Attends with all queries at once. Same arguments as `functional.attend.attend`.
-
-  The window of a query depends on no other query, so that nothing is scanned.
-  """
-  require_fixed_sizes('window', query, memory)
+def attend(problem: Problem) -> Attended:
+  """Attends with all queries at once: the window of a query depends on no other query, so that nothing is scanned."""
+  require_fixed_sizes('window', problem)
+  score, alignment, params, query, memory, bias, *_ = problem
   memory = _mask_infinite_bias(zero_masked_memory(memory), bias)
   steps = query.shape[0]
   size = memory.key.shape[0]
@@ -76,7 +64,7 @@ def attend(
   bias_axis = None if bias is None else 0
   attend_each = jax.vmap(attend_one, in_axes=(0, 0, mask_axis, bias_axis, 0))
   attended = attend_each(jnp.arange(steps, dtype=jnp.int32), query, memory.mask, bias, extents)
-  return attended if return_weights else attended._replace(weights=None)
+  return attended if problem.return_weights else attended._replace(weights=None)
 
 
 def _attend_window(score: Row, alignment: Row, params, carry: Carry, query, memory: Memory, extent, bias) -> Attended:

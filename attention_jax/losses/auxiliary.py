@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from attention_jax.errors import UserError, choose
 from attention_jax.functional import latent
 from attention_jax.functional.alignments import ALIGNMENTS
-from attention_jax.functional.attend import Memory, attend, project
+from attention_jax.functional.attend import Memory, Problem, attend, project
 from attention_jax.functional.params import init_params
 from attention_jax.functional.sampling import Samples
 from attention_jax.functional.scores import SCORES
@@ -295,7 +295,7 @@ def has_weight_gradient(alignment: Row) -> bool:
   memory = Memory(project(key, params, 'key'), key, jnp.ones(4, bool))
 
   def weighted_sum(query, rng):
-    attended = attend(score, alignment, params, query, memory, rng=rng, deterministic=False)
+    attended = attend(Problem(score, alignment, params, query, memory, rng=rng, deterministic=False))
     return jnp.sum(attended.weights * jnp.arange(16.0).reshape(4, 4) ** 2)
 
   return bool(jax.jit(jax.vmap(jax.grad(weighted_sum), (None, 0)))(query, rngs).any())

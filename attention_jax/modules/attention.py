@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from attention_jax.errors import UserError, choose
 from attention_jax.functional import attend as functional
 from attention_jax.functional.alignments import ALIGNMENTS
-from attention_jax.functional.attend import Attended, Carry, Memory
+from attention_jax.functional.attend import Attended, Carry, Memory, Problem
 from attention_jax.functional.dropout import with_dropout
 from attention_jax.functional.edits import HEAD_AXES
 from attention_jax.functional.masking import Dimension, accumulation_dtype, mask_array
@@ -443,8 +443,7 @@ def _attend_one(attend_step: Callable, score: Row, alignment: Row, deterministic
 def _attend_all(attend: Callable, score: Row, alignment: Row, deterministic: bool, return_weights: bool, *operands):
   """Attends with all queries [T, D] of one head; `operands` are those of `_map_over_heads` without batch and heads."""
   params, _, query, memory, bias, rng = operands
-  options = {'bias': bias, 'rng': rng, 'deterministic': deterministic, 'return_weights': return_weights}
-  return attend(score, alignment, params, query, memory, **options)
+  return attend(Problem(score, alignment, params, query, memory, bias, rng, deterministic, return_weights))
 
 
 def _map_over_heads(

@@ -2,8 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import attention_jax as aj
+from attention_jax.functional.attend import Problem
 from attention_jax.functional.table import lookup
 from attention_jax.kernels import auto
 from attention_jax.kernels.target import compile_for
@@ -14,8 +16,11 @@ def lookup_rows(score, alignment):
   return lookup(score, aj.SCORES, 'score'), lookup(alignment, aj.ALIGNMENTS, 'alignment')
 
 
-def choose_implementation(score, alignment, num_scores):
-  return auto.choose_implementation(*lookup_rows(score, alignment), num_scores)
+def choose_implementation(score, alignment, num_scores, dtype=jnp.float32, params=None):
+  """Returns the choice for `num_scores` queries and one position."""
+  query, key = (np.zeros((length, 8), dtype) for length in (num_scores, 1))
+  memory = aj.Memory(key, key, np.ones(1, bool))
+  return auto.choose_implementation(Problem(*lookup_rows(score, alignment), params or {}, query, memory))
 
 
 def test_auto_chooses_by_pair_and_size(monkeypatch):
@@ -38,48 +43,40 @@ def test_auto_chooses_chunked_where_memory_is_the_limit(monkeypatch):
 
 
 def test_auto_describes_its_choice_on_accelerators_as_estimated():
-  query = jnp.zeros([2, 8], jnp.bfloat16)
-  memory = aj.Memory(query, query, jnp.ones(2, bool))
-  product = lookup_rows('scaled_dot', 'softmax')
+  product = 'scaled_dot', 'softmax'
   with compile_for('gpu'):
-    choices = [auto.choose_implementation(*product, n, ({}, query, memory)) for n in (2**22 - 1, 2**22)]
-    assert choices == ['xla', 'cudnn']
-    assert auto.choose_implementation(*product, 2**22, ({}, query.astype(jnp.float32), memory)) == 'xla'
-    assert auto.describe_choice(*product) == (
+    assert [choose_implementation(*product, n, jnp.bfloat16) for n in (2**22 - 1, 2**22)] == ['xla', 'cudnn']
+    assert choose_implementation(*product, 2**22) == 'xla'
+    assert auto.describe_choice(*lookup_rows(*product)) == (
       f'xla, cudnn (16-bit) from T S = {2**22}; estimated, not measured on a gpu'
     )
   with compile_for('tpu'):
-    assert auto.choose_implementation(*lookup_rows('additive', 'softmax'), 2**10) == 'pallas_additive'
-    assert auto.describe_choice(*product) == 'xla'
-  assert 'estimated' not in auto.describe_choice(*product)
+    assert choose_implementation('additive', 'softmax', 2**10) == 'pallas_additive'
+    assert auto.describe_choice(*lookup_rows(*product)) == 'xla'
+  assert 'estimated' not in auto.describe_choice(*lookup_rows(*product))
 
 
 def test_auto_saves_memory_for_types_that_a_kernel_does_not_support():
-  query = jax.ShapeDtypeStruct((2, 8), jnp.float64)
-  inputs = ({}, query, aj.Memory(query, query, jnp.ones(2, bool)))
-  additive = lookup_rows('additive', 'softmax')
+  additive = 'additive', 'softmax'
   with compile_for('gpu'):
-    assert [auto.choose_implementation(*additive, n, inputs) for n in (2**18, 2**20)] == ['xla', 'chunked']
-    assert auto.choose_implementation(*additive, 2**20) == 'pallas_additive'
+    assert [choose_implementation(*additive, n, np.float64) for n in (2**18, 2**20)] == ['xla', 'chunked']
+    assert choose_implementation(*additive, 2**20) == 'pallas_additive'
 
 
 def test_auto_excludes_kernels_that_do_not_support_a_width():
-  query = jnp.zeros([2, 8], jnp.bfloat16)
-  memory = aj.Memory(query, query, jnp.ones(2, bool))
   choices = []
   for score in ('low_rank(rank=128)', 'low_rank(rank=130)'):
     params = aj.init_params(jax.random.key(0), score=score, query=8, key=8, features=8)
     with compile_for('gpu'):
-      inputs = (params, query, memory)
-      choices.append(auto.choose_implementation(*lookup_rows(score, 'softmax'), 2**22, inputs))
+      choices.append(choose_implementation(score, 'softmax', 2**22, jnp.bfloat16, params))
   assert choices == ['cudnn', 'xla']
 
 
 def test_auto_runs_its_choice(monkeypatch):
   calls = []
 
-  def recording_attend(*args, **options):
-    calls.append(args)
+  def recording_attend(problem):
+    calls.append(problem)
     return aj.Attended(0.0, None)
 
   monkeypatch.setattr(auto.factored, 'attend', recording_attend)
