@@ -61,7 +61,6 @@ PROGRAM_FLAGS = {
     '--workers:',
     '--together:',
     '--cluster:',
-    '--halving:',
     '--report:',
     '--baseline:',
     '--test:',

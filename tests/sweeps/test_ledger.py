@@ -12,7 +12,6 @@ from attention_jax.sweeps.ledger import (
   INTERRUPTED,
   LEDGER,
   PLANNED,
-  RUNG,
   STARTED,
   Unit,
   fold,
@@ -38,11 +37,10 @@ def test_the_state_is_a_fold_over_the_events(tmp_path):
     assert (entry.commit, entry.job) == ('d', {'pid': 4})
     ledger.append(STARTED, unit=UNIT.id)
     assert ledger.state.units[UNIT.id].error == ''
-    ledger.append(FINISHED, unit=UNIT.id, seconds=1.0, steps=30)
-    ledger.append(RUNG, dropped=['abcd'], steps=30)
+    ledger.append(FINISHED, unit=UNIT.id, seconds=1.0)
     state = ledger.state
   assert read_state(tmp_path) == state
-  assert state.units[UNIT.id].steps == 30 and state.dropped == {'abcd': 30}
+  assert state.finished == [state.units[UNIT.id]]
   assert state.covered_seeds('abcd') == {0} and state.covered_seeds('other') == set()
 
 
@@ -50,7 +48,7 @@ def test_every_prefix_of_the_file_is_a_state(tmp_path):
   with open_ledger(tmp_path) as ledger:
     ledger.append(PLANNED, **planned_event(UNIT))
     ledger.append(STARTED, unit=UNIT.id)
-    ledger.append(FINISHED, unit=UNIT.id, steps=3)
+    ledger.append(FINISHED, unit=UNIT.id)
   data = (tmp_path / LEDGER).read_bytes()
   states = []
   for size in range(len(data) + 1):  # killed after any byte
