@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 # The tests start many processes, which load the bytecode that the first one has written.
 unexport PYTHONDONTWRITEBYTECODE
+# On CPUs, large arrays in large pages make an update up to 1.19 times as fast (docs/scaling.md).
+export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 RUN := JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(VENV)/bin/python
 
 .PHONY: train models test test-all docs chaos accelerator clean

@@ -10,11 +10,6 @@ Exits with status 0 when all runs have finished, 75 when some are unfinished (as
 otherwise 1 when some failed. Rerun the same command to continue.
 """
 
-from experiments.process_settings import prepare_process
-
-if __name__ == '__main__':
-  prepare_process()  # before jax is imported
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

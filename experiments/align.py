@@ -11,11 +11,6 @@ direction and of the joined links are printed on stderr. --links reads alignment
 file, or one for each direction, both with links source-target. Blank pairs are skipped and reported on stderr.
 """
 
-from experiments.process_settings import prepare_process
-
-if __name__ == '__main__':
-  prepare_process()  # before jax is imported
-
 import sys
 
 from absl import flags

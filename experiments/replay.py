@@ -5,11 +5,6 @@ python -m experiments.replay --workdir=runs/dates --update=1234
 python -m experiments.replay --workdir=runs/dates_of_eight_seeds --seed=3
 """
 
-from experiments.process_settings import prepare_process
-
-if __name__ == '__main__':
-  prepare_process()  # before jax is imported
-
 from absl import flags
 
 from experiments.launch import FLAGS, launch, require_flag

@@ -7,11 +7,6 @@
 The size of the vectors is config.model.embedding. The file has the text format of word2vec.
 """
 
-from experiments.process_settings import prepare_process
-
-if __name__ == '__main__':
-  prepare_process()  # before jax is imported
-
 import sys
 
 import rich.console

@@ -184,12 +184,6 @@ print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))
   assert not set(HEAVY) & set(result.stdout.split()), result.stdout
 
 
-def test_process_settings_load_no_dependency():
-  code = 'import sys; import experiments.process_settings; print(*{name.split(".")[0] for name in sys.modules})'
-  result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True, cwd=ROOT)
-  assert not {'jax', 'numpy', *HEAVY} & set(result.stdout.split()), result.stdout
-
-
 def test_public_names_are_sorted_and_exist():
   constants = aj.__all__[:3]
   functions_and_classes = aj.__all__[3:]
