@@ -13,7 +13,7 @@ import attention_jax as aj
 ROOT = Path(aj.__file__).parent.parent
 # From the bottom up; a file may import from its own folder and from lower layers.
 LAYERS = [
-  'errors tokens atomic missing annotations',
+  'errors tokens atomic annotations',
   'specs cli pharaoh',
   'functional',
   'kernels',
