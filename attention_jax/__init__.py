@@ -4,7 +4,6 @@ This module defines the public names. Those that depend on flax or on other larg
 """
 
 import importlib
-import sys
 
 from attention_jax.errors import UserError
 from attention_jax.functional import alignments, scores
@@ -28,32 +27,31 @@ from attention_jax.functional.table import (
   TanhSum,
 )
 from attention_jax.kernels.api import IMPLEMENTATIONS, attend
-from attention_jax.missing import TRAIN_SUBPACKAGES, MissingTrainFinder
 
-_LAZY = {
-  'Attention': 'attention_jax.modules.attention',
-  'analysis': 'attention_jax.analysis',
-  'testing': 'attention_jax.testing',
-  **{name: f'attention_jax.{name}' for name in TRAIN_SUBPACKAGES},
-}
-sys.meta_path.append(MissingTrainFinder)
+_SUBPACKAGES = (
+  'analysis',
+  'data',
+  'decoding',
+  'inference',
+  'losses',
+  'models',
+  'sweeps',
+  'systems',
+  'testing',
+  'training',
+)
 
 
 def __getattr__(name: str):
-  if name not in _LAZY:
+  if name != 'Attention' and name not in _SUBPACKAGES:
     raise AttributeError(f"module 'attention_jax' has no attribute {name!r}")
-  path = _LAZY[name]
   try:
-    module = importlib.import_module(path)
+    if name == 'Attention':
+      return importlib.import_module('attention_jax.modules.attention').Attention
+    return importlib.import_module(f'attention_jax.{name}')
   except ModuleNotFoundError as error:
-    if str(error.name).startswith('attention_jax'):
-      raise
-    message = (
-      f"attention_jax.{name} needs the package '{error.name.partition('.')[0]}'; pip install 'attention_jax[train]'"
-    )
-    raise ModuleNotFoundError(message, name=error.name) from error
-  is_submodule = path == f'{__name__}.{name}'
-  return module if is_submodule else getattr(module, name)
+    error.add_note(f"attention_jax.{name} needs pip install 'attention_jax[train]'")
+    raise
 
 
 __all__ = [

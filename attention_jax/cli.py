@@ -8,8 +8,6 @@ from pathlib import Path
 from attention_jax.errors import UserError, choose
 
 PACKAGE = Path(__file__).parent
-# Extras other than `train` that programs need, by a package that the extra installs.
-EXTRAS = {'torch': 'bench'}
 
 
 def programs_folder() -> Path:
@@ -50,8 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   except ModuleNotFoundError as error:
     if (error.name or '').partition('.')[0] in ('attention_jax', 'experiments', 'configs'):
       raise
-    extra = EXTRAS.get(error.name or '', 'train')
-    print(f"error: {program} needs the package {error.name}; pip install 'attention_jax[{extra}]'", file=sys.stderr)
+    print(f"error: {program} needs the package {error.name}; pip install 'attention_jax[train]'", file=sys.stderr)
     sys.exit(2)
 
 

@@ -10,11 +10,6 @@ Exits with status 0 when all runs have finished, 75 when some are unfinished (as
 otherwise 1 when some failed. Rerun the same command to continue.
 """
 
-from experiments.process_settings import prepare_process
-
-if __name__ == '__main__':
-  prepare_process()  # before jax is imported
-
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -49,9 +44,6 @@ flags.DEFINE_multi_string('adopt', [], 'the folder of a finished run, of one see
 flags.DEFINE_integer('workers', 1, 'number of parallel processes on this machine, each with its own cores or devices')
 flags.DEFINE_string('together', 'auto', 'whether one process trains all seeds of a setting: auto, yes or no')
 flags.DEFINE_string('cluster', '', 'slurm(partition="gpu", timeout_min=120): run as jobs of a cluster')
-flags.DEFINE_string(
-  'halving', '', 'halving(first=300, factor=3): drop all but the best third of the settings after 300, 900, ... updates'
-)
 flags.DEFINE_bool('report', False, 'write the report of the sweep so far, and run nothing')
 flags.DEFINE_string(
   'baseline',
@@ -105,7 +97,7 @@ def main() -> None:
     sweep.describe_plan(request, resolved, log)
     return
   outcome = sweep.run_sweep(request, resolved, log)
-  if outcome.finished and read_state(folder).reported:
+  if outcome.finished and read_state(folder).finished:
     write_report(folder, log)
   if outcome.unfinished:
     sys.exit(INTERRUPTED)

@@ -12,11 +12,6 @@ file, or one for each direction, both with links source-target. A pair with a bl
 is reported on stderr.
 """
 
-from experiments.process_settings import prepare_process
-
-if __name__ == '__main__':
-  prepare_process()  # before jax is imported
-
 import sys
 from collections.abc import Sequence
 

@@ -7,11 +7,6 @@ Runs of several seeds (--config.seeds=8) are compared seed by seed. Between two 
 are tested, row by row.
 """
 
-from experiments.process_settings import prepare_process
-
-if __name__ == '__main__':
-  prepare_process()  # before jax is imported
-
 from pathlib import Path
 
 import jax

@@ -10,11 +10,6 @@ python -m experiments.evaluate --workdir=runs/m --metrics=chrf --metrics='bleu(l
 python -m experiments.evaluate --workdir=runs/m --by=source_length --plot=lengths.png
 """
 
-from experiments.process_settings import prepare_process
-
-if __name__ == '__main__':
-  prepare_process()  # before jax is imported
-
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -9,11 +9,6 @@ Writes search, start and step (jax.export), the weights (safetensors) and the vo
 call them. The number of sources is free, and so is the number of source positions unless --source_length fixes it.
 """
 
-from experiments.process_settings import prepare_process
-
-if __name__ == '__main__':
-  prepare_process()  # before jax is imported
-
 from absl import flags
 
 from attention_jax.atomic import write_folder_atomic

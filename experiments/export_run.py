@@ -6,11 +6,6 @@
 It can be opened like any other run; training cannot be resumed from it.
 """
 
-from experiments.process_settings import prepare_process
-
-if __name__ == '__main__':
-  prepare_process()  # before jax is imported
-
 from absl import flags
 
 from experiments.launch import FLAGS, launch, require_flag

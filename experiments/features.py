@@ -7,11 +7,6 @@
 Needs the packages torch and transformers, which no other program of this folder needs.
 """
 
-from experiments.process_settings import prepare_process
-
-if __name__ == '__main__':
-  prepare_process()  # before jax is imported
-
 import sys
 
 import rich.console

@@ -19,11 +19,6 @@ address that only this machine can reach. --edit shows what changes with edited 
 one: 'fixed(at=2, position=1, layer=0, head=3)'.
 """
 
-from experiments.process_settings import prepare_process
-
-if __name__ == '__main__':
-  prepare_process()  # before jax is imported
-
 import functools
 from pathlib import Path
 from typing import TYPE_CHECKING

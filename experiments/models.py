@@ -9,11 +9,6 @@ non-commercial research only, so that neither these data nor a model of them is 
 an interrupted training, and leaves a model that exists as it is.
 """
 
-from experiments.process_settings import prepare_process
-
-if __name__ == '__main__':
-  prepare_process()  # before jax is imported
-
 import subprocess
 import sys
 from pathlib import Path

@@ -11,11 +11,6 @@ weights of the sentences [heads, sentences], and unread, the number of tokens th
 texts.
 """
 
-from experiments.process_settings import prepare_process
-
-if __name__ == '__main__':
-  prepare_process()  # before jax is imported
-
 import functools
 import sys
 

@@ -7,11 +7,6 @@
 The same command continues an interrupted preparation.
 """
 
-from experiments.process_settings import prepare_process
-
-if __name__ == '__main__':
-  prepare_process()  # before jax is imported
-
 import sys
 
 from absl import flags

@@ -4,11 +4,6 @@ python -m experiments.replay --workdir=runs/dates --step=1234
 python -m experiments.replay --workdir=runs/dates_of_eight_seeds/seed_3 --step=1234
 """
 
-from experiments.process_settings import prepare_process
-
-if __name__ == '__main__':
-  prepare_process()  # before jax is imported
-
 from absl import flags
 
 from experiments.launch import launch, require_flag

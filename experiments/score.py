@@ -8,11 +8,6 @@ of each token and of EOS, alignment (source-target pairs, counted from 0) and we
 with --layers also the weights of every layer and head. Blank pairs are skipped and reported on stderr.
 """
 
-from experiments.process_settings import prepare_process
-
-if __name__ == '__main__':
-  prepare_process()  # before jax is imported
-
 import sys
 
 from absl import flags

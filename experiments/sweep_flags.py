@@ -29,7 +29,6 @@ RUN_FLAGS = (
   'workers',
   'together',
   'cluster',
-  'halving',
 )  # flags that --report does not read
 
 
@@ -69,7 +68,6 @@ def sweep_request(folder: Path, overrides: Mapping[str, Any], train: Sequence[st
     together=FLAGS.together,
     retry=FLAGS.retry,
     adopted=[Path(path) for path in FLAGS.adopt],
-    halving=FLAGS.halving,
   )
 
 

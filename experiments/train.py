@@ -8,11 +8,6 @@
 Exits with status 75 when interrupted by a signal; rerun the same command to resume.
 """
 
-from experiments.process_settings import prepare_process
-
-if __name__ == '__main__':
-  prepare_process()  # before jax is imported
-
 import sys
 
 import jax

@@ -21,11 +21,6 @@ greedily, whatever the config has, and needs the alignment monotonic or mocha, a
 alone, one head, rnn(direction="forward"), bridge=False, and an output layer that does not copy.
 """
 
-from experiments.process_settings import prepare_process
-
-if __name__ == '__main__':
-  prepare_process()  # before jax is imported
-
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any

@@ -8,11 +8,6 @@
 Every program that opens a run reads such a file with --checkpoint; docs/interop.md explains the names.
 """
 
-from experiments.process_settings import prepare_process
-
-if __name__ == '__main__':
-  prepare_process()  # before jax is imported
-
 from absl import flags
 
 from attention_jax.errors import UserError

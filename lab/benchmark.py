@@ -10,11 +10,9 @@ importlib_metadata): --joey=joey/bin/python.
 
 import os
 
-from experiments.process_settings import prepare_process
-
 if __name__ == '__main__':
-  os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')  # PyTorch needs some of the memory of a GPU
-  prepare_process()  # before jax is imported
+  # Before jax is imported: PyTorch needs some of the memory of a GPU.
+  os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
 
 import functools
 

@@ -4,12 +4,6 @@ python -m experiments.ablate --config=lab/configs/scaled_dot.py --workdir=runs/c
 python -m lab.claims --claim=scaled_dot --workdir=runs/claims/scaled_dot --hardware='2 cores'
 """
 
-from experiments.process_settings import prepare_process
-
-if __name__ == '__main__':
-  prepare_process()  # before jax is imported
-
-
 import jax
 from absl import flags
 

@@ -15,11 +15,6 @@ cost analysis, which counts the body of a loop once. Nothing runs, so nothing is
 lab/requirements.txt.
 """
 
-from experiments.process_settings import prepare_process
-
-if __name__ == '__main__':
-  prepare_process()  # before jax is imported
-
 import time
 
 from absl import flags

@@ -7,11 +7,6 @@ This finds what the TPU compiler rejects. Nothing runs, so no speed is measured.
 of a config.
 """
 
-from experiments.process_settings import prepare_process
-
-if __name__ == '__main__':
-  prepare_process()  # before jax is imported
-
 import time
 from collections.abc import Callable, Sequence
 from typing import Any

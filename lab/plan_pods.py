@@ -15,11 +15,6 @@ number of devices. Each row has
 parameter. Nothing is measured. One slice takes minutes to compile. Needs libtpu, see lab/requirements.txt.
 """
 
-from experiments.process_settings import prepare_process
-
-if __name__ == '__main__':
-  prepare_process()  # before jax is imported
-
 import math
 from collections.abc import Sequence
 from typing import Any

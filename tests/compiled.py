@@ -11,7 +11,7 @@ import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from experiments.process_settings import COMPILATION_EVENT
+COMPILATION_EVENT = '/jax/core/compile/backend_compile_duration'  # the event of jax after each compilation
 
 
 @pytest.fixture(scope='session')

@@ -27,7 +27,6 @@ import hypothesis
 import jax
 import pytest
 
-from experiments.process_settings import GC_THRESHOLDS
 from tests.annotations import enforce_annotations
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
@@ -39,7 +38,7 @@ hypothesis.settings.load_profile('untimed')
 
 # Tracing creates many long-lived objects: with the default thresholds, a tenth of the time goes to cyclic garbage
 # collection.
-gc.set_threshold(*GC_THRESHOLDS)
+gc.set_threshold(100_000, 50, 100)
 
 if os.environ.get('ENFORCE_ANNOTATIONS'):  # before the first import of the package
   enforce_annotations()

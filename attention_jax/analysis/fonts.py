@@ -1,17 +1,16 @@
 """Fonts for every script: matplotlib's DejaVu Sans, and fallback fonts for what it lacks.
 
-The fallback fonts are those of the distribution attention_jax_fonts (folder fonts/ of the repository) or, without it,
-the fonts of the system. They are registered when a text first needs one, and no setting of matplotlib is changed: the
-font families are passed with each text.
+The fallback fonts are those of the folder font_files, which a clone has and a wheel does not, or without it the fonts
+of the system. They are registered when a text first needs one, and no setting of matplotlib is changed: the font
+families are passed with each text.
 """
 
 import functools
-import importlib
-import importlib.util
 import unicodedata
 from collections.abc import Mapping
+from pathlib import Path
 
-DISTRIBUTION = 'attention_jax_fonts'
+FONT_FILES = Path(__file__).parent / 'font_files'
 DEFAULT_FAMILY = 'DejaVu Sans'
 VISIBLE_SIGNS = {
   ' ': '␣',
@@ -33,7 +32,7 @@ Coverage = Mapping[str, frozenset[int]]
 @functools.cache
 def glyph_coverage() -> Coverage:
   """Returns the code points that each font family has glyphs for, DejaVu Sans first; registers the fallback fonts."""
-  return _default_coverage() | (_distributed_coverage() if _has_distribution() else _system_coverage())
+  return _default_coverage() | (_file_coverage() if FONT_FILES.is_dir() else _system_coverage())
 
 
 def font_families(text: str) -> list[str]:
@@ -89,14 +88,11 @@ def _default_coverage() -> dict[str, frozenset[int]]:
   return {DEFAULT_FAMILY: _code_points(DEFAULT_FAMILY)}
 
 
-def _has_distribution() -> bool:
-  return importlib.util.find_spec(DISTRIBUTION) is not None
-
-
-def _distributed_coverage() -> dict[str, frozenset[int]]:
+def _file_coverage() -> dict[str, frozenset[int]]:
+  """Coverage of the fonts of FONT_FILES; the family of each is the stem of its file name."""
   from matplotlib import font_manager
 
-  paths = importlib.import_module(DISTRIBUTION).font_paths()
+  paths = sorted(path for path in FONT_FILES.iterdir() if path.suffix in ('.otf', '.ttf'))
   for path in paths:
     font_manager.fontManager.addfont(path)
   return {path.stem: _code_points(path.stem) for path in paths}

@@ -58,7 +58,7 @@ def plan_adoption(state: SweepState, sweep_folder: Path, folder: Path, resolved:
   unit = Unit(str(folder), setting.id, dict(setting.setting), setting.path, setting.overrides, seeds, str(folder))
   for path in run_folders(unit, sweep_folder).values():
     check_finished(path)
-  finished = {'event': FINISHED, 'unit': unit.id, 'steps': config['training']['steps'], 'adopted': True}
+  finished = {'event': FINISHED, 'unit': unit.id, 'adopted': True}
   events = {'event': PLANNED, **planned_event(unit)}, finished
   return Adoption(events, f'{folder}: adopted, seeds {", ".join(map(str, seeds))}')
 

@@ -159,8 +159,8 @@ def _runs_beside(folder: Path, seed: int) -> int:
 def collect_sweep(folder: Path, state: SweepState) -> list[SettingRuns]:
   """Returns the settings of a sweep that have finished runs, in the order in which they were planned.
 
-  Settings that successive halving dropped are left out unless they were then trained further. Factors are the fields
-  that any setting sets and, if several settings agree in all of these, the other config fields in which they differ.
+  Factors are the fields that any setting sets and, if several settings agree in all of these, the other config fields
+  in which they differ.
 
   Args:
     folder: the folder of the sweep.
@@ -175,7 +175,7 @@ def collect_sweep(folder: Path, state: SweepState) -> list[SettingRuns]:
   for entry in state.units.values():
     settings.setdefault(entry.unit.setting_id, entry.unit.setting)
     presets.setdefault(entry.unit.setting_id, entry.unit.path.partition(':')[2])
-  for entry in state.reported:
+  for entry in state.finished:
     unit = entry.unit
     runs.setdefault(unit.setting_id, []).extend(map(read_run, run_folders(unit, folder).values()))
   runs = {

@@ -30,7 +30,7 @@ class Driver:
   Args:
     ledger: the ledger of the sweep.
     executor: where processes run.
-    make_command: (unit, number of updates) -> the command that trains it.
+    make_command: unit -> the command that trains it.
     progress: reports the start and the end of each unit.
     stop: the request to stop; its reason is the signal that has arrived.
   """
@@ -39,7 +39,7 @@ class Driver:
     self,
     ledger: Ledger,
     executor: Executor,
-    make_command: Callable[[Unit, int], list[str]],
+    make_command: Callable[[Unit], list[str]],
     progress: SweepProgress,
     stop: StopRequest,
   ):
@@ -53,34 +53,33 @@ class Driver:
     self._start_times: dict[str, float] = {}  # time.monotonic() by the id of a unit
     self._waiting: set[str] = set()  # units whose wait for another process is in the log
 
-  def run(self, ids: Sequence[str], steps: Callable[[Unit], int]) -> None:
+  def run(self, ids: Sequence[str]) -> None:
     """Runs units until each has finished, failed or been interrupted, or until a signal arrives.
 
     Args:
       ids: the units, in this order; one whose folder another process still uses is started later.
-      steps: unit -> its number of updates.
     """
     queue = deque(ids)
     self._ids = frozenset(ids)
     self._find_jobs(queue)
     while queue or self._jobs:
       if self._stop.reason:
-        self._finish_early(steps)
+        self._finish_early()
         return
-      self._start(queue, steps)
-      self._collect(steps)
+      self._start(queue)
+      self._collect()
       self._progress.update(self._entries(), self._running_seconds())
       if queue or self._jobs:
         time.sleep(POLL_SECONDS)
 
-  def _finish_early(self, steps: Callable[[Unit], int]) -> None:
+  def _finish_early(self) -> None:
     """Stops the processes of this machine and records them; jobs of a cluster continue, to be found again."""
     self._jobs = {unit_id: job for unit_id, job in self._jobs.items() if job.ends_with_sweep}
     self._progress.log(f'{self._stop.reason}: {len(self._jobs)} processes save their state and end')
     for job in self._jobs.values():
       job.stop()
     while self._jobs:
-      self._collect(steps)
+      self._collect()
       time.sleep(POLL_SECONDS)
 
   def _find_jobs(self, queue: deque[str]) -> None:
@@ -93,7 +92,7 @@ class Driver:
         has_ended = job.poll() is not None  # the duration of such a job was not measured
         self._track(unit_id, job, 0.0 if has_ended else time.time() - entry.started)
 
-  def _start(self, queue: deque[str], steps: Callable[[Unit], int]) -> None:
+  def _start(self, queue: deque[str]) -> None:
     """Starts as many units as there are free slots; one whose folder is still locked goes to the end of the queue."""
     ready: list[str] = []
     for _ in range(len(queue)):
@@ -111,7 +110,7 @@ class Driver:
     if not ready:
       return
     units = [self._ledger.state.units[unit_id].unit for unit_id in ready]
-    commands = [self._make_command(unit, steps(unit)) for unit in units]
+    commands = [self._make_command(unit) for unit in units]
     logs = [self._open_log(unit, command) for unit, command in zip(units, commands, strict=True)]
     jobs = self._executor.start([Request(*pair) for pair in zip(commands, logs, strict=True)])
     for unit, command, log, job in zip(units, commands, logs, jobs, strict=True):
@@ -139,7 +138,7 @@ class Driver:
     self._jobs[unit_id] = job
     self._start_times[unit_id] = time.monotonic() - seconds
 
-  def _collect(self, steps: Callable[[Unit], int]) -> None:
+  def _collect(self) -> None:
     """Records the units whose process has ended."""
     for unit_id, job in list(self._jobs.items()):
       code = job.poll()
@@ -150,7 +149,7 @@ class Driver:
       unit = self._ledger.state.units[unit_id].unit
       is_complete = all((path / RESULTS).exists() for path in run_folders(unit, self._ledger.folder).values())
       if code == 0 and is_complete:
-        self._ledger.append(FINISHED, unit=unit_id, steps=steps(unit), seconds=seconds)
+        self._ledger.append(FINISHED, unit=unit_id, seconds=seconds)
         line = f'finished {unit_id} ({seconds:.0f} s)'
       elif code == EXIT_INTERRUPTED or (self._stop.reason and code in STOPPED):
         self._ledger.append(INTERRUPTED, unit=unit_id, seconds=seconds)

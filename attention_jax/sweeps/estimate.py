@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention_jax.sweeps.ledger import COSTS, FINISHED, SweepState
+from attention_jax.sweeps.ledger import COSTS, SweepState
 from attention_jax.sweeps.resolve import Resolved
 from attention_jax.systems.base import System
 from attention_jax.systems.costs import update_flop
@@ -98,14 +98,11 @@ def estimate_seconds(
     costs: by setting id.
     rate: measures FLOP/s of the device that trains; None if it is not this process's device.
   """
-  measured = [entry for entry in state.units.values() if entry.state == FINISHED and entry.seconds and entry.steps]
-  updates = {setting.id: setting.config['training']['steps'] for setting in resolved}
+  measured = [entry for entry in state.finished if entry.seconds]
   if measured:
     seconds_by_setting: dict[str, list[float]] = {}
     for entry in measured:
-      setting_id = entry.unit.setting_id
-      share = entry.steps / updates.get(setting_id, entry.steps)  # below 1 after a rung of successive halving
-      seconds_by_setting.setdefault(setting_id, []).append(entry.seconds / len(entry.unit.seeds) / share)
+      seconds_by_setting.setdefault(entry.unit.setting_id, []).append(entry.seconds / len(entry.unit.seeds))
     means = {setting_id: sum(values) / len(values) for setting_id, values in seconds_by_setting.items()}
     mean = sum(means.values()) / len(means)
     seconds = {setting.id: means.get(setting.id, mean) for setting in resolved}
@@ -114,7 +111,8 @@ def estimate_seconds(
     return TimeEstimate({}, 'unknown until a unit has finished: the devices are not those of this process')
   flop_per_second = rate()
   seconds = {
-    setting_id: costs[setting_id].update_flop * steps / flop_per_second for setting_id, steps in updates.items()
+    setting.id: costs[setting.id].update_flop * setting.config['training']['steps'] / flop_per_second
+    for setting in resolved
   }
   source = (
     'FLOP of the matrix products at the rate of a float32 matrix product on this machine, '

@@ -15,7 +15,7 @@ from typing import Any
 
 import filelock
 
-from attention_jax.atomic import null_as_nan, to_json, write_all
+from attention_jax.atomic import to_json, write_all
 from attention_jax.errors import UserError
 
 LEDGER = 'ledger.jsonl'
@@ -30,7 +30,6 @@ INTERRUPTED = 'interrupted'
 UNIT_EVENTS = (PLANNED, STARTED, FINISHED, FAILED, INTERRUPTED)
 # Other events.
 OPENED = 'opened'  # an ablate process has started: command, commit, workers
-RUNG = 'rung'  # successive halving compared the settings, and dropped some
 COSTS = 'costs'  # parameters and FLOP of a setting
 
 
@@ -66,7 +65,6 @@ class UnitState:
   Attributes:
     unit: the unit.
     state: the name of its last event.
-    steps: the number of updates with which it last finished; 0 if it has never finished.
     seconds: recorded duration of its processes, summed over all attempts.
     attempts: number of times that it was started.
     started: when it was last started, seconds since 1970.
@@ -78,7 +76,6 @@ class UnitState:
 
   unit: Unit
   state: str = PLANNED
-  steps: int = 0
   seconds: float = 0.0
   attempts: int = 0
   started: float = 0.0
@@ -94,31 +91,18 @@ class SweepState:
 
   Attributes:
     units: by id, in the order in which they were planned.
-    compared: number of updates -> setting id -> value by which successive halving compared the settings after them.
-    select: the metric by which it compared them; '' before the first rung.
-    dropped: setting id -> number of updates after which successive halving dropped it.
     costs: setting id -> its 'costs' event.
     opened: the 'opened' events.
   """
 
   units: Mapping[str, UnitState] = dataclasses.field(default_factory=dict)
-  compared: Mapping[int, Mapping[str, float]] = dataclasses.field(default_factory=dict)
-  select: str = ''
-  dropped: Mapping[str, int] = dataclasses.field(default_factory=dict)
   costs: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
   opened: tuple[Mapping[str, Any], ...] = ()
 
   @property
-  def reported(self) -> list[UnitState]:
-    """The units that reports read: those that have finished and, of dropped settings, were then trained further.
-
-    A sweep without successive halving trains the dropped settings further.
-    """
-    return [
-      entry
-      for entry in self.units.values()
-      if entry.state == FINISHED and entry.steps > self.dropped.get(entry.unit.setting_id, -1)
-    ]
+  def finished(self) -> list[UnitState]:
+    """The units that have finished, which reports read."""
+    return [entry for entry in self.units.values() if entry.state == FINISHED]
 
   def covered_seeds(self, setting_id: str) -> set[int]:
     """Returns the seeds of a setting for which there is a unit, in any state."""
@@ -137,12 +121,6 @@ def _apply(state: SweepState, event: Mapping[str, Any]) -> SweepState:
   kind = event.get('event')
   if kind in UNIT_EVENTS:
     return dataclasses.replace(state, units=dict(state.units) | {event['unit']: _apply_to_unit(state, event)})
-  if kind == RUNG:
-    steps = event['steps']
-    dropped = dict(state.dropped) | dict.fromkeys(event['dropped'], steps)
-    values = dict(state.compared.get(steps, {})) | null_as_nan(event.get('values', {}))
-    compared = dict(state.compared) | {steps: values}
-    return dataclasses.replace(state, compared=compared, select=event.get('select', state.select), dropped=dropped)
   if kind == COSTS:
     return dataclasses.replace(state, costs=dict(state.costs) | {event['setting_id']: event})
   if kind == OPENED:
@@ -158,7 +136,7 @@ def _apply_to_unit(state: SweepState, event: Mapping[str, Any]) -> UnitState:
   changes: dict[str, Any] = {'state': event['event'], 'seconds': entry.seconds + event.get('seconds', 0.0)}
   if event['event'] == STARTED:
     changes |= {'attempts': entry.attempts + 1, 'started': event.get('time', 0.0), 'error': ''}
-  copied = {name: event[name] for name in ('steps', 'error', 'log', 'commit', 'job') if name in event}
+  copied = {name: event[name] for name in ('error', 'log', 'commit', 'job') if name in event}
   return dataclasses.replace(entry, **changes | copied)
 
 
@@ -171,7 +149,6 @@ def planned_event(unit: Unit) -> dict[str, Any]:
 # Fields that an event must have: `read_events` leaves out an event that lacks one.
 REQUIRED_FIELDS = {kind: {'unit'} for kind in UNIT_EVENTS} | {
   PLANNED: {'unit', *(field.name for field in dataclasses.fields(Unit))} - {'id'},
-  RUNG: {'steps', 'dropped'},
   COSTS: {'setting_id', 'parameters', 'update_flop'},
 }
 

@@ -100,20 +100,17 @@ def setting_folder(name: str, setting_id: str) -> str:
   return f'{safe[:MAX_NAME]}.{setting_id}'
 
 
-def command(unit: Unit, sweep_folder: Path, train: Sequence[str], steps: int | None = None) -> list[str]:
+def command(unit: Unit, sweep_folder: Path, train: Sequence[str]) -> list[str]:
   """Returns the command that trains a unit, which a user can repeat by hand.
 
   Args:
     unit: the unit.
     sweep_folder: the folder of the sweep.
     train: the program: ('python', '-m', 'experiments.train').
-    steps: number of updates, if not that of the config.
   """
   fields: dict[str, Any] = dict(unit.overrides) | {'training.seed': unit.seeds[0]}
   if len(unit.seeds) > 1:
     fields['seeds'] = len(unit.seeds)
-  if steps is not None:
-    fields['training.steps'] = steps
   variants = [f'--variants={unit.variants}'] if unit.variants else []
   flags = [f'--config.{field}={value}' for field, value in fields.items()]
   return [*train, *variants, f'--config={unit.path}', f'--workdir={sweep_folder / unit.folder}', *flags]
@@ -149,9 +146,9 @@ def requested_units(state: SweepState, resolved: Sequence[Resolved], seeds: Sequ
 def removed_units(state: SweepState, sweep_folder: Path) -> list[Unit]:
   """Returns the finished units without a run folder, as when it was removed.
 
-  Adopted runs, which are elsewhere, are not among them, nor are those of dropped settings, which nothing needs.
+  Adopted runs, which are elsewhere, are not among them.
   """
-  units = [entry.unit for entry in state.reported if not Path(entry.unit.folder).is_absolute()]
+  units = [entry.unit for entry in state.finished if not Path(entry.unit.folder).is_absolute()]
   return [unit for unit in units if not all(path.is_dir() for path in run_folders(unit, sweep_folder).values())]
 
 

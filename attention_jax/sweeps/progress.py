@@ -108,8 +108,7 @@ def time_left(entries: Sequence[UnitState], running: Mapping[str, float], slots:
   remaining = [0.0]
   for entry in entries:
     if entry.state not in (FINISHED, FAILED):
-      # After a rung of successive halving, `seconds` were spent on earlier rungs, not on the current one.
-      seconds = running.get(entry.unit.id, 0.0) + (0.0 if entry.steps else entry.seconds)
+      seconds = running.get(entry.unit.id, 0.0) + entry.seconds
       remaining.append(max(0.0, per_seed * len(entry.unit.seeds) - seconds))
   return max(sum(remaining) / slots, *remaining)
 

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from attention_jax.data.text import format_count
 from attention_jax.errors import UserError, choose
 from attention_jax.inference.metrics import mean_and_deviation
 from attention_jax.specs import parse
@@ -200,16 +199,14 @@ def _build(
     contrasts=contrasts,
     findings=_findings(contrasts, baseline, columns),
     notes=[
-      *_notes(settings, contrasts, state, options),
+      *_notes(settings, contrasts, options),
       *not_compared,
       *_signature_notes(settings, columns),
       *_missing_notes(rows),
     ],
     fields=[] if state.units else list(settings[0].factors),
     failed=failed,
-    unfinished=sum(
-      entry.state not in (FAILED, FINISHED) and entry.unit.setting_id not in state.dropped for entry in entries
-    ),
+    unfinished=sum(entry.state not in (FAILED, FINISHED) for entry in entries),
   )
 
 
@@ -305,9 +302,7 @@ def format_difference(difference: Interval) -> str:
   return f'{difference.value:+.3g} [{ends}]'
 
 
-def _notes(
-  settings: Sequence[SettingRuns], contrasts: Sequence[Contrast], state: SweepState, options: ReportOptions
-) -> list[str]:
+def _notes(settings: Sequence[SettingRuns], contrasts: Sequence[Contrast], options: ReportOptions) -> list[str]:
   seed_counts = [len(setting.runs) for setting in settings]
   notes = [
     'Intervals of means are 95 % percentile bootstrap intervals over seeds. IQM is the interquartile mean: the mean '
@@ -341,12 +336,6 @@ def _notes(
   commits = sorted({run.commit or 'unknown' for setting in settings for run in setting.runs})
   if len(commits) > 1:
     notes.append(f'The runs are of different versions of the code: {", ".join(commits)}.')
-  if dropped := len(state.dropped.keys() - {entry.unit.setting_id for entry in state.reported}):
-    notes.append(f'{format_count(dropped, "setting")} dropped early by successive halving: not shown.')
-  updates = sorted({entry.steps for entry in state.reported})
-  if (state.dropped or state.compared) and len(updates) > 1:
-    numbers = ', '.join(map(str, updates))
-    notes.append(f'Successive halving has not ended: runs are shown after different numbers of updates, {numbers}.')
   return notes
 
 

@@ -3,14 +3,12 @@
 import contextlib
 import dataclasses
 import functools
-import math
 import sys
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from attention_jax.errors import UserError
-from attention_jax.sweeps import halving
 from attention_jax.sweeps.adopt import plan_adoption
 from attention_jax.sweeps.cluster import make_executor, parse_cluster
 from attention_jax.sweeps.driver import Driver
@@ -28,7 +26,6 @@ from attention_jax.sweeps.ledger import (
   INTERRUPTED,
   OPENED,
   PLANNED,
-  RUNG,
   Ledger,
   SweepState,
   Unit,
@@ -43,7 +40,6 @@ from attention_jax.sweeps.plan import (
   plan_units,
   removed_units,
   requested_units,
-  run_folders,
   trains_seeds_together,
   without_removed,
 )
@@ -52,7 +48,6 @@ from attention_jax.sweeps.resolve import Base, Resolved, resolve_settings
 from attention_jax.sweeps.space import Setting, label
 from attention_jax.sweeps.workers import LocalExecutor, detect_devices, divide_resources
 from attention_jax.systems.base import Log
-from attention_jax.systems.experiment import selectable_metrics
 from attention_jax.systems.provenance import code_version
 from attention_jax.training.interrupts import StopRequest
 
@@ -72,7 +67,6 @@ class SweepRequest(NamedTuple):
     together: see plan.trains_seeds_together.
     retry: whether to rerun the failed units, and run no others.
     adopted: folders of finished runs that become part of the sweep.
-    halving: a spec as halving.parse_halving reads it, or ''.
   """
 
   folder: Path
@@ -86,7 +80,6 @@ class SweepRequest(NamedTuple):
   together: str = 'auto'
   retry: bool = False
   adopted: Sequence[Path] = ()
-  halving: str = ''
 
 
 class Outcome(NamedTuple):
@@ -105,7 +98,7 @@ def check_request(request: SweepRequest) -> list[Resolved]:
   """Resolves and checks every setting; reads no data and writes nothing.
 
   Raises:
-    UserError: for seeds, a cluster or a spec of halving that is not valid.
+    UserError: for seeds or a cluster that are not valid.
     UserErrors: as `resolve_settings`.
   """
   if request.seeds < 1:
@@ -114,36 +107,7 @@ def check_request(request: SweepRequest) -> list[Resolved]:
     raise UserError('config.seeds is set by --seeds; config.training.seed is the first of them')
   if request.cluster:
     parse_cluster(request.cluster)  # for its errors
-  resolved = resolve_settings(request.base, request.settings)
-  if not request.halving:
-    return resolved
-  first, _ = halving.parse_halving(request.halving)
-  total = max(setting.config['training']['steps'] for setting in resolved)
-  if first >= total:
-    raise UserError(f'--halving: first must be below training.steps={total}, got {first}; no setting would be dropped')
-  _check_select(resolved, read_events(request.folder)[0])
-  fixed: dict[str, Resolved] = {}  # by id: two settings may differ only in whether their schedules are fixed already
-  for before in resolved:
-    (after,) = resolve_settings(request.base, [_with_fixed_schedules(before)])
-    fixed.setdefault(after.id, after._replace(setting=before.setting))
-  return list(fixed.values())
-
-
-def _check_select(resolved: Sequence[Resolved], events: Sequence[Mapping[str, Any]]) -> None:
-  """Raises UserError unless all settings, those of earlier rungs included, are compared by one metric."""
-  earlier = fold(events).select
-  names = sorted({setting.config['training']['select'] for setting in resolved} | ({earlier} - {''}))
-  if len(names) > 1:
-    raise UserError(f'--halving compares all settings of a sweep by one training.select, got {", ".join(names)}')
-
-
-def _with_fixed_schedules(resolved: Resolved) -> Setting:
-  """A setting whose schedules have the full length, so that they are the same in every rung."""
-  training = resolved.config['training']
-  return dict(resolved.setting) | {
-    'training.schedule': halving.fix_schedule_length(training['schedule'], training['steps']),
-    'training.anneal': halving.fix_anneal_length(training['anneal'], training['steps']),
-  }
+  return resolve_settings(request.base, request.settings)
 
 
 def run_sweep(request: SweepRequest, resolved: Sequence[Resolved], log: Log) -> Outcome:
@@ -176,18 +140,14 @@ def run_sweep(request: SweepRequest, resolved: Sequence[Resolved], log: Log) -> 
       ledger.append(INTERRUPTED, unit=unit.id)
       log(_describe_removed(unit))
     together = trains_seeds_together(request.together, backend, len(resolved), len(seeds), executor.slots)
-    for unit in _missing_units(request, ledger.state, resolved, seeds, together):
+    for unit in plan_units(ledger.state, resolved, seeds, together, request.variants):
       ledger.append(PLANNED, **planned_event(unit))
     ledger.append(OPENED, command=format_command(sys.argv), commit=code_version(), workers=executor.slots)
     progress = stack.enter_context(contextlib.closing(SweepProgress(ledger.folder, executor.slots)))
     stop = stack.enter_context(StopRequest())
     make_command = functools.partial(_unit_command, request, resolved, ledger.folder)
     driver = Driver(ledger, executor, make_command, progress, stop)
-    if request.halving:
-      _run_rungs(request, resolved, seeds, ledger, driver, stop, progress.log)
-    else:
-      steps = {setting.id: setting.config['training']['steps'] for setting in resolved}
-      driver.run(_pending(ledger.state, resolved, seeds, request.retry, steps), lambda unit: steps[unit.setting_id])
+    driver.run(_pending(ledger.state, resolved, seeds, request.retry))
     outcome = _summarize(request, ledger.state, resolved, seeds, log)
     if outcome.finished and not stop.reason:
       _store_costs(ledger, resolved, log)
@@ -198,19 +158,15 @@ def _describe_removed(unit: Unit) -> str:
   return f'{unit.folder}: the folder of this finished run is missing, so that it counts as unfinished'
 
 
-def _unit_command(
-  request: SweepRequest, resolved: Sequence[Resolved], folder: Path, unit: Unit, steps: int | None = None
-) -> list[str]:
+def _unit_command(request: SweepRequest, resolved: Sequence[Resolved], folder: Path, unit: Unit) -> list[str]:
   """Returns the command of a unit, with the config path, overrides and --variants of this request.
 
   Those in the ledger may be outdated, or relative to another working directory: a setting is identified by its config
   alone.
   """
   setting = next(setting for setting in resolved if setting.id == unit.setting_id)
-  if steps is not None:
-    steps = halving.reachable_steps([folder / unit.folder, *run_folders(unit, folder).values()], steps)
   current = dataclasses.replace(unit, path=setting.path, overrides=setting.overrides, variants=request.variants)
-  return command(current, folder, request.train, steps)
+  return command(current, folder, request.train)
 
 
 def _store_costs(ledger: Ledger, resolved: Sequence[Resolved], log: Log) -> None:
@@ -245,117 +201,26 @@ def _cluster_backend(spec: str) -> str:
   return 'gpu' if parameters.get('gpus_per_node') else 'cpu'
 
 
-def _missing_units(
-  request: SweepRequest, state: SweepState, resolved: Sequence[Resolved], seeds: Sequence[int], together: bool
-) -> list[Unit]:
-  """Returns the units that the ledger does not have yet, without those of settings that halving has dropped."""
-  dropped = _dropped_settings(request, state)
-  units = plan_units(state, resolved, seeds, together, request.variants)
-  return [unit for unit in units if unit.setting_id not in dropped]
-
-
-def _dropped_settings(request: SweepRequest, state: SweepState) -> Set[str]:
-  """Returns the ids of the settings that are not trained further; a sweep without --halving trains all of them."""
-  return state.dropped.keys() if request.halving else frozenset()
-
-
-def _pending(
-  state: SweepState, resolved: Sequence[Resolved], seeds: Sequence[int], retry: bool, steps: dict[str, int]
-) -> list[str]:
-  """Returns the ids of the units to run: those that have neither failed nor finished all their updates.
-
-  With `retry`, those that failed. `steps` maps the id of a setting to its number of updates.
-  """
-  pending = []
-  for entry in requested_units(state, resolved, seeds):
-    has_failed = entry.state == FAILED
-    is_finished = entry.state == FINISHED and entry.steps >= steps[entry.unit.setting_id]
-    is_pending = has_failed if retry else not (has_failed or is_finished)
-    if is_pending:
-      pending.append(entry.unit.id)
-  return pending
-
-
-def _run_rungs(
-  request: SweepRequest,
-  resolved: Sequence[Resolved],
-  seeds: Sequence[int],
-  ledger: Ledger,
-  driver: Driver,
-  stop: StopRequest,
-  log: Log,
-) -> None:
-  """Trains all settings up to the first rung, the best of them up to the second, and so on.
-
-  Settings that are added to a sweep later start at the first rung too, and are compared with the values recorded there.
-  """
-  first, factor = halving.parse_halving(request.halving)
-  total = max(setting.config['training']['steps'] for setting in resolved)
-  alive = [setting for setting in resolved if setting.id not in ledger.state.dropped]
-  for rung in halving.rungs(total, first, factor):
-    compared = ledger.state.compared.get(rung, {})
-    uncompared = [setting for setting in alive if setting.id not in compared]
-    if not uncompared:
-      continue
-    steps = {setting.id: min(rung, setting.config['training']['steps']) for setting in uncompared}
-    pending = _pending(ledger.state, uncompared, seeds, request.retry, steps)
-    driver.run(pending, lambda unit: steps[unit.setting_id])  # noqa: B023
-    # Settings are compared when every run of the rung has ended; with `retry`, or after an interruption, some have not.
-    if stop.reason or rung == total or _pending(ledger.state, uncompared, seeds, False, steps):
-      return
-    _drop_settings(uncompared, seeds, ledger, rung, factor, log)
-    alive = [setting for setting in alive if setting.id not in ledger.state.dropped]
-
-
-def _drop_settings(
-  uncompared: Sequence[Resolved], seeds: Sequence[int], ledger: Ledger, rung: int, factor: int, log: Log
-) -> None:
-  """Records the values of `uncompared` settings after a rung, and which of these settings are not trained further."""
-  select = uncompared[0].config['training']['select']
-  higher_is_better = selectable_metrics(uncompared[0].config)[select]
-  values = {}
-  for setting in uncompared:
-    entries = requested_units(ledger.state, [setting], seeds)
-    folders = [path for entry in entries for path in run_folders(entry.unit, ledger.folder).values()]
-    # The validation of a run before it failed does not count: its setting would displace settings that can be trained.
-    has_failed = any(entry.state == FAILED for entry in entries)
-    values[setting.id] = math.nan if has_failed else halving.best_validation(folders, select, rung, higher_is_better)
-  earlier = ledger.state.compared.get(rung, {})
-  surviving = halving.survivors({**earlier, **values}, factor, higher_is_better)
-  dropped = [setting.id for setting in uncompared if setting.id not in surviving]
-  ledger.append(RUNG, steps=rung, select=select, values=values, dropped=dropped)
-  for setting in uncompared:
-    if setting.id in dropped:
-      steps = min(rung, setting.config['training']['steps'])
-      log(
-        f'not continued after {steps} updates: {label(setting.setting)}, validation {select} {values[setting.id]:.4g}'
-      )
+def _pending(state: SweepState, resolved: Sequence[Resolved], seeds: Sequence[int], retry: bool) -> list[str]:
+  """Returns the ids of the units to run: those that have neither finished nor failed or, with `retry`, that failed."""
+  return [
+    entry.unit.id
+    for entry in requested_units(state, resolved, seeds)
+    if (entry.state == FAILED if retry else entry.state not in (FAILED, FINISHED))
+  ]
 
 
 def _summarize(
   request: SweepRequest, state: SweepState, resolved: Sequence[Resolved], seeds: Sequence[int], log: Log
 ) -> Outcome:
-  """Logs every failed unit with its error, then the numbers of units by state; returns these numbers.
-
-  A unit that has finished a rung of halving, but neither the last rung nor in a dropped setting, is unfinished. A unit
-  of a dropped setting that has neither finished nor failed is not counted, because it will not run.
-  """
-  dropped = _dropped_settings(request, state)
-  entries = [
-    entry
-    for entry in requested_units(state, resolved, seeds)
-    if entry.state in (FAILED, FINISHED) or entry.unit.setting_id not in dropped
-  ]
+  """Logs every failed unit with its error, then the numbers of units by state; returns these numbers."""
+  entries = requested_units(state, resolved, seeds)
   failed = [entry for entry in entries if entry.state == FAILED]
   for entry in failed:
     log(f'failed: {entry.unit.id}: {entry.error}; output in {entry.log}')
-  live = [setting for setting in resolved if setting.id not in dropped]
-  steps = {setting.id: setting.config['training']['steps'] for setting in live}
-  unfinished = _pending(state, live, seeds, False, steps)
-  outcome = Outcome(len(entries) - len(failed) - len(unfinished), len(failed), len(unfinished))
-  hint = ''
-  if retried := sum(entry.unit.setting_id not in dropped for entry in failed):
-    hint = f'; --retry runs {"the" if retried == len(failed) else f"{retried} of the"} failed ones again'
+  finished = sum(entry.state == FINISHED for entry in entries)
+  outcome = Outcome(finished, len(failed), len(entries) - finished - len(failed))
+  hint = '; --retry runs the failed ones again' if failed else ''
   if outcome.unfinished:
     hint += f'; the same command{" without --retry" if request.retry else ""} continues'
   log(f'{outcome.finished} finished, {outcome.failed} failed, {outcome.unfinished} unfinished{hint}')
@@ -389,7 +254,7 @@ def describe_plan(request: SweepRequest, resolved: Sequence[Resolved], log: Log)
     backend, ids = detect_devices()
     slots = len(divide_resources(request.workers, backend, ids))
   together = trains_seeds_together(request.together, backend, len(resolved), len(seeds), slots)
-  missing = _missing_units(request, state, resolved, seeds, together)
+  missing = plan_units(state, resolved, seeds, together, request.variants)
   units = [*(entry.unit for entry in requested_units(state, resolved, seeds)), *missing]
   trains_on_this_cpu = backend == 'cpu' and not request.cluster
   estimate = estimate_seconds(state, resolved, costs, matmul_rate if trains_on_this_cpu else None)
@@ -398,9 +263,7 @@ def describe_plan(request: SweepRequest, resolved: Sequence[Resolved], log: Log)
     log(f'  {format_command(_unit_command(request, resolved, request.folder, unit))}')
   runs = sum(len(unit.seeds) for unit in units)
   log(f'{runs} runs in {len(units)} processes: {len(resolved)} settings x {len(seeds)} seeds; {slots} at a time')
-  live = [setting for setting in resolved if setting.id not in _dropped_settings(request, state)]
-  steps = {setting.id: setting.config['training']['steps'] for setting in live}
-  pending = {*_pending(state, live, seeds, request.retry, steps), *(unit.id for unit in missing if not request.retry)}
+  pending = {*_pending(state, resolved, seeds, request.retry), *(unit.id for unit in missing if not request.retry)}
   times = [estimate.seconds.get(unit.setting_id, 0.0) * len(unit.seeds) for unit in units if unit.id in pending]
   time = ''
   if estimate.seconds:

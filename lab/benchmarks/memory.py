@@ -5,11 +5,6 @@ systems.MODELS on sentences of at most LONGEST tokens. It prints JSON with two p
 after the imports, which are the same for all sides, and `peak`, at the end.
 """
 
-from experiments.process_settings import prepare_process, trim_memory_after_compilation
-
-if __name__ == '__main__':
-  prepare_process()  # before jax is imported
-
 import json
 import re
 import resource
@@ -93,7 +88,6 @@ def peak_resident_bytes() -> int:
 
 
 if __name__ == '__main__':
-  trim_memory_after_compilation()
   imports = peak_resident_bytes()
   side, name, longest = sys.argv[1:]
   update = SIDES[side](name, make_batch(int(longest)))

@@ -6,11 +6,6 @@ value of time.monotonic() when the command was started. The process prints its m
 a mistake in the data or the fields.
 """
 
-from experiments.process_settings import prepare_process
-
-if __name__ == '__main__':
-  prepare_process()  # before jax is imported
-
 import itertools
 import json
 import random

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from attention_jax.sweeps.ledger import FINISHED, PLANNED, RUNG, Unit, open_ledger, planned_event
+from attention_jax.sweeps.ledger import PLANNED, Unit, open_ledger, planned_event
 from attention_jax.sweeps.sweep import Outcome
 from experiments.config_files import load_sweep
 from tests import compiled
@@ -39,7 +39,6 @@ MISTAKES = [
   ),
   (['--workdir=x', CONFIG, '--grid=score=dot'], ["unknown field of config: 'score'", "'model.attention.score'?"]),
   (['--workdir=x', CONFIG, '--grid=preset=luong'], ["unknown preset 'luong'", "'luong2015'?"]),
-  (['--workdir=x', CONFIG, '--halving=halving(first=0)'], ['option first must be at least 1, got 0']),
   (['--workdir=x', CONFIG, '--seeds=0'], ['--seeds must be at least 1, got 0']),
   (['--workdir=x', CONFIG, '--dry_run', '--test=wilcox'], ["unknown value of --test 'wilcox'", "'wilcoxon'?"]),
   (['--workdir=x', CONFIG, '--metrics=exact'], ["unknown metric of the report 'exact'", "'exact_match'?"]),
@@ -85,13 +84,11 @@ def test_a_sweep_may_depend_on_the_preset(tmp_path):
   assert [load_sweep(f'{path}{preset}').seeds for preset in ('', ':b')] == [ord('a'), ord('b')]
 
 
-def test_a_sweep_whose_only_finished_runs_are_dropped_ends_without_a_report(tmp_path, monkeypatch):
+def test_a_sweep_without_finished_runs_ends_without_a_report(tmp_path, monkeypatch):
   folder = tmp_path / 'sweep'
   with open_ledger(folder) as ledger:
     ledger.append(PLANNED, **planned_event(Unit('u', 'id', {}, 'f.py', {}, (0,), 'u')))
-    ledger.append(FINISHED, unit='u', steps=25)
-    ledger.append(RUNG, steps=25, dropped=['id'])
-  monkeypatch.setattr('attention_jax.sweeps.sweep.run_sweep', lambda *args: Outcome(1, 0, 1))
+  monkeypatch.setattr('attention_jax.sweeps.sweep.run_sweep', lambda *args: Outcome(0, 0, 1))
   result = run('ablate', f'--workdir={folder}', CONFIG, '--grid=model.attention.score=dot')
   assert result.code == 75 and not result.err
 

@@ -1,17 +1,16 @@
-"""The shared start of the programs: help, files that users write, missing devices, full disks, large pages."""
+"""The shared start of the programs: help, files that users write, missing devices, full disks."""
 
 import os
 import subprocess
 import sys
 import textwrap
-from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 import attention_jax as aj
-from experiments import launch, process_settings
+from experiments import launch
 from tests.compiled import record_compilations
 from tests.experiments.helpers import run, tiny_arguments
 from tests.experiments.test_bad_input import assert_user_error
@@ -62,7 +61,6 @@ PROGRAM_FLAGS = {
     '--workers:',
     '--together:',
     '--cluster:',
-    '--halving:',
     '--report:',
     '--baseline:',
     '--test:',
@@ -290,47 +288,11 @@ def test_mistakes_in_a_file_of_variants_are_located(text, parts, tmp_path):
   assert_user_error(run('evaluate', f'--variants={path}s', f'--workdir={tmp_path}'), ['user_file.pys: no such file'])
 
 
-@pytest.mark.skipif(sys.platform != 'linux', reason='a setting of the GNU C library')
-@pytest.mark.parametrize(
-  ('setting', 'expected'),
-  [
-    pytest.param('', 'glibc.malloc.hugetlb=1', marks=pytest.mark.long),
-    ('glibc.malloc.tcache_count=7', 'glibc.malloc.tcache_count=7:glibc.malloc.hugetlb=1'),
-    ('glibc.malloc.hugetlb=0', 'glibc.malloc.hugetlb=0'),
-  ],
-)
-def test_programs_restart_with_large_pages_unless_the_environment_sets_them(setting, expected, tmp_path):
-  variants = tmp_path / 'print_setting.py'
-  variants.write_text("import os; print(os.environ['GLIBC_TUNABLES'])", 'utf-8')
-  command = [sys.executable, '-m', 'experiments.evaluate', f'--variants={variants}']
-  environment = os.environ | {'GLIBC_TUNABLES': setting}
-  result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-  assert result.stdout.split() == [expected]
-  assert result.returncode == 2
-  assert 'workdir' in result.stderr
-
-
-def test_imports_do_not_restart_the_interpreter():
-  code = 'import experiments.evaluate'
-  environment = {name: value for name, value in os.environ.items() if name != 'GLIBC_TUNABLES'}
-  command = [sys.executable, '-c', f"{code}; import os; print(os.environ.get('GLIBC_TUNABLES'))"]
-  result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-  assert result.stdout.split() == ['None']
-
-
-@pytest.mark.parametrize(
-  ('command', 'is_program'),
-  [
-    (['python', '-m', 'experiments.train', '--config=a'], True),
-    (['python', '-X', 'dev', '-m', 'lab.benchmarks.memory'], True),
-    (['python', '-u', '/bin/attention-jax', 'train'], True),
-    (['python', '-m', 'pytest', '-m', 'experiments.train'], False),
-    (['python', 'experiments/train.py'], False),
-    (['python'], False),
-  ],
-)
-def test_only_a_program_restarts(command, is_program):
-  assert process_settings._is_program(command) == is_program
+def test_programs_hide_the_alarms_of_the_compiler_before_jax_is_imported():
+  code = "import sys, os, experiments; print('jax' in sys.modules, os.environ['TF_CPP_MIN_LOG_LEVEL'])"
+  environment = {name: value for name, value in os.environ.items() if name != 'TF_CPP_MIN_LOG_LEVEL'}
+  result = subprocess.run([sys.executable, '-c', code], env=environment, capture_output=True, text=True, check=True)
+  assert result.stdout.split() == ['False', '3']
 
 
 @pytest.mark.parametrize(
@@ -338,8 +300,7 @@ def test_only_a_program_restarts(command, is_program):
   [
     (['python', '-m', 'experiments.ablate', '--workdir=a'], ['-m', 'experiments.train']),
     (['python', 'experiments/ablate.py'], ['-m', 'experiments.train']),
-    (['python', '/bin/attention-jax', 'ablate'], ['/bin/attention-jax', 'train']),
-    (['python', '-u', '/bin/attention-jax', 'ablate'], ['/bin/attention-jax', 'train']),
+    (['python', '/bin/attention-jax', 'ablate'], ['-m', 'attention_jax.cli', 'train']),
     (['python', '-X', 'dev', '-m', 'attention_jax.cli', 'ablate'], ['-m', 'attention_jax.cli', 'train']),
     (['python'], ['-m', 'experiments.train']),
   ],
@@ -355,20 +316,6 @@ def test_a_new_folder_may_end_with_a_slash(tmp_path):
     launch.check_output_folder(f'{tmp_path}/', 'output')
   with pytest.raises(aj.UserError, match=f"--output={tmp_path}/a/b: '{tmp_path}/a' is not a writable folder"):
     launch.check_output_folder(f'{tmp_path}/a/b/', 'output')
-
-
-def test_memory_is_returned_after_programs_that_took_long_to_compile(monkeypatch):
-  trims = []
-  listeners = []
-  monkeypatch.setattr(process_settings.ctypes, 'CDLL', lambda name: SimpleNamespace(malloc_trim=trims.append))
-  monkeypatch.setattr(jax.monitoring, 'register_event_duration_secs_listener', listeners.append)
-  process_settings.trim_memory_after_compilation()
-  (listener,) = listeners
-  listener(process_settings.COMPILATION_EVENT, 0.01)
-  listener('/jax/core/compile/jaxpr_trace_duration', 9.0)
-  assert not trims
-  listener(process_settings.COMPILATION_EVENT, 9.0, fun_name='update')
-  assert trims == [0]
 
 
 def test_jax_reports_a_compilation_as_the_compilation_event():

@@ -9,46 +9,24 @@ import pytest
 from attention_jax.errors import UserError
 from attention_jax.sweeps.adopt import plan_adoption
 from attention_jax.sweeps.collect import collect_folders, collect_sweep
-from attention_jax.sweeps.ledger import FINISHED, PLANNED, RUNG, open_ledger, planned_event, read_state
+from attention_jax.sweeps.ledger import PLANNED, open_ledger, planned_event, read_state
 from attention_jax.sweeps.report import folders_report, sweep_report
 from attention_jax.sweeps.resolve import resolve
 from attention_jax.training.file_digests import add_file_digests, drop_file_digests
 from tests.sweeps.helpers import NO_ROWS, SETTINGS, base_config, make_base, make_sweep, write_run
 
 
-def test_dropped_settings_are_left_out_and_single_runs_are_not_tested(tmp_path):
-  resolved = make_sweep(tmp_path, SETTINGS, seeds=1)
+def test_single_runs_are_not_tested_and_units_without_a_run_are_left_out(tmp_path):
+  make_sweep(tmp_path, SETTINGS, seeds=1)
   with open_ledger(tmp_path) as ledger:
-    ledger.append(RUNG, steps=100, dropped=[resolved[1].id])
-    dropped = next(entry.unit for entry in ledger.state.units.values() if entry.unit.setting_id == resolved[1].id)
-    ledger.append(PLANNED, **planned_event(dataclasses.replace(dropped, id='never started')))
-  settings = collect_sweep(tmp_path, read_state(tmp_path))
-  assert len(settings) == 3
+    unit = next(iter(ledger.state.units.values())).unit
+    ledger.append(PLANNED, **planned_event(dataclasses.replace(unit, id='never started')))
+  assert len(collect_sweep(tmp_path, read_state(tmp_path))) == 4
   report = sweep_report(tmp_path, NO_ROWS, print)
-  assert report.unfinished == 0
-  assert any(note.startswith('1 setting dropped early') for note in report.notes)
+  assert report.unfinished == 1
   assert all(contrast.verdict == 'not tested' for contrast in report.contrasts)
   assert not any('p values are those' in note for note in report.notes)
-  assert not any('updates' in note for note in report.notes)
   assert all(math.isnan(row.cells[report.columns[0]].mean.low) for row in report.rows)
-
-
-def test_dropped_settings_that_were_then_trained_to_the_end_are_reported(tmp_path):
-  resolved = make_sweep(tmp_path, SETTINGS, seeds=1)
-  with open_ledger(tmp_path) as ledger:  # the runs have 100 updates
-    ledger.append(RUNG, steps=50, dropped=[resolved[1].id])
-  report = sweep_report(tmp_path, NO_ROWS, print)
-  assert len(report.rows) == 4 and not any('dropped' in note for note in report.notes)
-
-
-def test_runs_in_different_rungs_of_halving_are_noted(tmp_path):
-  resolved = make_sweep(tmp_path, SETTINGS, seeds=1)
-  with open_ledger(tmp_path) as ledger:
-    ledger.append(RUNG, steps=100, dropped=[resolved[1].id])
-    unit = next(entry.unit for entry in ledger.state.units.values() if entry.unit.setting_id == resolved[0].id)
-    ledger.append(FINISHED, unit=unit.id, steps=300, seconds=1.0)
-  notes = sweep_report(tmp_path, NO_ROWS, print).notes
-  assert any('runs are shown after different numbers of updates, 100, 300.' in note for note in notes)
 
 
 def test_any_finished_runs_are_compared(tmp_path):

@@ -52,8 +52,8 @@ def test_a_missing_log_is_no_error(tmp_path):
   assert describe_failure(-9, tmp_path / 'log').startswith('ended by SIGKILL')
 
 
-def make_command(unit, steps):
-  return ['train', f'--steps={steps}']
+def make_command(unit):
+  return ['train', f'--workdir={unit.folder}']
 
 
 class RecordedProgress:
@@ -129,7 +129,7 @@ def states(ledger):
 
 def run(ledger, executor, stop=None):
   progress = RecordedProgress()
-  Driver(ledger, executor, make_command, progress, stop or StopRequest()).run(['u0', 'u1', 'u2'], lambda unit: 40)
+  Driver(ledger, executor, make_command, progress, stop or StopRequest()).run(['u0', 'u1', 'u2'])
   return progress.lines
 
 
@@ -138,8 +138,8 @@ def test_exit_codes_become_states(ledger, tmp_path):
   executor = FakeExecutor([FakeJob(0, 3), FakeJob(75), FakeJob(0)], tmp_path)
   run(ledger, executor)
   assert states(ledger) == [FINISHED, INTERRUPTED, FAILED]
-  assert executor.most_jobs == 2 and ledger.state.units['u0'].steps == 40
-  assert '$ train --steps=40' in (tmp_path / 'u0.log').read_text()
+  assert executor.most_jobs == 2
+  assert '$ train --workdir=u0' in (tmp_path / 'u0.log').read_text()
 
 
 def test_a_unit_whose_folder_is_locked_waits_and_is_named_once(ledger, tmp_path, monkeypatch):
@@ -156,12 +156,12 @@ def test_a_unit_whose_folder_is_locked_waits_and_is_named_once(ledger, tmp_path,
 def test_units_that_are_not_run_are_not_counted_as_left(ledger, tmp_path):
   for name in ('of another setting', 'finished'):
     ledger.append(PLANNED, **planned_event(Unit(name, 'id', {}, 'f.py', {}, (0,), name)))
-  ledger.append(FINISHED, unit='finished', steps=40)
+  ledger.append(FINISHED, unit='finished')
   counted = []
   progress = RecordedProgress()
   progress.update = lambda entries, running: counted.append([entry.unit.id for entry in entries])
   executor = FakeExecutor([FakeJob(0), FakeJob(0), FakeJob(0)], tmp_path)
-  Driver(ledger, executor, make_command, progress, StopRequest()).run(['u0', 'u1', 'u2'], lambda unit: 40)
+  Driver(ledger, executor, make_command, progress, StopRequest()).run(['u0', 'u1', 'u2'])
   assert counted and all(ids == ['u0', 'u1', 'u2', 'finished'] for ids in counted)
 
 
@@ -193,7 +193,7 @@ def test_a_signal_stops_processes_and_starts_no_more(ledger, tmp_path, code):
         if next(updates) == 3:
           signal.raise_signal(signal.SIGTERM)
 
-    Driver(ledger, executor, make_command, Interrupting(), stop).run(['u0', 'u1', 'u2'], lambda unit: 40)
+    Driver(ledger, executor, make_command, Interrupting(), stop).run(['u0', 'u1', 'u2'])
   assert stop.reason == 'SIGTERM' and states(ledger) == [INTERRUPTED, INTERRUPTED, PLANNED]
 
 

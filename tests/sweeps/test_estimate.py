@@ -14,17 +14,14 @@ COSTS = {'a': Costs(1, 2e9), 'b': Costs(1, 4e9)}
 
 def make_state(*units):
   entries = [
-    UnitState(Unit(f'u{i}', setting_id, {}, 'f.py', {}, seeds, f'u{i}'), state, steps, seconds)
-    for i, (setting_id, seeds, state, steps, seconds) in enumerate(units)
+    UnitState(Unit(f'u{i}', setting_id, {}, 'f.py', {}, seeds, f'u{i}'), state, seconds)
+    for i, (setting_id, seeds, state, seconds) in enumerate(units)
   ]
   return SweepState({entry.unit.id: entry for entry in entries})
 
 
-def test_the_time_of_finished_runs_is_that_of_all_their_updates():
-  """After a rung, runs have finished with a part of their updates. A setting without finished runs gets the mean."""
-  state = make_state(
-    ('a', (0,), FINISHED, 100, 30.0), ('a', (1, 2), FINISHED, 300, 220.0), ('b', (0,), STARTED, 0, 5.0)
-  )
+def test_the_time_is_the_mean_of_finished_runs_of_the_setting_or_of_all_settings():
+  state = make_state(('a', (0,), FINISHED, 90.0), ('a', (1, 2), FINISHED, 220.0), ('b', (0,), STARTED, 5.0))
   estimate = estimate_seconds(state, RESOLVED, COSTS, None)
   assert estimate.seconds == {'a': pytest.approx((90 + 110) / 2), 'b': pytest.approx(100)}
   assert estimate.source == 'the time of 2 finished units of this sweep'

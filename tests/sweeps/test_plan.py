@@ -52,7 +52,7 @@ def test_missing_seeds_are_trained_together_where_they_are_consecutive(resolved)
 
 def test_the_command_trains_the_seeds_of_a_unit(resolved):
   (unit,) = plan_units(SweepState(), resolved[:1], [3, 4], together=True, variants='mine.py')
-  assert command(unit, Path('runs/s'), TRAIN, 50) == [
+  assert command(unit, Path('runs/s'), TRAIN) == [
     *TRAIN,
     '--variants=mine.py',
     f'--config={PATH}',
@@ -60,7 +60,6 @@ def test_the_command_trains_the_seeds_of_a_unit(resolved):
     '--config.model.attention.score=dot',
     '--config.training.seed=3',
     '--config.seeds=2',
-    '--config.training.steps=50',
   ]
 
 

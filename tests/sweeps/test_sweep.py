@@ -1,6 +1,5 @@
-"""Whole sweeps with a training program without jax: interrupted, failed, retried, extended, adopted, halved."""
+"""Whole sweeps with a training program without jax: interrupted, failed, retried, extended, adopted."""
 
-import dataclasses
 import json
 import os
 import shutil
@@ -123,21 +122,15 @@ def test_failed_runs_are_listed_and_retried_alone(folder, monkeypatch):
 
 
 def test_a_plan_counts_the_runs_of_the_request(folder, monkeypatch):
-  request = make_request(folder, seeds=1, halving='halving(first=50, factor=2)')
-  assert ' for the 4 processes to be run, ' in plan(request, monkeypatch)[-1]
+  request = make_request(folder)
+  assert ' for the 8 processes to be run, ' in plan(request, monkeypatch)[-1]
   monkeypatch.setenv('FAKE_FAIL', 'alignment=softmax')
-  assert run(request)[0] == (2, 2, 0)  # the failed ones are dropped
-  assert [
-    ' for the 0 processes to be run, ' in plan(request._replace(retry=retry), monkeypatch)[-1]
-    for retry in (False, True)
-  ]
-  plain = request._replace(halving='', seeds=2, folder=folder.parent / 'plain')
-  assert run(plain)[0] == (4, 4, 0)
+  assert run(request)[0] == (4, 4, 0)
   for retry, count in ((False, 8), (True, 4)):  # the new seeds, or the failed runs
-    extended = plain._replace(seeds=4, retry=retry)
+    extended = request._replace(seeds=4, retry=retry)
     lines = plan(extended, monkeypatch)
     assert lines[-2].startswith('16 runs in 16 processes') and f' for the {count} processes to be run, ' in lines[-1]
-  assert ' for the 0 processes to be run, ' in plan(plain, monkeypatch)[-1]
+  assert ' for the 0 processes to be run, ' in plan(request, monkeypatch)[-1]
 
 
 def test_units_are_trained_with_the_files_of_the_command_that_continues(folder, monkeypatch):
@@ -261,106 +254,6 @@ def test_runs_of_another_system_and_invalid_folders_are_not_adopted(folder, tmp_
     run(make_request(folder, adopted=[Path('~unknown-user/x')]))
 
 
-@pytest.mark.long
-def test_the_worst_settings_of_each_rung_are_dropped(folder, capsys):
-  # The metric of a fake run grows with the number of 'dot' in its command.
-  settings = grid({'model.attention.score': ['general', 'dot', 'cosine', 'additive']})
-  request = make_request(folder, settings, halving='halving(first=25, factor=2)')
-  outcome, _ = run(request)
-  steps = [line.rpartition('steps=')[2] for line in starts(folder)]
-  assert steps == ['25'] * 8 + ['50'] * 4 + ['100'] * 2 and 'score=dot' in starts(folder)[-1]
-  assert all('schedule=cosine(steps=100, peak=0.001)' in line for line in starts(folder))
-  assert capsys.readouterr().out.count('not continued after ') == 3 and outcome.failed == 0
-  assert sorted(read_state(folder).dropped.values()) == [25, 25, 50]
-  # Killed after the first rung: the same settings are dropped, and none twice.
-  lines = (folder / LEDGER).read_text().splitlines(keepends=True)
-  first_rung = next(i for i, line in enumerate(lines) if '"event": "rung"' in line)
-  (folder / LEDGER).write_text(''.join(lines[: first_rung + 1]))
-  run(request)
-  assert sorted(read_state(folder).dropped.values()) == [25, 25, 50] and len(starts(folder)) == 14 + 6
-  run(request)
-  assert len(starts(folder)) == 20
-
-
-def test_settings_are_compared_when_all_runs_of_a_rung_have_ended(folder, monkeypatch):
-  request = make_request(folder, halving='halving(first=25, factor=2)')
-  monkeypatch.setenv('FAKE_FAIL', 'dot')
-  run(request)
-  lines = (folder / LEDGER).read_text().splitlines(keepends=True)
-  first_failure = next(i for i, line in enumerate(lines) if '"event": "failed"' in line)
-  (folder / LEDGER).write_text(''.join(lines[: first_failure + 1]))  # killed before the other units were started
-  monkeypatch.delenv('FAKE_FAIL')
-  outcome, lines = run(request._replace(retry=True))
-  assert outcome == (0, 0, 8)
-  assert lines[-1] == '0 finished, 0 failed, 8 unfinished; the same command without --retry continues'
-  assert read_state(folder).dropped == {} and read_state(folder).compared == {}
-  outcome, _ = run(request)
-  assert outcome == (8, 0, 0) and 'score=dot' in starts(folder)[-1]
-
-
-def test_a_run_that_waits_for_its_next_rung_is_unfinished(folder):
-  request = make_request(folder, seeds=1, halving='halving(first=50, factor=2)')
-  assert run(request)[0] == (4, 0, 0) and len(starts(folder)) == 6
-  lines = (folder / LEDGER).read_text().splitlines(keepends=True)
-  rung = next(i for i, line in enumerate(lines) if '"event": "rung"' in line)
-  (folder / LEDGER).write_text(''.join(lines[: rung + 1]))  # killed after the first rung
-  outcome, lines = run(request._replace(retry=True))
-  assert outcome == (2, 0, 2) and lines[-1].endswith('2 unfinished; the same command without --retry continues')
-  assert run(request)[0] == (4, 0, 0) and len(starts(folder)) == 8
-
-
-def test_units_of_dropped_settings_that_have_not_started_are_not_counted(folder):
-  request = make_request(folder, seeds=2, halving='halving(first=50, factor=2)')
-  run(request)
-  lines = (folder / LEDGER).read_text().splitlines(keepends=True)
-  start = next(i for i, line in enumerate(lines) if '"event": "started"' in line)
-  (folder / LEDGER).write_text(''.join(lines[:start]))  # killed before the first unit was started
-  assert run(request._replace(seeds=1))[0] == (4, 0, 0)
-  outcome, lines = run(request)
-  assert outcome == (6, 0, 0) and lines[-1] == '6 finished, 0 failed, 0 unfinished'
-  assert run(request._replace(halving=''))[0] == (8, 0, 0)
-
-
-def test_a_setting_that_failed_after_a_good_validation_is_dropped(folder, monkeypatch):
-  monkeypatch.setenv('FAKE_FAIL_LATE', 'score=dot')  # the best by validation
-  outcome, _ = run(make_request(folder, SETTINGS, seeds=1, halving='halving(first=50, factor=2)'))
-  assert outcome == (2, 2, 0) and starts(folder)[-1].endswith('steps=100') and 'score=general' in starts(folder)[-1]
-
-
-def test_runs_of_dropped_settings_are_neither_retried_nor_planned(folder, monkeypatch):
-  request = make_request(folder, SETTINGS, seeds=1, halving='halving(first=50, factor=2)')
-  monkeypatch.setenv('FAKE_FAIL', 'score=general')
-  outcome, lines = run(request)
-  assert outcome == (2, 2, 0) and len(read_state(folder).dropped) == 2
-  assert lines[-1] == '2 finished, 2 failed, 0 unfinished'
-  outcome, lines = run(request._replace(seeds=2))  # two more runs, of the settings that were not dropped
-  assert outcome == (4, 2, 0)
-  monkeypatch.setenv('FAKE_FAIL', 'seed=2')
-  outcome, lines = run(request._replace(seeds=3))
-  assert outcome == (4, 4, 0)
-  assert lines[-1] == '4 finished, 4 failed, 0 unfinished; --retry runs 2 of the failed ones again'
-  monkeypatch.delenv('FAKE_FAIL')
-  assert run(request._replace(seeds=3, retry=True))[0] == (6, 2, 0)
-
-
-def test_settings_that_extend_a_sweep_pass_every_rung(folder):
-  options = {'halving': 'halving(first=25, factor=2)'}
-  run(make_request(folder, SETTINGS[2:], **options))  # of score general, worse than dot
-  before = len(starts(folder))
-  extended = [*SETTINGS, {'model.attention.score': 'cosine', 'model.attention.alignment': 'softmax'}]
-  run(make_request(folder, extended, **options))
-  steps = [line.rpartition('steps=')[2] for line in starts(folder)[before:]]
-  # The best three of five, then the best two of three, as if all had been compared at once.
-  assert steps == ['25'] * 6 + ['50'] * 4 + ['100'] * 4
-  state = read_state(folder)
-  names = {entry.unit.setting_id: entry.unit.setting['model.attention.score'] for entry in state.units.values()}
-  dropped = {(names[setting_id], updates) for setting_id, updates in state.dropped.items()}
-  assert dropped == {('general', 25), ('cosine', 25)}
-  # Another first rung, for a setting that has been dropped: nothing is compared.
-  run(make_request(folder, SETTINGS[3:], halving='halving(first=30, factor=2)'))
-  assert read_state(folder) == dataclasses.replace(state, opened=read_state(folder).opened)
-
-
 def test_mistakes_are_found_before_anything_starts(folder):
   settings = [{'model.attention.score': 'dott'}, {'training.steps': 'x'}]
   with pytest.raises(UserErrors) as error:
@@ -370,8 +263,6 @@ def test_mistakes_are_found_before_anything_starts(folder):
     run(make_request(folder, seeds=0))
   with pytest.raises(UserError, match="unknown cluster 'slrm'"):
     check_request(make_request(folder, cluster='slrm'))
-  with pytest.raises(UserError, match='needs first'):
-    run(make_request(folder, halving='halving'))
   with pytest.raises(UserError, match=r'config\.seeds is set by --seeds'):
     run(make_request(folder)._replace(base=make_base()._replace(overrides={'seeds': 3})))
   assert not folder.exists() and starts(folder) == []
@@ -380,16 +271,10 @@ def test_mistakes_are_found_before_anything_starts(folder):
 def test_the_first_seed_is_that_of_the_config(folder):
   base = make_base()._replace(overrides={'training.seed': 5})
   settings = [{'preset': 'a', 'training.schedule.peak': '0.01'}]
-  request = make_request(folder, settings, halving='halving(first=50)')._replace(base=base)
+  request = make_request(folder, settings)._replace(base=base, seeds=2)
   assert run(request)[0] == (2, 0, 0)
   assert sorted(entry.unit.seeds for entry in read_state(folder).units.values()) == [(5,), (6,)]
-  assert all('cosine(steps=100, peak=0.01)' in line and 'seed=' in line for line in starts(folder))
-
-
-def test_a_schedule_of_the_full_length_is_one_setting_of_successive_halving(folder):
-  settings = [{'training.schedule': spec} for spec in ('cosine(peak=0.1)', 'cosine(steps=100, peak=0.1)', 'rsqrt')]
-  resolved = check_request(make_request(folder, settings, halving='halving(first=50)'))
-  assert [setting.setting for setting in resolved] == [settings[0], settings[2]]
+  assert all('cosine(peak=0.01)' in line and 'seed=' in line for line in starts(folder))
 
 
 def test_a_plan_starts_nothing(folder, monkeypatch, data_folder):

@@ -1,4 +1,7 @@
-"""Builds the fonts: python make_fonts.py DEBIAN_ROOT DejaVuSans.ttf OUT, with fontTools 4.68 and cffsubr 0.4."""
+"""Builds the fallback fonts of pictures, with fontTools 4.68 and cffsubr 0.4.
+
+python -m lab.make_fonts DEBIAN_ROOT DejaVuSans.ttf attention_jax/analysis/font_files
+"""
 
 import sys
 import unicodedata
@@ -72,7 +75,13 @@ SUPPLEMENTARY_BLOCKS = '10330-1034F 10400-104FF 1E100-1E14F 1F000-1FAFF'  # scri
 
 
 def main(root, dejavu, out):
-  """Writes every font of the distribution into the folder `out`."""
+  """Writes every font.
+
+  Args:
+    root: the folder into which the Debian packages were extracted.
+    dejavu: the file of DejaVu Sans, whose characters the fallback fonts leave out.
+    out: the folder of the fonts.
+  """
   root = Path(root) / 'usr/share/fonts'
   out = Path(out)
   unifont = root / 'opentype/unifont/unifont.otf'
@@ -109,7 +118,17 @@ def common_han():
 
 
 def save(path, wanted, out, features=()):
-  """Writes the part of a font with the wanted code points; returns the code points that it has."""
+  """Writes the part of a font with the wanted code points.
+
+  Args:
+    path: the font.
+    wanted: the code points.
+    out: the new file.
+    features: the OpenType features that are kept.
+
+  Returns:
+    The code points that the new font has.
+  """
   options = subset.Options(hinting=False, layout_features=list(features), name_IDs=[0, 1, 2, 4, 5, 6, 13, 14])
   options.drop_tables += ['vhea', 'vmtx', 'VORG'] + ([] if features else ['GSUB', 'GPOS', 'GDEF'])
   font = TTFont(path)
