@@ -32,7 +32,7 @@ FILLERS = (np.nan, np.inf, -np.inf, 1e30)
 CLOSE = {'rtol': 1e-4, 'atol': 1e-5}
 
 
-class Inputs(NamedTuple):
+class AttentionInputs(NamedTuple):
   """Parameters and inputs of `attend`; the arrays may have a batch axis."""
 
   params: Mapping[str, Any]
@@ -113,23 +113,27 @@ def _samples(score: Row, alignment: Row) -> bool:
   return 'rng' in score.required_inputs or ('rng' in alignment.required_inputs and alignment.at_test is None)
 
 
-def _make_inputs(score: Row, alignment: Row) -> Inputs:
+def _make_inputs(score: Row, alignment: Row) -> AttentionInputs:
   """A batch of random inputs, and initial parameters."""
   params = init_params(
     jax.random.key(0), score=score, alignment=alignment, query=WIDTH, key=WIDTH, value=VALUE, features=FEATURES
   )
   random = np.random.default_rng(0)
   shapes = (T, WIDTH), (S, WIDTH), (S, VALUE)
-  return Inputs(params, *(jnp.asarray(random.normal(size=(len(LENGTHS), *shape)), jnp.float32) for shape in shapes))
+  return AttentionInputs(
+    params, *(jnp.asarray(random.normal(size=(len(LENGTHS), *shape)), jnp.float32) for shape in shapes)
+  )
 
 
-def attend_inputs(score: str | Row, alignment: str | Row, inputs: Inputs, mask=None, **options) -> Attended:
+def attend_inputs(score: str | Row, alignment: str | Row, inputs: AttentionInputs, mask=None, **options) -> Attended:
   """Calls `attend` on inputs. Arguments: see `attend`."""
   params, query, key, value = inputs
   return attend(query, key, value, mask, score=score, alignment=alignment, params=params, **options)
 
 
-def loss(score: str | Row, alignment: str | Row, inputs: Inputs, mask=None, **options) -> tuple[Array, Attended]:
+def loss(
+  score: str | Row, alignment: str | Row, inputs: AttentionInputs, mask=None, **options
+) -> tuple[Array, Attended]:
   """Returns a weighted sum of context and weights, and both. Arguments: see `attend`."""
   attended = attend_inputs(score, alignment, inputs, mask, **options)
 
@@ -140,7 +144,7 @@ def loss(score: str | Row, alignment: str | Row, inputs: Inputs, mask=None, **op
   return total, attended
 
 
-def fill_masked(inputs: Inputs, mask: Array, filler: float) -> Inputs:
+def fill_masked(inputs: AttentionInputs, mask: Array, filler: float) -> AttentionInputs:
   """Fills masked positions of the keys and values of a batch.
 
   Args:
@@ -155,7 +159,7 @@ def fill_masked(inputs: Inputs, mask: Array, filler: float) -> Inputs:
   return inputs._replace(key=fill(inputs.key), value=fill(inputs.value))
 
 
-def check_masks(name: str, run: Callable, inputs: Inputs) -> Attended:
+def check_masks(name: str, run: Callable, inputs: AttentionInputs) -> Attended:
   """Checks exact zeros, empty memories, finite gradients, masked content, and the place of an example in the batch.
 
   Args:
@@ -205,7 +209,7 @@ def check_masks(name: str, run: Callable, inputs: Inputs) -> Attended:
   return attended
 
 
-def check_rows(name: str, run: Callable, inputs: Inputs) -> None:
+def check_rows(name: str, run: Callable, inputs: AttentionInputs) -> None:
   """Checks that examples of a batch equal the same examples alone, with their padding and without it.
 
   Args:
@@ -218,11 +222,11 @@ def check_rows(name: str, run: Callable, inputs: Inputs) -> None:
   """
   run = jax.jit(run)
   batch = run(inputs, QUERY_MASK)
-  reverse = Inputs(inputs.params, *(np.asarray(x)[::-1] for x in inputs[1:]))
+  reverse = AttentionInputs(inputs.params, *(np.asarray(x)[::-1] for x in inputs[1:]))
   law = 'the result must not depend on the place in the batch'
   _require_equal(name, law, jax.tree.map(lambda x: x[::-1], run(reverse, QUERY_MASK[::-1])), batch, **CLOSE)
   for i, length in enumerate(LENGTHS):
-    example = Inputs(inputs.params, inputs.query[i], inputs.key[i], inputs.value[i])
+    example = AttentionInputs(inputs.params, inputs.query[i], inputs.key[i], inputs.value[i])
     attended = Attended(batch.context[i], batch.weights[i])
     law = 'an example alone must have the result that it has in a batch (vmap)'
     _require_equal(name, law, run(example, PADDING_MASK[i]), attended, **CLOSE)
@@ -233,7 +237,7 @@ def check_rows(name: str, run: Callable, inputs: Inputs) -> None:
       _require_equal(name, law, run(cut, PADDING_MASK[i, :SHORT]), attended, **CLOSE)
 
 
-def check_half_precision(name: str, run: Callable, inputs: Inputs, dtype: Any) -> None:
+def check_half_precision(name: str, run: Callable, inputs: AttentionInputs, dtype: Any) -> None:
   """Checks that inputs of 16 bits have float32 weights, a context of 16 bits, and finite results and gradients.
 
   Args:

@@ -8,7 +8,7 @@ import numpy as np
 
 import attention_jax as aj
 from attention_jax.functional.table import lookup
-from attention_jax.testing import Inputs, attend_inputs, loss
+from attention_jax.testing import AttentionInputs, attend_inputs, loss
 from tests.functional.alignment_cases import CORE_PAIRS
 from tests.functional.cases import FEATURES, KEY, QUERY, SCORES_BY_NAME, VALUE, S, T
 
@@ -28,7 +28,7 @@ def requires_equal_widths(score: str) -> bool:
   return not row.project and arguments['query'].shape[-1] == arguments['key'].shape[-1]
 
 
-def make_problem(score: str, alignment: str, batch=(), queries=T, size=S, dtype=jnp.float32, seed=0) -> Inputs:
+def make_problem(score: str, alignment: str, batch=(), queries=T, size=S, dtype=jnp.float32, seed=0) -> AttentionInputs:
   """Returns random parameters and inputs for a pair of variants."""
   rng = np.random.default_rng(seed)
   width = QUERY if requires_equal_widths(score) else KEY
@@ -40,7 +40,7 @@ def make_problem(score: str, alignment: str, batch=(), queries=T, size=S, dtype=
     jax.random.key(seed), score=score, alignment=alignment, query=QUERY, key=width, value=VALUE, features=FEATURES
   )
   params = jax.tree.map(lambda x: jnp.asarray(x, dtype), params)
-  return Inputs(params, array(*batch, queries, QUERY), array(*batch, size, width), array(*batch, size, VALUE))
+  return AttentionInputs(params, array(*batch, queries, QUERY), array(*batch, size, width), array(*batch, size, VALUE))
 
 
 def is_continuous(alignment: str) -> bool:

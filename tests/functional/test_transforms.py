@@ -11,7 +11,7 @@ import attention_jax as aj
 from attention_jax.functional.table import lookup
 from tests.functional.alignment_cases import ALIGNMENT_CASES, CORE_PAIRS
 from tests.functional.cases import SCORES_BY_NAME, S, T
-from tests.functional.helpers import Inputs, assert_same, attend, is_continuous, make_problem
+from tests.functional.helpers import AttentionInputs, assert_same, attend, is_continuous, make_problem
 from tests.sampled_cases import sample_cases
 
 BATCH = 8
@@ -32,7 +32,7 @@ def test_transformations_do_not_change_the_result(score, alignment):
   arrays = (problem.query, problem.key, problem.value, MASK)
 
   def run(query, key, value, mask):
-    return attend(score, alignment, Inputs(problem.params, query, key, value), mask)
+    return attend(score, alignment, AttentionInputs(problem.params, query, key, value), mask)
 
   traces = []
 

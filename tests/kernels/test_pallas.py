@@ -13,7 +13,7 @@ import attention_jax as aj
 from attention_jax.functional.table import lookup
 from attention_jax.kernels import pallas_additive
 from attention_jax.kernels.target import compile_for
-from tests.functional.helpers import Inputs, assert_same, attend, loss, make_problem
+from tests.functional.helpers import AttentionInputs, assert_same, attend, loss, make_problem
 
 T, S = 19, 37  # no multiples of a tile; more than one block of queries, more than one span of keys
 CLOSE = {'rtol': 1e-4, 'atol': 1e-5}
@@ -195,7 +195,7 @@ def test_kernels_are_lowered_for_absent_accelerators(target, platform, call):
 
   def gradients(params, *arrays):
     def total(params):
-      return loss('additive', 'softmax', Inputs(params, *arrays), implementation='pallas_additive')[0]
+      return loss('additive', 'softmax', AttentionInputs(params, *arrays), implementation='pallas_additive')[0]
 
     return jax.grad(total)(params)
 

@@ -13,7 +13,7 @@ from attention_jax.kernels import auto
 from attention_jax.kernels.sharding import batch_mesh_axis, shard_over_rows
 from attention_jax.kernels.target import compile_for, kernel_platform
 from tests.functional.alignment_cases import CORE_PAIRS
-from tests.functional.helpers import Inputs, attend, loss, make_problem
+from tests.functional.helpers import AttentionInputs, attend, loss, make_problem
 from tests.sampled_cases import sample_cases
 
 B, N, T, S = 4, 2, 6, 9
@@ -54,7 +54,7 @@ def test_gradients_of_arrays_stay_sharded(score, implementation, batch, mesh):
     return loss(score, 'softmax', problem, mask, implementation=implementation)[0]
 
   params_spec = jax.tree.map(lambda _: P(), problem.params)
-  specs = Inputs(params_spec, row_spec, row_spec, row_spec), row_spec
+  specs = AttentionInputs(params_spec, row_spec, row_spec, row_spec), row_spec
   with compile_for('interpret'):
     _, gradients = run_sharded(jax.value_and_grad(total), mesh, specs, (problem, mask))
   assert all(gradient.sharding.spec == row_spec for gradient in (gradients.query, gradients.key, gradients.value))
@@ -109,7 +109,9 @@ def test_every_row_computes_rows_that_a_mesh_of_eight_devices_splits(score, alig
   mesh = jax.make_mesh((8,), ('data',), axis_types=(getattr(AxisType, axis_type),))
   replicated = NamedSharding(mesh, P())
   rows = NamedSharding(mesh, P('data'))
-  sharded = jax.device_put((problem, problem.query[0], mask), (Inputs(replicated, rows, rows, rows), replicated, rows))
+  sharded = jax.device_put(
+    (problem, problem.query[0], mask), (AttentionInputs(replicated, rows, rows, rows), replicated, rows)
+  )
   with jax.set_mesh(mesh):
     result = run(*sharded)
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **TOLERANCE), result, expected)
