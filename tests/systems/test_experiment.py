@@ -304,7 +304,6 @@ def test_a_signal_stops_a_validation_and_the_same_call_makes_it(trained, config,
 
   folder = tmp_path / 'run'
   with monkeypatch.context() as patch:
-    patch.setattr(experiment, '_make_compilation', lambda system: None)
     patch.setattr(evaluation, 'eval_batches', interrupted_batches)
     results, lines = train_quietly(config, folder)
   assert results is None and lines[-1] == 'run the same command again to resume from step 2'
