@@ -43,7 +43,7 @@ PROGRAM_FLAGS = {
     '--plot:',
     *SEARCH_FLAGS,
   ),
-  'replay': ('--workdir:', '--update:', '--seed:'),
+  'replay': ('--workdir:', '--step:'),
   'ablate': (
     '--config:',
     '--workdir:',

@@ -17,18 +17,13 @@ from attention_jax.errors import UserError
 from attention_jax.inference import evaluation
 from attention_jax.inference.metrics import MetricValue
 from attention_jax.systems import experiment
-from attention_jax.systems.config import default_config, fill_defaults
+from attention_jax.systems.config import default_config
 from attention_jax.systems.provenance import code_version
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.runs import open_run
 from attention_jax.systems.translation import TranslationSystem
 from attention_jax.training.checkpoint import LATEST, Checkpoints
-from attention_jax.training.partition import replicate
-from attention_jax.training.state import TrainState
 from attention_jax.training.writers import read_metrics
-from tests.compiled import record_compilations, shapes_of
-from tests.experiments.helpers import write_task
-from tests.experiments.train_every_system import CONFIGS, configs, shrink_tasks
 from tests.systems.helpers import read_tree, tiny_config, train_quietly
 
 pytestmark = pytest.mark.usefixtures('on_two_devices')
@@ -403,20 +398,3 @@ def test_stored_configs_of_earlier_versions_get_the_defaults_of_new_fields():
   config = default_config().to_dict()
   del config['evaluation']['gamma']
   assert experiment._make_completion('runs/x')(config) == default_config().to_dict()
-
-
-@pytest.mark.parametrize(
-  'name', ['translation', *(pytest.param(name, marks=pytest.mark.long) for name in CONFIGS if name != 'translation')]
-)
-def test_a_validation_runs_only_programs_that_were_compiled_ahead(name, tmp_path, monkeypatch):
-  shrink_tasks(monkeypatch)
-  ((_, config),) = configs(write_task(tmp_path), [name])
-  system = SYSTEMS[name].load(fill_defaults(config, 'the config'), None)
-  params = system.initializer()(0)
-  state = shapes_of(replicate(TrainState(np.int32(0), params, (), (), {}), system.training_mesh))
-  compile_validation = experiment._make_compilation(system)
-  with record_compilations() as before:
-    compile_validation(state, lambda: False)
-  with record_compilations() as during:
-    system.evaluate(params, 'validation', beams=1)
-  assert before and not during

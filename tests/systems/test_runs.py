@@ -268,7 +268,7 @@ def test_runs_with_different_vocabularies_are_no_ensemble(trained, copy):
   content['tokens'][0] += 'x'
   path.write_text(json.dumps(content), 'utf-8')
   (copy / 'digests.json').unlink()
-  with pytest.raises(UserError, match=f'{trained.folder},{copy}: runs with different vocabularies, or in different'):
+  with pytest.raises(UserError, match=f'{trained.folder},{copy}: runs with different vocabularies cannot be'):
     open_run_or_ensemble(f'{trained.folder},{copy}')
 
 
