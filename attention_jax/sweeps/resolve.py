@@ -34,7 +34,7 @@ PLAIN_STRINGS = frozenset(
     'initial_vectors',
     'data.batch_unit',
     'data.folder',
-  'data.normalization',
+    'data.normalization',
     'model.attention.implementation',
     'model.dtype',
     'training.anneal',
