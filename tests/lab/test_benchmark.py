@@ -22,7 +22,6 @@ from lab.benchmarks import (
   report,
   seeds,
   systems,
-  trained,
 )
 from lab.benchmarks.joey import Joey
 from lab.benchmarks.measure import (
@@ -281,14 +280,6 @@ def test_a_mistake_in_the_data_of_a_process_is_an_error_outside_of_the_project_t
   bench = BenchmarkContext(lambda line: None, 2, data_root=str(pairs_folder), pairs=9)
   with pytest.raises(aj.UserError, match=r'vocabulary subword\(size=8000\) does not fit the training split'):
     list(prepared.prepared(bench))
-
-
-def test_a_translation_is_started_in_the_way_in_which_the_benchmark_was(monkeypatch):
-  commands = []
-  monkeypatch.setattr(sys, 'orig_argv', ['python', '/bin/attention-jax', 'benchmark'])
-  monkeypatch.setattr(trained.subprocess, 'run', lambda command, **_: commands.append(command))
-  trained._time_start(BenchmarkContext(lambda line: None, 2, run='a'), 'a line')
-  assert commands[0] == [sys.executable, '/bin/attention-jax', 'translate', '--workdir=a']
 
 
 def test_folders_of_the_benchmark_may_be_in_the_home_folder(tmp_path, monkeypatch):
