@@ -44,6 +44,9 @@ if os.environ.get('ENFORCE_ANNOTATIONS'):  # before the first import of the pack
   enforce_annotations()
 
 
+from attention_jax.functional import programs  # noqa: E402 - after the annotations
+
+
 @pytest.fixture(scope='module', autouse=True)
 def clear_large_caches():
   """Clears the caches of jax before the process reaches 65530 memory maps, of which each program needs several."""
@@ -57,3 +60,14 @@ def clear_large_caches():
 def rng():
   """A PRNG key."""
   return jax.random.key(7)
+
+
+@pytest.fixture(autouse=True)
+def programs_of_a_test_that_patches_constants(request):
+  """A program that an earlier test has made has the values of its constants, such as the sizes of blocks."""
+  patches = 'monkeypatch' in request.fixturenames
+  if patches:
+    programs.forget_programs()
+  yield
+  if patches:
+    programs.forget_programs()

@@ -35,6 +35,11 @@ def _make_program(fn: Callable, static: tuple[Hashable, ...]) -> Callable:
 _shared_program = functools.lru_cache(MAX_PROGRAMS)(_make_program)
 
 
+def forget_programs() -> None:
+  """Releases all programs: what they depend on beside their arguments, such as a constant of a kernel, has changed."""
+  _shared_program.cache_clear()
+
+
 def _is_pure(row: Row) -> bool:
   """Whether every function of a row is a function of a module, or one that closes over constants."""
   return all(_is_function(fn) for fn in (row.fn, row.at_test, row.remember, row.init_state) if fn is not None)

@@ -10,6 +10,7 @@ from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec as P
 
 import attention_jax as aj
+from attention_jax.functional import programs
 from attention_jax.functional.table import lookup
 from attention_jax.kernels import pallas_additive
 from attention_jax.kernels.target import compile_for
@@ -228,6 +229,7 @@ def test_gradients_in_blocks_of_queries_equal_those_of_a_single_block(interprete
   options = {'implementation': 'pallas_additive', 'return_weights': False}
   expected = jax.jit(lambda problem: gradients(problem))(problem)  # jit of `gradients` itself would cache its trace
   monkeypatch.setattr(pallas_additive, 'MAX_BLOCK_SCORES', score_limit)
+  programs.forget_programs()
   assert max(array_sizes(jax.make_jaxpr(gradients)(problem).jaxpr)) < steps * S
   assert_same(jax.jit(lambda problem: gradients(problem))(problem), expected, **CLOSE)
 
