@@ -60,7 +60,8 @@ def _dates(preset: str, **fields: Any) -> Run:
   return Run(f'dates.py:{preset}', fixed | {name.replace('__', '.'): value for name, value in fields.items()}, 'dates')
 
 
-RUNS = {
+RUNS = {  # the longest one is the first
+  'shapes_hard': Run('shapes.py:xu2015_hard', {'evaluation.beams': 1}),
   'bahdanau': _dates('bahdanau2015_deep_tanh', evaluation__beams=3),
   'luong_two_seeds': _dates('luong2015_birnn_local_p', seeds=2),
   'transformer': _dates('transformer2017'),
@@ -68,7 +69,6 @@ RUNS = {
   'convolutional': _dates('gehring2017'),
   'latent': _dates('wu2018_hard'),
   'mocha': _dates('chiu2018'),
-  'shapes_hard': Run('shapes.py:xu2015_hard', {'evaluation.beams': 1}),
   'reviews': Run('imdb.py:yang2016', {'data.buckets': '((32, 32),)'}, 'imdb'),
   'glimpses': Run('mnist.py:mnih2014', {'data.task': 'npz(validation=200)', 'evaluation.samples': 2}, 'mnist'),
   'recall': Run('recall.py:graves2014'),
