@@ -78,7 +78,10 @@ def test_streamed_lines_are_those_of_greedy_search(streaming_run):
   lines = '\n'.join([*LINES, '', 'eins  neun\r', ' ']).encode()
   searched = run('translate', f'--workdir={streaming_run}', '--beams=1', stdin=lines)
   streamed = run('translate', f'--workdir={streaming_run}', '--stream', stdin=lines)
-  assert searched.code == 0 and streamed == searched
+  assert searched.code == streamed.code == 0 and streamed.out == searched.out
+  # Unknown characters are those of what was read: a stream does not read a line after its last output token.
+  reports = [[line for line in x.err.splitlines() if 'lacks' not in line] for x in (searched, streamed)]
+  assert reports[0] == reports[1]
   assert len(set(searched.out.splitlines())) > 3  # outputs differ
 
 
