@@ -75,7 +75,7 @@ def test_a_program_whose_packages_are_missing_names_the_extra(monkeypatch, capsy
 @pytest.mark.parametrize(('name', 'module'), [('Attention', 'modules.attention'), ('models', 'models')])
 def test_a_name_whose_packages_are_missing_names_the_extra(name, module, monkeypatch):
   monkeypatch.setitem(sys.modules, f'attention_jax.{module}', None)
-  monkeypatch.delattr(aj, name, raising=False)  # that of an earlier import
+  monkeypatch.delitem(vars(aj), name, raising=False)  # that of an earlier import
   with pytest.raises(ModuleNotFoundError) as error:
     getattr(aj, name)
   assert error.value.__notes__ == [f"attention_jax.{name} needs pip install 'attention_jax[train]'"]
