@@ -29,7 +29,7 @@ def call_as_program(fn: Callable, static: tuple[Hashable, ...], *operands: Any) 
 
 
 def _make_program(fn: Callable, static: tuple[Hashable, ...]) -> Callable:
-  return jax.jit(functools.partial(fn, *static), inline=False)
+  return jax.jit(functools.partial(fn, *static))
 
 
 _shared_program = functools.lru_cache(MAX_PROGRAMS)(_make_program)

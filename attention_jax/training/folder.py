@@ -24,13 +24,12 @@ FillDefaults = Callable[[dict[str, Any]], dict[str, Any]]
 # Fields that may differ when a run is resumed, beside those of the group `evaluation`. They change how long it runs,
 # what it writes, its devices, and whether it stops at an update that is not finite; they do not change updates that are
 # finite.
-# (Exceptions: training.steps changes a schedule that ends with the run, such as 'cosine', unless its spec sets `steps`,
-# and the rounding of short runs on CPUs, see loop.Training. Other devices may round sums differently.)
+# (Exceptions: training.steps changes a schedule that ends with the run, such as 'cosine', unless its spec sets `steps`.
+# Other devices may round sums differently.)
 MUTABLE_FIELDS = frozenset(
   {
     'data.max_left_out',
     'training.steps',
-    'training.patience',
     'training.log_every',
     'training.checkpoint_every',
     'training.keep',

@@ -151,7 +151,7 @@ class TrainedRun:
     self.best = BestEvaluation(**host['best'])
     self.awaits_evaluation = host.get('awaits_evaluation', False)
     self._checkpoints.pinned = host.get('pinned')
-    self._decide_to_stop(self.start)
+    self.decide_to_stop(self.start)
     return state
 
   def open_writers(self, progress: Writer | None) -> None:
@@ -227,7 +227,7 @@ class TrainedRun:
       self._progress(step, {'run': self._name, **record} if self._name else record)
     if self.best.step == step:
       self._checkpoints.save(state, {'best': self.best._asdict()}, BEST)
-    self._decide_to_stop(step)
+    self.decide_to_stop(step)
 
   def save(self, state: TrainState) -> None:
     """Starts to write the latest state; later calls, and `close`, report an error of writing."""
@@ -237,11 +237,6 @@ class TrainedRun:
       'pinned': self._checkpoints.pinned,
     }
     self._checkpoints.save(state, host)
-
-  def finish(self, step: int) -> None:
-    """Sets the reason of a run that has made its last update and had no other reason to stop."""
-    if step >= self._training.steps:
-      self.reason = self.reason or finished_reason(self._training.steps)
 
   def report_save_error(self) -> None:
     """Raises UserError if the last checkpoint could not be written; does not wait for one that is being written."""
@@ -254,11 +249,7 @@ class TrainedRun:
       writer.close()
     self._checkpoints.close()
 
-  def _decide_to_stop(self, step: int) -> None:
-    finished = finished_reason(self._training.steps) if step >= self._training.steps else ''
+  def decide_to_stop(self, step: int) -> None:
+    """Sets the reason to stop after an update, if there is one: the evaluations so far, or that it was the last."""
+    finished = f'all {self._training.steps} steps are done' if step >= self._training.steps else ''
     self.reason = self.best.stop_reason(self._training.patience) or finished
-
-
-def finished_reason(steps: int) -> str:
-  """Returns the reason why a run stopped after its last update."""
-  return f'all {steps} steps are done'

@@ -28,7 +28,7 @@ from attention_jax.training.step import TrainStep, make_train_step
 class UpdatesInTurn:
   """Applies the update of a single run to each run: the numbers are those of a run that is trained alone.
 
-  Also on CPUs, where one program of all runs takes up to twice the time.
+  For one run, and for several on CPUs, where one program of all runs takes up to twice the time.
 
   Attributes:
     shapes: shapes, dtypes and shardings of the state of one run.

@@ -196,7 +196,7 @@ class _Loop:
       self.save(states, list(saved))
       if is_end:
         for run in self.runs:
-          run.finish(step)
+          run.decide_to_stop(max(step, run.start))
         return states, interrupt
     raise UserError(
       f'stream({start}, {training.steps}) has yielded fewer than {training.steps - start} batches; '

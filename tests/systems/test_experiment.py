@@ -256,7 +256,7 @@ def test_more_steps_under_a_schedule_that_depends_on_them_report_both_rates(conf
 @pytest.mark.long
 def test_more_steps_continue_a_finished_run(trained, config, tmp_path):
   """Quick forms in tests/training: `test_mutable_fields_may_differ_on_resume`, and
-  `test_a_run_that_stopped_early_continues_only_with_more_patience`.
+  `test_a_run_that_stopped_early_stays_as_it_is`.
   """
   folder = tmp_path / 'run'
   shutil.copytree(trained.folder, folder)

@@ -271,7 +271,7 @@ def test_nan_is_reported_with_its_step_and_never_saved(tmp_path, monkeypatch, ca
   assert result.state.step == 22 and 'loss is nan at step 22: update skipped' in capsys.readouterr().out
 
 
-def test_a_run_that_stopped_early_continues_only_with_more_patience(tmp_path):
+def test_a_run_that_stopped_early_stays_as_it_is(tmp_path):
   errors = {2: 3.0, 4: 1.0, 6: 2.0, 8: float('nan'), 10: 1.0, 12: 0.5}
   run = functools.partial(
     fit_toy,
@@ -290,9 +290,8 @@ def test_a_run_that_stopped_early_continues_only_with_more_patience(tmp_path):
   assert os.listdir(tmp_path / BEST) == ['4']
   repeated = run(patience=3)  # does nothing
   assert repeated.reason == result.reason and repeated.state.step == 10 and repeated.compilations == 0
-  errors |= dict.fromkeys(range(14, 41, 2), 9.0)
-  continued = run(patience=4)  # more patience continues the run
-  assert continued.best == BestEvaluation(0.5, 12, 4) and continued.state.step == 20
+  with pytest.raises(UserError, match=r'training\.patience'):  # it decides when training stops
+    run(patience=4)
 
 
 def test_updates_use_every_option_of_training():
