@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-STEPS = 60  # at most 50 are compiled in another way, see compiling.FEW_RUNS
+STEPS = 60  # up to 3e70cfb9, runs of at most 50 steps are compiled with few optimisations
 JOBS = 2  # runs at a time
 COSTS = ('_per_second', 'seconds', 'compilations')  # ends of names in metrics.jsonl that are no results
 MONTHS = ('Jan', 'Feb', 'Mar', 'Apr', 'May', 'Jun', 'Jul', 'Aug', 'Sep', 'Oct', 'Nov', 'Dec')

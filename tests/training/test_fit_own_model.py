@@ -45,7 +45,7 @@ def train(folder, steps):
 
 
 def test_a_model_of_the_user_is_trained_and_resumed(tmp_path):
-  assert train(tmp_path / 'run', steps=75).state.step == 75  # > compiling.FEW_RUNS, as 100
+  assert train(tmp_path / 'run', steps=75).state.step == 75
   resumed = train(tmp_path / 'run', steps=100)  # continues at step 75
   uninterrupted = train(tmp_path / 'other', steps=100)
   jax.tree.map(np.testing.assert_array_equal, resumed.state, uninterrupted.state)
