@@ -46,7 +46,7 @@ def main() -> None:
   """
   from attention_jax.data.files import read_lines
   from attention_jax.data.text import read_parallel
-  from attention_jax.inference.word_alignment import compare_with_gold, swap_links, swap_sides
+  from attention_jax.decoding.word_alignment import compare_with_gold, swap_links, swap_sides
   from attention_jax.systems.runs import split_commas
 
   method = choose(FLAGS.symmetrisation, SYMMETRISATIONS, 'symmetrisation')
@@ -105,8 +105,8 @@ def _align(workdir: str, corpus) -> list:
   Raises UserError for a run without attention, and for a line whose number of words its normalization changes.
   """
   from attention_jax.data.text import normalize_corpus
-  from attention_jax.inference.scoring import score_pairs
-  from attention_jax.inference.word_alignment import align
+  from attention_jax.decoding.scoring import score_pairs
+  from attention_jax.decoding.word_alignment import align
   from attention_jax.systems import runs
 
   run = runs.open_run_or_ensemble(workdir, FLAGS.checkpoint, dtype=FLAGS.dtype)

@@ -18,8 +18,8 @@ from typing import Any
 from absl import flags
 
 from attention_jax import atomic
+from attention_jax.decoding.metrics import MetricValue, compute_metric
 from attention_jax.errors import UserError
-from attention_jax.inference.metrics import MetricValue, compute_metric
 from experiments.launch import (
   FLAGS,
   check_output_path,
@@ -106,7 +106,7 @@ def _hypotheses_files(overrides: Mapping[str, Any]) -> list[str]:
   Raises:
     UserError: for flags that contradict each other.
   """
-  from attention_jax.inference.hypothesis_files import has_lists
+  from attention_jax.decoding.hypothesis_files import has_lists
   from attention_jax.systems.runs import split_commas
 
   files = split_commas(FLAGS.hypotheses, '--hypotheses') if FLAGS.hypotheses else []
@@ -134,8 +134,8 @@ def _read_hypotheses(files: Sequence[str]) -> list[str]:
   Raises:
     UserError: for a file that cannot be read, and for files with different numbers of lines.
   """
-  from attention_jax.inference.hypothesis_files import read_candidates
-  from attention_jax.inference.minimum_bayes_risk import combine_hypotheses
+  from attention_jax.decoding.hypothesis_files import read_candidates
+  from attention_jax.decoding.minimum_bayes_risk import combine_hypotheses
 
   systems = [read_candidates(file) for file in files]
   for file, lines in zip(files, systems, strict=True):
@@ -195,7 +195,7 @@ def _evaluate_bins(run: Any, lines: Sequence[str], plot: str | None) -> Any:
   """
   if not FLAGS.by:
     return None
-  from attention_jax.inference.scoring import score_pairs
+  from attention_jax.decoding.scoring import score_pairs
   from attention_jax.sweeps.bins import add_teacher_forcing_metrics, evaluate_bins
   from attention_jax.sweeps.plots import draw_bins
   from attention_jax.systems.base import SupportsCorpus

@@ -30,7 +30,7 @@ flags.DEFINE_list('platforms', ['cpu'], f'platforms on which the functions run, 
 
 def main() -> None:
   """Exports the run of --workdir to the folder --output. Raises UserError for a model that cannot be exported."""
-  from attention_jax.inference.exporting import ExportRequest, export_decoder, write_export
+  from attention_jax.decoding.exporting import ExportRequest, export_decoder, write_export
   from attention_jax.systems import runs
   from attention_jax.systems.base import SupportsTranslation
 

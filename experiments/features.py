@@ -29,8 +29,8 @@ flags.DEFINE_integer('batch_size', 32, 'images per batch', 1)
 
 def main() -> None:
   """Computes the features of --images by --network, and writes them to --output."""
-  from attention_jax.data.features import load_pretrained, write_features
-  from attention_jax.data.pictures import list_images
+  from attention_jax.systems.captioning.data import list_images
+  from attention_jax.systems.captioning.features import load_pretrained, write_features
 
   folder = require_flag('images')
   network_name = require_flag('network')

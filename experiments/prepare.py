@@ -23,7 +23,7 @@ def main() -> None:
   from attention_jax.data import tasks
   from attention_jax.data.preparing import prepare
   from attention_jax.systems.registry import SYSTEMS
-  from attention_jax.systems.translation import TranslationDataConfig
+  from attention_jax.systems.translation.config import TranslationDataConfig
 
   if FLAGS.config is None:
     raise UserError('--config is missing; for example --config=configs/wmt14.py:transformer2017_base')

@@ -26,7 +26,7 @@ flags.DEFINE_bool('layers', False, 'also print layers: the weights of every laye
 def main() -> None:
   """Prints the scores of each pair of --source and --target."""
   from attention_jax.data.text import read_parallel
-  from attention_jax.inference.scoring import score_pairs
+  from attention_jax.decoding.scoring import score_pairs
   from attention_jax.systems import runs
 
   workdir = require_flag('workdir')

@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from attention_jax.inference.metrics import MetricSummary, MetricValue
+from attention_jax.decoding.metrics import MetricSummary, MetricValue
 
 if TYPE_CHECKING:  # loads scipy, which only evaluate --by needs here
   from attention_jax.sweeps.bins import BinnedMetrics

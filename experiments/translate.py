@@ -203,7 +203,7 @@ def _rank(hypotheses: list) -> list:
   With --mbr, they are sorted by their expected utility, which becomes their score, and repeated texts are removed.
   Otherwise the order is unchanged; repeated hypotheses are removed from a search and kept among samples.
   """
-  from attention_jax.inference.minimum_bayes_risk import expected_utility
+  from attention_jax.decoding.minimum_bayes_risk import expected_utility
 
   if not FLAGS.mbr:
     return hypotheses if FLAGS.samples else _distinct(hypotheses, key=lambda hypothesis: tuple(hypothesis.tokens))
@@ -243,7 +243,7 @@ def _sampling_options():
 
 def _check_search_flags() -> None:
   """Raises UserError for flags of diverse beam search and reranking that are wrong or have no effect."""
-  from attention_jax.inference.metrics import compute_metric
+  from attention_jax.decoding.metrics import compute_metric
 
   if FLAGS.samples and FLAGS.groups > 1:
     raise UserError(f'--samples={FLAGS.samples} cannot be combined with --groups={FLAGS.groups}, an option of search')
@@ -272,7 +272,7 @@ def _translate_stream(run) -> None:
   """Prints each token of a line as soon as enough of the line has arrived."""
   from attention_jax.data import incremental
   from attention_jax.data.vocab import unknown_characters
-  from attention_jax.inference.streaming import StreamingTranslator
+  from attention_jax.decoding.streaming import StreamingTranslator
 
   if run.config['evaluation']['replace_unknown']:
     raise UserError('--stream cannot replace unknown words, but the config of the run does; use --noreplace_unknown')

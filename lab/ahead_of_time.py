@@ -19,7 +19,7 @@ from attention_jax.models.encoder_decoder import build
 from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.costs import count_in_jaxpr, matmul_flop
 from attention_jax.systems.registry import SYSTEMS
-from attention_jax.systems.translation import initial_params
+from attention_jax.systems.translation.system import initial_params
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.config import Training
 from attention_jax.training.frozen import freeze_loss

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attention_jax import atomic
-from attention_jax.inference.explanations import MeasureOptions
 from attention_jax.sweeps.collect import SettingRuns
 from attention_jax.systems.base import Log
 from lab.claim_rows import (
@@ -18,6 +17,7 @@ from lab.claim_rows import (
   setting_rows,
 )
 from lab.configs.scaled_dot import HEADS
+from lab.explanation_measures import MeasureOptions
 from lab.explanations import Study, explanation_rows
 from lab.record_plots import Plot, draw_rows
 from lab.records import Column, Table, write_table

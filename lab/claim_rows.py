@@ -11,13 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from attention_jax.analysis.gradient_paths import (
-  factor_per_step,
-  recurrent_distances,
-  rms_by_distance,
-  source_gradients,
-)
-from attention_jax.analysis.probes import Sentence, one_hot_sentences, probe_accuracy
 from attention_jax.data.encoding import EncodedCorpus
 from attention_jax.data.files import read_lines
 from attention_jax.errors import UserError
@@ -31,7 +24,14 @@ from attention_jax.sweeps.statistics import Interval
 from attention_jax.systems.experiment import selectable_metrics
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.runs import open_run
+from lab.gradient_paths import (
+  factor_per_step,
+  recurrent_distances,
+  rms_by_distance,
+  source_gradients,
+)
 from lab.measured import summarize
+from lab.probes import Sentence, one_hot_sentences, probe_accuracy
 from lab.records import Row
 
 MIN_PAIRS = 20  # distances with fewer pairs of positions are left out

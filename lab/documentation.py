@@ -13,32 +13,32 @@ from pathlib import Path
 from absl import flags
 
 from attention_jax import atomic
+from attention_jax.analysis.analyses import ANALYSES
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.edits import EDITS
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.spatial import TRANSFORMS
 from attention_jax.functional.table import Row, option_schema, parameter_names
-from attention_jax.inference.analyses import ANALYSES
 from attention_jax.kernels.api import IMPLEMENTATIONS
 from attention_jax.kernels.target import compile_for
 from attention_jax.losses import auxiliary
 from attention_jax.losses.auxiliary import AuxiliaryLoss
 from attention_jax.losses.objectives import OBJECTIVES
-from attention_jax.models.classifiers import CLASSIFIERS
 from attention_jax.models.decoders import DECODERS
 from attention_jax.models.encoders import ENCODERS
-from attention_jax.models.glimpses import GlimpseConfig
-from attention_jax.models.image_encoders import IMAGE_ENCODERS
-from attention_jax.models.picture_classifiers import NETWORKS
-from attention_jax.models.turing import RECALL_CELLS
 from attention_jax.modules.outputs import OUTPUTS
 from attention_jax.modules.pooling import POOLINGS
 from attention_jax.modules.positions import POSITIONS, SET_BY_ATTENTION, Positions
 from attention_jax.modules.transformer import ACTIVATIONS, NORMS
 from attention_jax.specs import REQUIRED, Option, schema_of
+from attention_jax.systems.captioning.model import IMAGE_ENCODERS
+from attention_jax.systems.classification.model import CLASSIFIERS
 from attention_jax.systems.config import FieldDescription, describe_config
+from attention_jax.systems.glimpsing.glimpses import GlimpseConfig
+from attention_jax.systems.glimpsing.model import NETWORKS
 from attention_jax.systems.presets import PRESETS
+from attention_jax.systems.recall.model import RECALL_CELLS
 from attention_jax.systems.registry import SYSTEMS
 from experiments.launch import FLAGS, launch
 

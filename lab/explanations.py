@@ -9,10 +9,15 @@ import numpy as np
 import scipy.sparse
 
 from attention_jax.analysis.agreement import jensen_shannon
-from attention_jax.analysis.probes import guided_predictions, weighted_counts
 from attention_jax.data.batching import gather
-from attention_jax.data.document_batches import check_document_buckets, gather_documents, largest_bucket
-from attention_jax.inference.explanations import (
+from attention_jax.models.encoder_decoder import replace_unreachable_targets
+from attention_jax.sweeps.collect import SettingRuns
+from attention_jax.sweeps.statistics import Interval, bootstrap_mean
+from attention_jax.systems.base import System
+from attention_jax.systems.classification.batches import check_document_buckets, gather_documents, largest_bucket
+from attention_jax.systems.runs import Run, open_run
+from lab.claim_rows import Factor, claim_row, spread_rows
+from lab.explanation_measures import (
   READERS,
   Example,
   ExampleReader,
@@ -21,13 +26,8 @@ from attention_jax.inference.explanations import (
   read_weights,
   summarize_examples,
 )
-from attention_jax.losses.sequence import replace_unreachable_targets
-from attention_jax.sweeps.collect import SettingRuns
-from attention_jax.sweeps.statistics import Interval, bootstrap_mean
-from attention_jax.systems.base import System
-from attention_jax.systems.runs import Run, open_run
-from lab.claim_rows import Factor, claim_row, spread_rows
 from lab.measured import summarize
+from lab.probes import guided_predictions, weighted_counts
 from lab.records import Row
 
 # Measure -> its name in the table; τ is Kendall's rank correlation of two orders of the source positions.

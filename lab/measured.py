@@ -10,8 +10,8 @@ from typing import Any
 
 from flax.traverse_util import flatten_dict
 
+from attention_jax.decoding.metrics import mean_and_deviation
 from attention_jax.errors import UserError
-from attention_jax.inference.metrics import mean_and_deviation
 from attention_jax.sweeps.collect import UNREPORTED_FIELDS, SettingRuns, collect_sweep, read_runs
 from attention_jax.sweeps.estimate import format_seconds
 from attention_jax.sweeps.ledger import LEDGER, read_state

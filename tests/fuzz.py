@@ -30,15 +30,19 @@ from hypothesis import strategies as st
 from ml_collections import config_flags
 
 from attention_jax import specs
-from attention_jax.data import digits, documents, images, pictures, tasks, vocab
+from attention_jax.data import tasks, vocab
 from attention_jax.data.files import read_arrays, read_lines
+from attention_jax.decoding.hypothesis_files import read_candidates
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.scores import SCORES
-from attention_jax.inference.hypothesis_files import read_candidates
 from attention_jax.pharaoh import parse_pharaoh
 from attention_jax.systems import experiment
+from attention_jax.systems.captioning import data as pictures
+from attention_jax.systems.captioning import images
+from attention_jax.systems.classification import data as documents
 from attention_jax.systems.config import fill_defaults
+from attention_jax.systems.glimpsing import data as digits
 from attention_jax.training import file_digests, folder, writers
 from experiments.config_files import check_config_arguments
 

@@ -50,7 +50,7 @@ def show(
     run: a run of a system with readings, as `systems.runs.open_run('runs/dates')` returns it.
     *lines: the sources.
     layers: whether to add the weights of every layer and head.
-    analyses: specs of inference.analyses.ANALYSES, such as 'leave_one_out'.
+    analyses: specs of analysis.analyses.ANALYSES, such as 'leave_one_out'.
     hypotheses: number of hypotheses of each line, at most the beam size.
     edit: a spec of functional.edits.EDITS, such as 'uniform(layer=0)'; the page compares the run with and without it.
     relative: whether the darkest colour initially stands for the largest weight instead of 1.

@@ -33,7 +33,7 @@ class ReadingRequest(NamedTuple):
     rows: numbers of rows of the split, counted from 0, as text; empty for the first four rows.
     inputs: new inputs, which replace the rows unless empty.
     layers: whether to add the weights of every layer and head.
-    analyses: specs of inference.analyses.ANALYSES.
+    analyses: specs of analysis.analyses.ANALYSES.
     hypotheses: number of hypotheses for each input, at most the beam size; 1 for rows.
     words: whether to merge the weights of subwords or characters to those of words.
     edit: a spec of functional.edits.EDITS that edits the weights of the model; '' for none.

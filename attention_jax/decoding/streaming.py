@@ -8,6 +8,7 @@ positions and T tokens take at most S + T steps, each over lookback + 1 scores. 
 `search.greedy` on the complete source.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention_jax.data import incremental
+from attention_jax.data.vocab import Vocabulary, has_byte_fallback
 from attention_jax.decoding import search
 from attention_jax.decoding.constraints import NO_CONSTRAINTS, Constraints
 from attention_jax.errors import UserError
@@ -264,3 +267,57 @@ def check_streamable(model: EncoderDecoder) -> None:
       raise UserError(
         f'streaming needs {requirement.description}, but {requirement.field} is {value!r}; expected one of: {expected}'
       )
+
+
+class StreamingTranslator:
+  """Translates lines one after the other while they arrive; each result equals that of greedy search on the whole line.
+
+  Args:
+    model: a trained model.
+    params: its parameters.
+    source_vocab: source vocabulary of the run.
+    target_vocab: target vocabulary of the run.
+    max_length: maximum number of tokens of a hypothesis, EOS included.
+    constraints: constraints on hypotheses, see StreamingDecoder.
+
+  Raises:
+    UserError: for a model that needs the complete source, see check_streamable, and for a target
+      vocabulary with byte fallback.
+  """
+
+  def __init__(
+    self,
+    model: EncoderDecoder,
+    params: Any,
+    source_vocab: Vocabulary,
+    target_vocab: Vocabulary,
+    *,
+    max_length: int,
+    constraints: Constraints = NO_CONSTRAINTS,
+  ):
+    if has_byte_fallback(target_vocab):
+      raise UserError('bytes of characters cannot be printed one by one; expected a vocabulary without byte_fallback')
+    self.source_vocab = source_vocab
+    self.target_vocab = target_vocab
+    self.max_length = max_length
+    self._decoder = StreamingDecoder(model, max_length=max_length, constraints=constraints)
+    self._params = jax.device_put(jax.device_get(params), jax.local_devices()[0])
+
+  def __call__(self, line: Iterable[str]) -> Iterator[tuple[str, EmittedToken]]:
+    """Yields the text that each target token adds to the translation, and the token; nothing for a blank line.
+
+    Args:
+      line: the parts of the line, of any length; only the parts that the next token needs are read.
+
+    Yields:
+      (text, token); the text of EOS is ''.
+    """
+    characters = itertools.chain.from_iterable(line)
+    segments = self.source_vocab.iter_segments(incremental.skip_blank_line(characters))
+    first = next(segments, None)
+    if first is None:
+      return
+    ids = itertools.chain.from_iterable(map(self.source_vocab.encode, itertools.chain([first], segments)))
+    decode = incremental.make_incremental_decoder(self.target_vocab)
+    for emitted in self._decoder(self._params, itertools.chain(ids, [EOS])):
+      yield decode(emitted.token), emitted

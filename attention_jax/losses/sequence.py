@@ -13,7 +13,7 @@ from attention_jax.losses.auxiliary import RUNNING_METRICS, auxiliary_losses
 from attention_jax.losses.base import ObjectiveInputs, likelihood
 from attention_jax.losses.objectives import make_objective
 from attention_jax.losses.vocabulary import linear_cross_entropy
-from attention_jax.modules.embedding import oov_to_unk
+from attention_jax.models.encoder_decoder import replace_unreachable_targets
 from attention_jax.training.loss import OBJECTIVE_RNG, Loss, Sums
 
 
@@ -48,15 +48,6 @@ def cross_entropy(
     return jnp.sum(jnp.where(mask, x, 0), dtype=jnp.float32)
 
   return {'loss': total(losses), 'accuracy': total(is_correct), 'tokens': total(mask)}
-
-
-def replace_unreachable_targets(model, batch):
-  """Returns the batch with UNK in place of target ids from `model.output_size` on, which the model cannot emit.
-
-  Without copying, `output_size` is V, and the ids from V on are out-of-vocabulary words of the source. With copying, it
-  is V + S, so that no id is replaced.
-  """
-  return batch._replace(target=oov_to_unk(batch.target, model.output_size(batch.source.shape[-1])))
 
 
 def output_loss(outputs, target: jax.Array, mask: jax.Array, smoothing: float = 0.0, copies: bool = False) -> Sums:

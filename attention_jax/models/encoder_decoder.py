@@ -370,3 +370,12 @@ def make_module(spec: str, table: Mapping[str, type[nn.Module]], kind: str, **fi
   _, cls, options = bind(spec, table, kind, lambda cls: schema_of(cls, fixed))
   names = {field.name for field in dataclasses.fields(cls)}
   return cls(**{name: value for name, value in fields.items() if name in names} | options)
+
+
+def replace_unreachable_targets(model, batch):
+  """Returns the batch with UNK in place of target ids from `model.output_size` on, which the model cannot emit.
+
+  Without copying, `output_size` is V, and the ids from V on are out-of-vocabulary words of the source. With copying, it
+  is V + S, so that no id is replaced.
+  """
+  return batch._replace(target=oov_to_unk(batch.target, model.output_size(batch.source.shape[-1])))

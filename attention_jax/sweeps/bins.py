@@ -9,12 +9,12 @@ import numpy as np
 from attention_jax.analysis.alignment import alignment_scores
 from attention_jax.data.text import LINK_LEVELS, Corpus
 from attention_jax.data.vocab import Vocabulary
+from attention_jax.decoding.metrics import RowCounts, compute_metric
+from attention_jax.decoding.scoring import ScoredPair
 from attention_jax.errors import UserError, choose
-from attention_jax.inference.evaluation import LinkComparison, predict_links, select_texts
-from attention_jax.inference.metrics import RowCounts, compute_metric
-from attention_jax.inference.scoring import ScoredPair
 from attention_jax.specs import parse
 from attention_jax.sweeps.statistics import Interval, bootstrap_ratio, bootstrap_rows
+from attention_jax.systems.text_evaluation import LinkComparison, predict_links, select_texts
 
 
 def _source_lengths(corpus: Corpus, train: Corpus) -> list[int]:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from attention_jax.data.files import read_lines
+from attention_jax.decoding.metrics import METRICS
 from attention_jax.errors import UserError
-from attention_jax.inference.evaluation import ComparedTexts, select_texts
-from attention_jax.inference.metrics import METRICS
 from attention_jax.specs import parse
 from attention_jax.sweeps.collect import FinishedRun, SettingRuns
 from attention_jax.sweeps.statistics import Comparison, Interval, RowComparison, compare, compare_rows, correct_p_values
 from attention_jax.systems.base import Log, SupportsCorpus
 from attention_jax.systems.registry import SYSTEMS
+from attention_jax.systems.text_evaluation import ComparedTexts, select_texts
 
 SIGNIFICANCE = 0.05
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from attention_jax.analysis.fonts import font_families
 from attention_jax.analysis.plots import INK, LINE
-from attention_jax.inference.metrics import METRICS
+from attention_jax.decoding.metrics import METRICS
 from attention_jax.sweeps.bins import BinnedMetrics
 from attention_jax.sweeps.contrasts import MetricColumn
 from attention_jax.sweeps.report import ALIGNMENT_ERROR, Report, ReportCell, ReportRow

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from flax.traverse_util import flatten_dict
 
+from attention_jax.decoding.metrics import mean_and_deviation
 from attention_jax.errors import UserError, choose
-from attention_jax.inference.metrics import mean_and_deviation
 from attention_jax.specs import parse
 from attention_jax.sweeps.collect import SettingRuns, collect_folders, collect_sweep
 from attention_jax.sweeps.contrasts import SIGNIFICANCE, Contrast, MetricColumn, contrast_all

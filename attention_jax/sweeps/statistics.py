@@ -12,7 +12,7 @@ import numpy as np
 import scipy.stats
 from sacrebleu.significance import _bootstrap_resample, _compute_p_value
 
-from attention_jax.inference.metrics import RowCounts, count_rows, reference_streams, sacrebleu_metric
+from attention_jax.decoding.metrics import RowCounts, count_rows, reference_streams, sacrebleu_metric
 
 CONFIDENCE = 0.95
 SEED = 0  # of the random generator, so that a report can be repeated
@@ -161,7 +161,7 @@ def compare_rows(
   """Tests whether two lists of hypotheses differ in a metric, by resampling rows.
 
   Args:
-    spec: a spec of inference.metrics.METRICS.
+    spec: a spec of decoding.metrics.METRICS.
     baseline: the hypotheses of the baseline, one per row.
     hypotheses: the hypotheses of the other run, one per row.
     references: one or more per row.
@@ -249,7 +249,7 @@ def bootstrap_rows(spec: str, hypotheses: Sequence[str], references: Sequence[Se
   """Returns a metric with its bootstrap interval over rows: sacrebleu's for its metrics, scipy's for rates.
 
   Args:
-    spec: a spec of inference.metrics.METRICS.
+    spec: a spec of decoding.metrics.METRICS.
     hypotheses: one per row.
     references: one or more per row.
   """

@@ -12,17 +12,20 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from attention_jax.data.batching import Share
+from attention_jax.data.batching import Batch, Share
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
+from attention_jax.decoding.metrics import MetricValue
+from attention_jax.decoding.predictor import Predictor
 from attention_jax.errors import UserError
-from attention_jax.inference.metrics import MetricValue
-from attention_jax.inference.predictor import Predictor
 from attention_jax.kernels import auto
+from attention_jax.models.encoder_decoder import EncoderDecoder
 from attention_jax.modules.attention import Attention
 from attention_jax.training.anneal import make_anneal
+from attention_jax.training.compiling import jit_once
 from attention_jax.training.config import Training
 from attention_jax.training.frozen import check_frozen
 from attention_jax.training.loss import Loss
@@ -353,3 +356,14 @@ def describe_decoder_implementation(decoder: Any) -> str:
   """Returns the name of the implementation of a decoder's attention; in a recurrence 'auto' computes single queries."""
   in_recurrence = decoder.traits.attends_in_recurrence
   return describe_implementation(decoder.attention, 'xla, one query at a time' if in_recurrence else '')
+
+
+def initializer_for_batch(model: EncoderDecoder, batch: Batch) -> Callable[[int], Any]:
+  """Returns seed -> initial parameters of a model for batches like this one, compiled once for all seeds."""
+
+  @jit_once
+  def init(rng: jax.Array) -> Any:
+    source, source_mask, target = map(jnp.asarray, (batch.source, batch.source_mask, batch.target))
+    return model.init(rng, source, source_mask, target)['params']
+
+  return lambda seed: init(jax.random.key(seed))

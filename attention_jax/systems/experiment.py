@@ -12,8 +12,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from attention_jax.data.pipeline import first_of_each_shape, stream
+from attention_jax.decoding.metrics import MetricSummary, MetricValue, aggregate_runs
 from attention_jax.errors import UserError, choose
-from attention_jax.inference.metrics import MetricSummary, MetricValue, aggregate_runs
 from attention_jax.systems.base import BatchSequence, Config, Log, System
 from attention_jax.systems.config import MAX_SEEDS, fill_defaults
 from attention_jax.systems.initial_run import (

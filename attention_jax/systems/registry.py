@@ -1,18 +1,30 @@
-"""The table of systems; `config.system` is one of its names."""
+"""The table of systems; `config.system` is one of its names. A system is imported when it is first used."""
 
-from collections.abc import Mapping
+import pkgutil
+from collections.abc import Iterator, Mapping
 
 from attention_jax.systems.base import System
-from attention_jax.systems.captioning import CaptioningSystem
-from attention_jax.systems.classification import ClassificationSystem
-from attention_jax.systems.glimpsing import GlimpsingSystem
-from attention_jax.systems.recall import RecallSystem
-from attention_jax.systems.translation import TranslationSystem
 
-SYSTEMS: Mapping[str, type[System]] = {
-  'captioning': CaptioningSystem,
-  'classification': ClassificationSystem,
-  'glimpsing': GlimpsingSystem,
-  'recall': RecallSystem,
-  'translation': TranslationSystem,
+CLASSES = {
+  'captioning': 'attention_jax.systems.captioning.system:CaptioningSystem',
+  'classification': 'attention_jax.systems.classification.system:ClassificationSystem',
+  'glimpsing': 'attention_jax.systems.glimpsing.system:GlimpsingSystem',
+  'recall': 'attention_jax.systems.recall.system:RecallSystem',
+  'translation': 'attention_jax.systems.translation.system:TranslationSystem',
 }
+
+
+class _Systems(Mapping[str, type[System]]):
+  """Maps the names of `CLASSES` to the classes, which it imports."""
+
+  def __getitem__(self, name: str) -> type[System]:
+    return pkgutil.resolve_name(CLASSES[name])
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(CLASSES)
+
+  def __len__(self) -> int:
+    return len(CLASSES)
+
+
+SYSTEMS = _Systems()

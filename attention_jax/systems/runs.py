@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 import jax
 
 from attention_jax import atomic
+from attention_jax.decoding.metrics import MetricValue
+from attention_jax.decoding.predictor import Predictor
 from attention_jax.errors import UserError, choose
-from attention_jax.inference.evaluation import text_metrics
-from attention_jax.inference.metrics import MetricValue
-from attention_jax.inference.predictor import Predictor
 from attention_jax.modules.weights import SUFFIX, load_weights, read_metadata
 from attention_jax.systems.base import Config, SupportsCorpus, SupportsEnsembles, SupportsTranslation, System
 from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.ready_made import resolve_folder
 from attention_jax.systems.registry import SYSTEMS
+from attention_jax.systems.text_evaluation import text_metrics
 from attention_jax.systems.variants import check_variants
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.config import Training

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.data.batching import Batch
-from attention_jax.inference.compiled_search import compile_beam_search
+from attention_jax.decoding.compiled_search import compile_beam_search
 from attention_jax.systems.costs import count_matmuls
 from attention_jax.tokens import EOS
 from lab.benchmarks import peers

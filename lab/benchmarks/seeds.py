@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from attention_jax.data.batching import Batch
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import build
-from attention_jax.systems.translation import initializer
+from attention_jax.systems.translation.system import initializer
 from attention_jax.training.config import Training
 from attention_jax.training.partition import make_mesh
 from attention_jax.training.seeds import make_updates, prepare_training

@@ -18,7 +18,7 @@ from attention_jax.errors import UserError
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import build
 from attention_jax.systems.costs import count_matmuls
-from attention_jax.systems.translation import initial_params, initializer
+from attention_jax.systems.translation.system import initial_params, initializer
 from attention_jax.training.config import Training
 from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh, shard_batch

@@ -14,8 +14,8 @@ import numpy as np
 from attention_jax.data.encoding import encode
 from attention_jax.data.files import read_lines
 from attention_jax.data.text import Corpus
+from attention_jax.decoding.metrics import compute_metric
 from attention_jax.errors import UserError
-from attention_jax.inference.metrics import compute_metric
 from attention_jax.systems.runs import Run, open_run
 from attention_jax.tokens import UNK
 from experiments.launch import program_command

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attention_jax.analysis import glimpse_paths, heatmap, image_overlays, memory_tapes
+from attention_jax.analysis import heatmap
 from attention_jax.analysis.picture_files import check_png_path, select_by_suffix
 from attention_jax.errors import UserError, report_write_errors
+from attention_jax.systems.captioning import overlays as image_overlays
+from attention_jax.systems.glimpsing import paths as glimpse_paths
+from attention_jax.systems.recall import tapes as memory_tapes
 
 
 def test_the_suffix_selects_the_writer_in_any_case():

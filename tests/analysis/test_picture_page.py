@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attention_jax.analysis import glimpse_paths, image_overlays, memory_tapes
 from attention_jax.analysis.picture_page import SteppedExample, as_colours, write_page
 from attention_jax.errors import UserError
+from attention_jax.systems.captioning import overlays as image_overlays
+from attention_jax.systems.glimpsing import paths as glimpse_paths
+from attention_jax.systems.recall import tapes as memory_tapes
 from tests.analysis.helpers import HOSTILE, Page, check_page, move_slider, open_page
 
 RED = np.full((4, 8, 3), (255, 0, 0), np.uint8)

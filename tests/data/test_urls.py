@@ -9,8 +9,8 @@ from PIL import Image
 
 from attention_jax.data import tasks
 from attention_jax.data.files import read_arrays, read_lines
-from attention_jax.data.images import list_images, read_image
 from attention_jax.errors import UserError
+from attention_jax.systems.captioning.images import list_images, read_image
 
 
 @pytest.fixture

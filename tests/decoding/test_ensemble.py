@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attention_jax.decoding.compiled_search import BeamSearch, compile_search
 from attention_jax.decoding.constraints import NO_CONSTRAINTS, Constraints
 from attention_jax.decoding.ensemble import Ensemble
 from attention_jax.decoding.ranking import DEFAULT_RANKING
 from attention_jax.decoding.sampling import Sampling
 from attention_jax.errors import UserError
-from attention_jax.inference.compiled_search import BeamSearch, compile_search
 from attention_jax.tokens import EOS, PAD, UNK
 from tests.models.helpers import TARGET_WORDS, B, build_tiny, build_transformer, inputs
 from tests.modules.helpers import assert_close, variables

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attention_jax.decoding.compiled_search import compile_beam_search, compile_search
 from attention_jax.decoding.ranking import DEFAULT_RANKING
 from attention_jax.decoding.sampling import Sampling
 from attention_jax.errors import UserError
-from attention_jax.inference.compiled_search import compile_beam_search, compile_search
 from attention_jax.tokens import EOS, PAD
 from tests.models.helpers import TARGET_WORDS, B, S, build_tiny, build_transformer, inputs
 from tests.modules.helpers import assert_same, variables

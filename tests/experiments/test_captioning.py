@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attention_jax.data.builders import shapes
-from attention_jax.data.pictures import Pictures
 from attention_jax.data.vocab import char
-from attention_jax.inference.predictor import Hypothesis
-from attention_jax.systems.caption_overlays import overlay_rows
+from attention_jax.decoding.predictor import Hypothesis
+from attention_jax.systems.captioning import shapes
+from attention_jax.systems.captioning.data import Pictures
+from attention_jax.systems.captioning.plots import overlay_rows
 from attention_jax.training.file_digests import FILE_DIGESTS
 from attention_jax.training.folder import read_config
 from tests.experiments.helpers import copy_interrupted_run, run

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from attention_jax.systems import runs
-from attention_jax.systems.classification import ClassificationSystem
-from attention_jax.systems.classification_outputs import ClassificationPrediction, CutDocument, shade_document
+from attention_jax.systems.classification.outputs import ClassificationPrediction, CutDocument, shade_document
+from attention_jax.systems.classification.system import ClassificationSystem
 from attention_jax.systems.config import default_config
 from tests.experiments.helpers import copy_interrupted_run, run
 

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attention_jax.data.builders import dates, entailment, records, shapes
+from attention_jax.data.builders import dates, records
+from attention_jax.systems.captioning import shapes
+from attention_jax.systems.classification import entailment
 from attention_jax.systems.presets import PRESETS
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.training.config import Training

@@ -7,16 +7,16 @@ import sys
 import numpy as np
 import pytest
 
+from attention_jax.decoding.compiled_search import BeamSearch, compile_search
 from attention_jax.decoding.constraints import Constraints
+from attention_jax.decoding.exporting import ExportRequest, export_decoder
 from attention_jax.decoding.ranking import DEFAULT_RANKING
 from attention_jax.errors import UserError
-from attention_jax.inference.compiled_search import BeamSearch, compile_search
-from attention_jax.inference.exporting import ExportRequest, export_decoder
 from attention_jax.models.encoder_decoder import build
 from attention_jax.modules.weights import flatten_names
 from attention_jax.systems.config import default_config
 from attention_jax.systems.runs import open_run
-from attention_jax.systems.translation import initial_params
+from attention_jax.systems.translation.system import initial_params
 from tests.experiments.helpers import run
 
 LINES = ['a b', 'c', 'b c a']

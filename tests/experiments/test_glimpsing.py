@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from attention_jax.systems.glimpsing import GlimpsingSystem
+from attention_jax.systems.glimpsing.system import GlimpsingSystem
 from attention_jax.systems.runs import open_run
 from tests.experiments.helpers import copy_interrupted_run, run
 from tests.systems.helpers import two_devices

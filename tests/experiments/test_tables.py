@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from attention_jax.inference.metrics import MetricSummary
+from attention_jax.decoding.metrics import MetricSummary
 from attention_jax.sweeps.bins import Bin, BinnedMetrics
 from attention_jax.sweeps.statistics import Interval
 from experiments.tables import print_bins, print_results

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from attention_jax.inference.streaming import StreamingTranslator
+from attention_jax.decoding.streaming import StreamingTranslator
 from attention_jax.systems.runs import open_run
 from tests.experiments.helpers import WORDS, run, start_translate, tiny_arguments
 from tests.experiments.test_bad_input import assert_user_error

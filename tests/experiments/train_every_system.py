@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import jax
 import pytest
 
-from attention_jax.data.builders import entailment, shapes
 from attention_jax.systems import experiment
+from attention_jax.systems.captioning import shapes
+from attention_jax.systems.classification import entailment
 from experiments.config_files import load_config
 
 FEW_ROWS = {'train': 32, 'validation': 8, 'test': 8, 'unseen': 8}  # for tasks that are generated

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from attention_jax.analysis.gradient_paths import recurrent_distances, rms_by_distance
 from attention_jax.data.encoding import encode
 from attention_jax.data.text import from_pairs
 from attention_jax.data.vocab import word
@@ -18,6 +17,7 @@ from attention_jax.sweeps.ledger import PLANNED, Unit, open_ledger, planned_even
 from attention_jax.sweeps.space import grid
 from lab import claim_rows
 from lab.claim_rows import Factor, bin_rows, conditions, finished_settings, setting_rows
+from lab.gradient_paths import recurrent_distances, rms_by_distance
 from tests.modules.helpers import variables
 from tests.sweeps.helpers import base_config, make_sweep
 

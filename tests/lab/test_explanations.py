@@ -7,14 +7,13 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from attention_jax.analysis import probes
-from attention_jax.data.document_batches import EncodedDocuments
 from attention_jax.data.encoding import EncodedCorpus
-from attention_jax.inference.explanations import Example, Explanations, MeasureOptions
 from attention_jax.sweeps.space import grid
+from attention_jax.systems.classification.batches import EncodedDocuments
 from attention_jax.tokens import EOS, PAD, UNK
-from lab import explanations
+from lab import explanations, probes
 from lab.claim_rows import Factor, finished_settings
+from lab.explanation_measures import Example, Explanations, MeasureOptions
 from lab.explanations import (
   GUIDES,
   MEASURES,

@@ -11,12 +11,12 @@ from attention_jax.data.batching import Batch
 from attention_jax.data.encoding import encode
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import word
+from attention_jax.decoding.compiled_search import BeamSearch, compile_search
 from attention_jax.decoding.constraints import Constraints
+from attention_jax.decoding.predictor import Predictor
 from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking
 from attention_jax.decoding.sampling import Sampling
 from attention_jax.errors import UserError
-from attention_jax.inference.compiled_search import BeamSearch, compile_search
-from attention_jax.inference.predictor import Predictor
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import build
 from attention_jax.modules.outputs import OUTPUTS

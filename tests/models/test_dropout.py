@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from tests.models.helpers import build_conv, build_tiny, inputs
-from tests.models.test_classifiers import MASK, SOURCE, build_small
 from tests.modules.helpers import RNGS, variables
+from tests.systems.classification.test_model import MASK, SOURCE, build_small
 
 RATE = 0.999999
 

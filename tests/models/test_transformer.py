@@ -10,8 +10,8 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.decoding import search
+from attention_jax.decoding.compiled_search import compile_beam_search
 from attention_jax.errors import UserError
-from attention_jax.inference.compiled_search import compile_beam_search
 from attention_jax.models.encoder_decoder import shift_right
 from attention_jax.models.encoders import TransformerEncoder
 from attention_jax.modules.embedding import Embedding

@@ -5,9 +5,9 @@ import pytest
 
 from attention_jax.data.text import Corpus, from_pairs
 from attention_jax.data.vocab import word
+from attention_jax.decoding.metrics import compute_metric
+from attention_jax.decoding.scoring import ScoredPair
 from attention_jax.errors import UserError
-from attention_jax.inference.metrics import compute_metric
-from attention_jax.inference.scoring import ScoredPair
 from attention_jax.sweeps.bins import PROPERTIES, add_teacher_forcing_metrics, divide_rows, evaluate_bins
 from attention_jax.sweeps.plots import draw_bins
 

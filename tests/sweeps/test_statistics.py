@@ -10,7 +10,7 @@ import scipy.special
 from sacrebleu.metrics import BLEU
 from sacrebleu.significance import PairedTest
 
-from attention_jax.inference.metrics import METRICS, RowCounts, compute_metric, count_rows
+from attention_jax.decoding.metrics import METRICS, RowCounts, compute_metric, count_rows
 from attention_jax.sweeps.statistics import (
   TESTS,
   bootstrap_interquartile_mean,

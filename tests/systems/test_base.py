@@ -20,7 +20,7 @@ from attention_jax.systems.base import (
   System,
 )
 from attention_jax.systems.config import default_config
-from attention_jax.systems.recall import RecallSystem
+from attention_jax.systems.recall.system import RecallSystem
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.training.config import Training
 from attention_jax.training.loss import Loss

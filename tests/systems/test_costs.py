@@ -8,8 +8,8 @@ from jax.sharding import PartitionSpec
 
 from attention_jax.systems.config import default_config
 from attention_jax.systems.costs import COUNTED_BATCHES, count_matmuls, matmul_flop, update_flop
-from attention_jax.systems.recall import RecallSystem
-from attention_jax.systems.translation import TranslationSystem
+from attention_jax.systems.recall.system import RecallSystem
+from attention_jax.systems.translation.system import TranslationSystem
 from attention_jax.training.partition import MeshConfig, make_mesh
 from attention_jax.training.state import count_parameters
 

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 from attention_jax.data.batching import eval_batches
+from attention_jax.decoding.metrics import MetricValue
 from attention_jax.errors import UserError
-from attention_jax.inference import evaluation
-from attention_jax.inference.metrics import MetricValue
 from attention_jax.systems import experiment
+from attention_jax.systems import text_evaluation as evaluation
 from attention_jax.systems.config import default_config
 from attention_jax.systems.provenance import code_version
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.runs import open_run
-from attention_jax.systems.translation import TranslationSystem
+from attention_jax.systems.translation.system import TranslationSystem
 from attention_jax.training.checkpoint import LATEST, Checkpoints
 from attention_jax.training.writers import read_metrics
 from tests.systems.helpers import read_tree, tiny_config, train_quietly

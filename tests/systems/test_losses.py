@@ -7,15 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_jax.data.document_batches import LabelledBatch
-from attention_jax.data.recall import RecallBatch
 from attention_jax.losses.sequence import sequence_loss
-from attention_jax.models.turing import build_recaller
-from attention_jax.systems import captioning, classification, recall, translation
+from attention_jax.systems.captioning import system as captioning
+from attention_jax.systems.classification import system as classification
+from attention_jax.systems.classification.batches import LabelledBatch
+from attention_jax.systems.recall import system as recall
+from attention_jax.systems.recall.data import RecallBatch
+from attention_jax.systems.recall.model import build_recaller
+from attention_jax.systems.translation import system as translation
 from attention_jax.training.config import Training
 from tests.losses.helpers import RNGS
-from tests.models.test_classifiers import MASK, SOURCE, build_small
 from tests.modules.helpers import draw, variables
+from tests.systems.classification.test_model import MASK, SOURCE, build_small
 from tests.training.helpers import Toy, init_params, make_batch
 
 

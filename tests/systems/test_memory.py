@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from attention_jax.data.batching import Batches
-from attention_jax.data.document_batches import DocumentBatches, EncodedDocuments
 from attention_jax.errors import UserError
 from attention_jax.systems import memory
+from attention_jax.systems.classification.batches import DocumentBatches, EncodedDocuments
 from attention_jax.systems.config import default_config
 
 

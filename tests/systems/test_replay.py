@@ -8,7 +8,7 @@ import pytest
 
 from attention_jax.errors import UserError
 from attention_jax.systems.replay import replay
-from attention_jax.systems.translation import TranslationSystem
+from attention_jax.systems.translation.system import TranslationSystem
 from tests.systems.helpers import tiny_config, train_quietly, two_devices, write_pairs
 
 BAD_ROW = 5

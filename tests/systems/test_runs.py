@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attention_jax.decoding import predictor
 from attention_jax.errors import UserError
-from attention_jax.inference import predictor
 from attention_jax.systems import runs
 from attention_jax.systems.base import SupportsLinePrediction, SupportsTranslation
 from attention_jax.systems.config import default_config
-from attention_jax.systems.recall import RecallSystem
+from attention_jax.systems.recall.system import RecallSystem
 from attention_jax.systems.runs import Run, open_run, open_run_or_ensemble
 from tests.systems.helpers import read_tree
 

@@ -10,10 +10,10 @@ import optax
 import pytest
 
 from attention_jax.errors import UserError
-from attention_jax.models.deep_glimpses import DeepGlimpseNetwork
-from attention_jax.models.glimpses import GlimpseNetwork
-from attention_jax.models.picture_classifiers import SpatialTransformerNetwork
-from attention_jax.models.turing import build_recaller
+from attention_jax.systems.glimpsing.deep_glimpses import DeepGlimpseNetwork
+from attention_jax.systems.glimpsing.glimpses import GlimpseNetwork
+from attention_jax.systems.glimpsing.model import SpatialTransformerNetwork
+from attention_jax.systems.recall.model import build_recaller
 from attention_jax.training.optim import (
   OPTIMIZERS,
   OPTIONAL,
@@ -24,7 +24,7 @@ from attention_jax.training.optim import (
   make_optimizer,
   make_schedule,
 )
-from tests.models.test_classifiers import MASK, SOURCE, build_small
+from tests.systems.classification.test_model import MASK, SOURCE, build_small
 
 OUTPUTS = 11  # of every model below, and the width of no other layer
 PICTURES = (jnp.zeros((2, 12, 12, 1)), jnp.zeros((2, 2)))

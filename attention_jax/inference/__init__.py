@@ -1,1 +1,0 @@
-"""Inference: prediction, export, streaming, scoring, word alignment, reranking, metrics, analyses and explanations."""

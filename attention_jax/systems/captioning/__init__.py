@@ -1,0 +1,1 @@
+"""The captioning system: pictures to text."""

@@ -1,0 +1,1 @@
+"""The classification system: documents, or pairs of texts, to labels."""

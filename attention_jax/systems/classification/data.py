@@ -1,0 +1,256 @@
+"""Readers of documents, or pairs of texts, with labels. Every document keeps the number of its line or row."""
+
+import functools
+import itertools
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from attention_jax.data.files import join_path, read_lines
+from attention_jax.data.splits import SPLITS
+from attention_jax.data.tfds_sets import TfdsRows, decode_text, open_tfds_set, tfds_split_parts
+from attention_jax.errors import UserError, choose
+from attention_jax.specs import bind
+from attention_jax.systems.classification import sentences
+
+SURROGATE = re.compile('[\ud800-\udfff]')
+
+
+class Documents(NamedTuple):
+  """Labelled documents, such as those of one split.
+
+  Attributes:
+    sentences: the sentences of each document, or the two texts of a pair; each is a line of tokens with single spaces
+      between them.
+    labels: one label per document.
+    name: where the documents come from, for messages.
+    lines: for each document, the number of its line in the file, or of its row in the data set, for messages.
+    pairs: whether each document is a pair of texts.
+  """
+
+  sentences: list[list[str]]
+  labels: list[str]
+  name: str
+  lines: Sequence[int]
+  pairs: bool = False
+
+  @property
+  def texts(self) -> Iterator[str]:
+    """The lines of tokens of all documents."""
+    return itertools.chain.from_iterable(self.sentences)
+
+  def location(self, row: int) -> str:
+    """Returns `name:line` of a row, for messages."""
+    return f'{self.name}:{self.lines[row]}'
+
+
+def jsonl(
+  folder: str,
+  *,
+  train: str,
+  validation: str | None = None,
+  test: str | None = None,
+  unseen: str | None = None,
+  text: str | tuple[str, str] = 'text',
+  label: str = 'label',
+  language: str = 'en',
+  html: bool = False,
+) -> dict[str, Documents]:
+  """Files with one JSON object per line, plain or .gz.
+
+  Args:
+    folder: the folder that relative paths start from.
+    train, validation, test, unseen: the file of each split.
+    text: the field of the text, or two fields for pairs of texts.
+    label: the field of the label.
+    language, html: see sentences.split.
+
+  Raises:
+    UserError: if `text` is neither one field nor two, if a file cannot be read, or if a line is invalid; the message
+      then names the file and the line.
+  """
+  fields = (text,) if isinstance(text, str) else tuple(text)
+  if len(fields) not in (1, 2) or not all(isinstance(field, str) for field in (*fields, label)):
+    raise UserError(
+      "task 'jsonl': expected one or two field names in text and one field name in label, "
+      f'got text={text!r} and label={label!r}'
+    )
+  splits = {}
+  for split, path in zip(SPLITS, (train, validation, test, unseen), strict=True):
+    if path is not None:
+      path = join_path(folder, path)
+      splits[split] = _read_jsonl(path, fields, label, language, html)
+  return splits
+
+
+def tfds(
+  folder: str,
+  *,
+  name: str,
+  text: str = 'text',
+  label: str = 'label',
+  validation: str | None = None,
+  language: str = 'en',
+  html: bool = False,
+) -> dict[str, Documents]:
+  """A tfds set with texts and labels, such as 'imdb_reviews' or 'yelp_polarity_reviews'.
+
+  A test split without labels, such as that of 'glue/sst2', is left out; tfds stores missing labels as -1.
+
+  Args:
+    folder: the folder of tfds data sets.
+    name: the name of the data set.
+    text: the feature of the text.
+    label: the feature of the label.
+    validation: see tfds_sets.tfds_split_parts.
+    language, html: see sentences.split.
+
+  Raises:
+    UserError: for a data set that is not prepared or lacks one of the features; and for a row whose text is empty, not
+      a string or not UTF-8, or whose label is missing, if the label has class names. The message then names the row.
+  """
+  builder = open_tfds_set(folder, name)
+  for field in (text, label):
+    choose(field, builder.info.features, f"feature of tfds set '{name}':")
+  label_names = getattr(builder.info.features[label], 'names', None)
+  splits = {}
+  for split, part in tfds_split_parts(builder, name, validation).items():
+    rows = list(TfdsRows(builder, part))
+    if split == 'test' and label_names and all(row[label] < 0 for row in rows):
+      continue
+    texts = []
+    labels = []
+    for number, row in enumerate(rows):
+      where = f'{name} {part}:{number}'
+      texts.append([decode_text(row[text], text, where)])
+      labels.append(_tfds_label(row[label], label_names, label, where))
+    splits[split] = _split_sentences(texts, labels, f'{name} {part}', range(len(rows)), language, html)
+  return splits
+
+
+def _tfds_label(value: Any, names: Sequence[str] | None, feature: str, where: str) -> str:
+  """The label of a row of tfds, or the name of its class. Raises UserError for a missing class or invalid UTF-8."""
+  if isinstance(value, bytes):
+    return decode_text(value, feature, where)
+  if names and value < 0:
+    raise UserError(f'{where}: {feature} is missing (class {value})')
+  return names[value] if names else str(value)
+
+
+def entailment(folder: str, *, seed: int = 0) -> dict[str, Documents]:
+  """Generated pairs of sentences about a scene; labels: entailment, neutral, contradiction."""
+  from attention_jax.systems.classification import entailment as builder
+
+  splits = {}
+  for split in SPLITS:
+    rows = list(builder.generate(split, seed))
+    pairs = [[row['premise'], row['hypothesis']] for row in rows]
+    labels = [row['label'] for row in rows]
+    splits[split] = Documents(pairs, labels, f'entailment {split}', range(len(rows)), pairs=True)
+  return splits
+
+
+DOCUMENTS: Mapping[str, Callable[..., dict[str, Documents]]] = {'jsonl': jsonl, 'tfds': tfds, 'entailment': entailment}
+
+
+def load_documents(config: Mapping[str, Any]) -> dict[str, Documents]:
+  """Returns the splits of the task `config['task']` from `config['folder']`; 'train' is always among them.
+
+  Raises:
+    UserError: for a mistake in the config or the files, for training documents that all have the same label, and for
+      labels that no training document has.
+  """
+  _, read, options = bind(config['task'], DOCUMENTS, 'task')
+  splits = read(os.path.expanduser(config['folder'] or ''), **options)
+  labels = set(splits['train'].labels)
+  if len(labels) < 2:
+    raise UserError(f'{splits["train"].name}: expected at least two labels, but every label is {min(labels)!r}')
+  for split in splits.values():
+    for row, label in enumerate(split.labels):
+      if label not in labels:
+        expected = f'expected one of the training labels: {", ".join(sorted(labels))}'
+        raise UserError(f'{split.location(row)}: unknown label {label!r}; {expected}')
+  return splits
+
+
+def parse_documents(
+  lines: Sequence[str], name: str, config: Mapping[str, Any], *, label: str, first: int = 1
+) -> Documents:
+  """Returns lines of text as documents, with the options of the task.
+
+  Args:
+    lines: one text each, or, if the task has pairs of texts, two with a tab between them.
+    name: the name of the input in errors.
+    config: the config of the data, of which `task` is read.
+    label: the label of every document.
+    first: the number of the first line in errors.
+
+  Raises:
+    UserError: for an empty text, and for a line that is not a pair.
+  """
+  _, read, options = bind(config['task'], DOCUMENTS, 'task')
+  pairs = read is entailment or not isinstance(options.get('text', ''), str)
+  texts = [line.split('\t') if pairs else [line] for line in lines]
+  for number, line_texts in enumerate(texts, first):
+    if len(line_texts) != 1 + pairs:
+      raise UserError(f'{name}:{number}: expected two texts with a tab between them, got {len(line_texts)}')
+  numbers = range(first, first + len(texts))
+  language = options.get('language', 'en')
+  return _split_sentences(texts, [label] * len(texts), name, numbers, language, options.get('html', False))
+
+
+def _read_jsonl(path: str, fields: tuple[str, ...], label: str, language: str, html: bool) -> Documents:
+  texts = []
+  labels = []
+  for number, line in enumerate(read_lines(path), 1):
+    where = f'{path}:{number}'
+    row = _parse_object(line, where)
+    for field in (*fields, label):
+      if field not in row:
+        raise UserError(f"{where}: no field '{field}'; it has: {', '.join(row) or 'none'}")
+    for field in fields:
+      _check_text(row[field], field, where)
+    texts.append([row[field] for field in fields])
+    if not isinstance(row[label], str | int) or isinstance(row[label], bool) or row[label] == '':
+      raise UserError(f'{where}: {label} must be a non-empty string or a whole number, got {row[label]!r}')
+    labels.append(str(row[label]))
+    _check_text(labels[-1], label, where)
+  return _split_sentences(texts, labels, path, range(1, len(texts) + 1), language, html)
+
+
+def _parse_object(line: str, where: str) -> dict[str, Any]:
+  """The JSON object of a line. Raises UserError for anything else."""
+  if not line.strip():
+    raise UserError(f'{where}: expected a JSON object, got a blank line')
+  try:
+    row = json.loads(line)
+  except (ValueError, RecursionError) as error:
+    raise UserError(f'{where}: invalid JSON ({error})') from None
+  if not isinstance(row, dict):
+    raise UserError(f'{where}: expected a JSON object, got {line[:40]!r}')
+  return row
+
+
+def _check_text(text: Any, field: str, where: str) -> None:
+  """Raises UserError for anything but a string that can be encoded."""
+  if not isinstance(text, str):
+    raise UserError(f'{where}: {field} must be a string, got {text!r}')
+  if SURROGATE.search(text):
+    raise UserError(f'{where}: {field} contains an unpaired surrogate, which is not a character; escape both halves')
+
+
+def _split_sentences(
+  texts: list[list[str]], labels: list[str], name: str, lines: Sequence[int], language: str, html: bool
+) -> Documents:
+  """Documents of one text, split into sentences, or of several texts, each kept as one sentence."""
+  pairs = bool(texts) and len(texts[0]) > 1
+  split = functools.partial(sentences.split, language=language, whole=pairs, html=html)
+  columns = [split(column) for column in zip(*texts, strict=True)]
+  rows = list(zip(*columns, strict=True))
+  documents = Documents([list(itertools.chain.from_iterable(row)) for row in rows], labels, name, lines, pairs)
+  for i, row in enumerate(rows):
+    if not all(row):
+      raise UserError(f'{documents.location(i)}: the text is empty')
+  return documents

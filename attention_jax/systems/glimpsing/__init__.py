@@ -1,0 +1,1 @@
+"""The glimpsing system: pictures to labels, by glimpses or regions."""

@@ -1,0 +1,1 @@
+"""The recall system: sequences of vectors to bits, with an external memory."""

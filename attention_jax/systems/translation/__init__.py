@@ -1,0 +1,1 @@
+"""The translation system: text to text."""

@@ -1,0 +1,204 @@
+"""Documents: sentences, labels and splits of JSON lines and tfds sets, lines as documents, and errors."""
+
+import json
+import re
+import types
+
+import pytest
+
+from attention_jax.data.tfds_sets import tfds_split_parts
+from attention_jax.errors import UserError
+from attention_jax.systems.classification.data import load_documents, parse_documents
+from tests.data.helpers import write_tfds_set
+
+ROWS = [
+  {'text': 'It is good. Very good!', 'label': 1},
+  {'text': 'Not so<br />good &amp; long.', 'label': 0},
+]
+
+
+def write_jsonl(folder, rows, name='train.jsonl'):
+  (folder / name).write_text('\n'.join(row if isinstance(row, str) else json.dumps(row) for row in rows), 'utf-8')
+  return {'task': f"jsonl(train='{name}', html=True)", 'folder': str(folder)}
+
+
+def test_texts_are_split_into_sentences_of_tokens(tmp_path):
+  train = load_documents(write_jsonl(tmp_path, ROWS))['train']
+  assert train.sentences == [['it is good .', 'very good !'], ['not so good & long .']]
+  assert train.labels == ['1', '0'] and train.location(1).endswith('train.jsonl:2')
+
+
+def test_each_text_of_a_pair_is_one_sentence(tmp_path):
+  row = {'a': 'One. Two.', 'b': 'Three', 'gold': 'yes'}
+  write_jsonl(tmp_path, [row, row | {'gold': 'no'}])
+  config = {'task': "jsonl(train='train.jsonl', text=('a', 'b'), label='gold')", 'folder': str(tmp_path)}
+  assert load_documents(config)['train'].sentences == [['one . two .', 'three']] * 2
+
+
+@pytest.fixture(scope='module')
+def prepared(tmp_path_factory):
+  """A folder with a tfds set of documents."""
+
+  def features(tfds):
+    return tfds.features.FeaturesDict(
+      {'text': tfds.features.Text(), 'label': tfds.features.ClassLabel(names=['bad', 'good'])}
+    )
+
+  sizes = {'train': 20, 'test': 2}
+  splits = {split: [{'text': f'{split} {i}', 'label': i % 2} for i in range(n)] for split, n in sizes.items()}
+  return write_tfds_set(tmp_path_factory.mktemp('tfds'), features, splits, 'all')
+
+
+@pytest.mark.parametrize(
+  ('options', 'sizes'),
+  [
+    ('', {'train': 20, 'test': 2}),
+    (", validation='train[90%:]'", {'train': 18, 'validation': 2, 'test': 2}),
+    (", validation='train[:5]'", {'train': 15, 'validation': 5, 'test': 2}),
+    (", validation='train[10:12]'", {'train': 18, 'validation': 2, 'test': 2}),
+    (", validation='test'", {'train': 20, 'validation': 2, 'test': 2}),
+  ],
+)
+def test_validation_of_a_tfds_set_is_a_part_of_train_or_another_split(prepared, options, sizes):
+  splits = load_documents({'task': f"tfds(name='tiny/all'{options})", 'folder': str(prepared)})
+  assert {split: len(documents.labels) for split, documents in splits.items()} == sizes
+  assert set(splits['train'].labels) == {'bad', 'good'}
+  if "validation='train" in options:
+    assert not {str(s) for s in splits['train'].sentences} & {str(s) for s in splits['validation'].sentences}
+
+
+def test_tfds_rows_without_a_label_or_with_a_number_as_text_raise(tmp_path):
+  """tfds stores a missing label as class -1."""
+
+  def features(tfds):
+    text = tfds.features.Text()
+    return tfds.features.FeaturesDict(
+      {'text': text, 'label': tfds.features.ClassLabel(names=['bad', 'good']), 'class_name': text}
+    )
+
+  def load(options=''):
+    return load_documents({'task': f"tfds(name='tiny/unlabelled'{options})", 'folder': str(tmp_path)})
+
+  labels = {'train': [0, 1], 'validation': [1, -1], 'test': [-1, -1]}
+  rows = {
+    split: [{'text': 'a', 'label': i, 'class_name': f'c{n}'} for n, i in enumerate(values)]
+    for split, values in labels.items()
+  }
+  write_tfds_set(tmp_path, features, rows, 'unlabelled')
+  with pytest.raises(UserError, match=r'^tiny/unlabelled validation:\d: label is missing \(class -1\)$'):
+    load()
+  with pytest.raises(UserError, match=r'^tiny/unlabelled train:0: label must be a text in UTF-8, got [01]$'):
+    load(", text='label'")
+  assert set(load(", label='class_name'")['test'].labels) == {'c0', 'c1'}
+
+
+def test_a_test_split_of_tfds_without_labels_is_left_out(tmp_path):
+  def features(tfds):
+    return tfds.features.FeaturesDict({'text': tfds.features.Text(), 'label': tfds.features.ClassLabel(num_classes=2)})
+
+  rows = {
+    split: [{'text': 'a', 'label': i} for i in labels] for split, labels in {'train': [0, 1], 'test': [-1]}.items()
+  }
+  write_tfds_set(tmp_path, features, rows, 'no_test')
+  assert set(load_documents({'task': "tfds(name='tiny/no_test')", 'folder': str(tmp_path)})) == {'train'}
+
+
+# Parts of tfds splits that cannot be read, have no examples, or leave none for training.
+UNUSABLE_PARTS = ['train', 'train[0:]', 'train[99%:]', 'train[5:5]', 'train[-5000:]', 'train[5]', 'test[x]', 'test[9:]']
+
+
+def test_a_split_whose_name_begins_with_train_is_not_a_part_of_the_training_split():
+  splits = dict.fromkeys(['train', 'train_hard', 'train_hard[:50%]'], types.SimpleNamespace(num_examples=2))
+  builder = types.SimpleNamespace(info=types.SimpleNamespace(splits=splits))
+  parts = tfds_split_parts(builder, 'tiny/all', 'train_hard[:50%]')
+  assert parts == {'train': 'train', 'validation': 'train_hard[:50%]'}
+
+
+@pytest.mark.parametrize(
+  ('validation', 'message'),
+  [
+    (
+      'train[:]',
+      r"^tfds set 'tiny/all': validation must have examples, and be a split other than 'train' or one part of 'train' "
+      r"that leaves training examples, such as 'train\[90%:\]'; got 'train\[:\]'; split 'train' has 20 examples$",
+    ),
+    *((part, f"must have examples, .*; got '{re.escape(part)}'; split 'train' has 20") for part in UNUSABLE_PARTS),
+    ('trian[90%:]', r"split of tfds set 'tiny/all': 'trian' \(did you mean 'train'\?\); expected one of: test, train"),
+  ],
+)
+def test_invalid_parts_of_a_tfds_set_are_reported(prepared, validation, message):
+  with pytest.raises(UserError, match=message):
+    load_documents({'task': f"tfds(name='tiny/all', validation='{validation}')", 'folder': str(prepared)})
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ('train=5', "task 'jsonl': option train must be a string, got 5"),
+    ("train='a', html=1", 'option html must be True or False, got 1'),
+    ("train='a', text=('a', 'b', 'c')", r'option text must be str \| tuple\[str, str\], got'),
+  ],
+)
+def test_options_of_another_type_are_reported(options, message):
+  with pytest.raises(UserError, match=message):
+    load_documents({'task': f'jsonl({options})', 'folder': ''})
+
+
+@pytest.mark.parametrize(
+  ('rows', 'message'),
+  [
+    ([*ROWS, '{'], 'train.jsonl:3: invalid JSON'),
+    ([*ROWS, ' ', *ROWS], 'train.jsonl:3: expected a JSON object, got a blank line'),
+    ([*ROWS, '[' * 100_000], 'train.jsonl:3: invalid JSON'),
+    ([*ROWS, '[1]'], "train.jsonl:3: expected a JSON object, got '[1]'"),
+    ([*ROWS, {'label': 1}], "train.jsonl:3: no field 'text'; it has: label"),
+    ([*ROWS, {}], "train.jsonl:3: no field 'text'; it has: none"),
+    ([*ROWS, {'text': ' <p> ', 'label': 1}], 'train.jsonl:3: the text is empty'),
+    ([*ROWS, {'text': 3, 'label': 1}], 'train.jsonl:3: text must be a string, got 3'),
+    (
+      [*ROWS, {'text': 'a', 'label': True}],
+      'train.jsonl:3: label must be a non-empty string or a whole number, got True',
+    ),
+    (
+      [*ROWS, {'text': 'a', 'label': None}],
+      'train.jsonl:3: label must be a non-empty string or a whole number, got None',
+    ),
+    ([*ROWS, {'text': 'a \ud800', 'label': 1}], 'train.jsonl:3: text contains an unpaired surrogate'),
+    ([*ROWS, {'text': 'a', 'label': '\ud800'}], 'train.jsonl:3: label contains an unpaired surrogate'),
+    (ROWS[:1], "expected at least two labels, but every label is '1'"),
+  ],
+)
+def test_invalid_rows_are_reported(tmp_path, rows, message):
+  with pytest.raises(UserError, match=re.escape(message)):
+    load_documents(write_jsonl(tmp_path, rows))
+
+
+def test_labels_and_languages_that_are_unknown_are_reported(tmp_path):
+  write_jsonl(tmp_path, [*ROWS, {'text': 'a', 'label': 2}], 'dev.jsonl')
+  config = write_jsonl(tmp_path, ROWS)
+  config['task'] = "jsonl(train='train.jsonl', validation='dev.jsonl')"
+  with pytest.raises(UserError, match=r"dev\.jsonl:3: unknown label '2'; expected one of the training labels: 0, 1"):
+    load_documents(config)
+  with pytest.raises(UserError, match="unknown language 'xx_no' of spaCy"):
+    load_documents(config | {'task': "jsonl(train='train.jsonl', language='xx_no')"})
+
+
+def test_parse_documents_uses_the_options_of_the_task():
+  config = {'task': "jsonl(train='a.jsonl', html=True)", 'folder': ''}
+  texts = parse_documents(['It<br />was. We left.'], 'stdin', config, label='x', first=7)
+  assert texts.sentences == [['it was .', 'we left .']] and texts.labels == ['x'] and texts.location(0) == 'stdin:7'
+  pairs = parse_documents(['A dog. Runs.\tIt moves.'], 'stdin', {'task': 'entailment'}, label='x')
+  assert pairs.pairs and pairs.sentences == [['a dog . runs .', 'it moves .']]
+  for line in ('one', 'one\ttwo\tthree'):
+    with pytest.raises(
+      UserError, match=f'stdin:2: expected two texts with a tab between them, got {len(line.split())}'
+    ):
+      parse_documents(['a\tb', line], 'stdin', {'task': 'entailment'}, label='x')
+
+
+def test_lines_of_a_task_of_pairs_equal_the_rows_of_its_files(tmp_path):
+  """The task determines whether a line has two texts: here one with two fields of text."""
+  write_jsonl(tmp_path, [{'a': 'One. Two', 'b': 'Three', 'label': label} for label in 'xy'])
+  config = {'task': "jsonl(train='train.jsonl', text=('a', 'b'))", 'folder': str(tmp_path)}
+  documents = parse_documents(['One. Two\tThree'], 'stdin', config, label='x')
+  assert documents.pairs and documents.sentences == load_documents(config)['train'].sentences[:1]

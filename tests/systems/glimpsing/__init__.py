@@ -1,0 +1,1 @@
+"""Tests of attention_jax/systems/glimpsing/."""
