@@ -60,7 +60,7 @@ def main() -> None:
   from attention_jax.sweeps.bins import SOURCE_PROPERTIES
   from attention_jax.systems import runs
   from attention_jax.systems.base import SupportsCorpus, SupportsTranslation
-  from attention_jax.training.batch_progress import batch_progress
+  from attention_jax.training.watch import BatchProgress
 
   overrides = search_overrides()
   files = _hypotheses_files(overrides)
@@ -86,8 +86,8 @@ def main() -> None:
     _print_evaluation(label, results, settings, bins)
     _write_output(output, lines)
     return
-  with batch_progress(f'evaluating {FLAGS.split}', lambda line: print(line, file=sys.stderr, flush=True)):
-    results, predictions = runs.evaluate_split(run, FLAGS.split)
+  progress = BatchProgress(f'evaluating {FLAGS.split}', lambda line: print(line, file=sys.stderr, flush=True))
+  results, predictions = runs.evaluate_split(run, FLAGS.split, progress)
   steps = ', '.join(map(str, run.steps))
   label = f'steps {steps}' if len(run.steps) > 1 else f'step {steps}'
   evaluation = run.config['evaluation'] | {'dtype': run.config['model']['dtype']}

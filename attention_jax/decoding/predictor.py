@@ -26,6 +26,7 @@ from attention_jax.training.compiling import compiler_options
 from attention_jax.training.partition import fetch, make_mesh, replicate, shard_batch
 from attention_jax.training.peers import map_batches
 from attention_jax.training.state import count_parameters
+from attention_jax.training.watch import Watch, unwatched
 
 # Maximum number of tokens of a source, EOS included, unless a bucket is longer: memory is proportional to the length,
 # or to its square. A multiple of 32, because sources longer than all buckets are padded to one.
@@ -141,6 +142,7 @@ class Predictor:
     sampling: Sampling | None = None,
     line_numbers: Sequence[int] | None = None,
     prefixes: Sequence[str] | None = None,
+    watch: Watch = unwatched,
   ) -> Iterable[tuple[int, Prediction]]:
     """Yields (row, prediction) as soon as a batch, of sources of similar length, is finished.
 
@@ -155,6 +157,7 @@ class Predictor:
       sampling: options of sampling, which replaces the search; None for a search.
       line_numbers: number of each line, on which its samples depend; by default its index in `lines`.
       prefixes: required beginning of the hypotheses of each line, '' for none.
+      watch: called before each batch.
 
     Raises:
       UserError: if `line_numbers` or `prefixes` does not have an entry for each line, for a prefix that leaves no room
@@ -187,7 +190,7 @@ class Predictor:
       return run_search(self._params, *shard_batch(inputs, self._mesh))
 
     batches = eval_batches(encoded, self._search_buckets(encoded, longest), batch_size)
-    for batch, hypotheses in map_batches(search, batches):
+    for batch, hypotheses in map_batches(search, batches, watch):
       yield from self._predictions(batch, hypotheses, corpus)
 
   def max_source_length(self, length: int) -> int:

@@ -31,6 +31,7 @@ from attention_jax.training.frozen import check_frozen
 from attention_jax.training.loss import Loss
 from attention_jax.training.partition import MeshConfig, fetch, make_mesh, process_share, replicate, row_devices
 from attention_jax.training.step import step_rngs
+from attention_jax.training.watch import Watch, unwatched
 
 Config = Mapping[str, Any]
 Log = Callable[[str], None]
@@ -160,13 +161,16 @@ class System(abc.ABC):
     """
 
   @abc.abstractmethod
-  def evaluate(self, params: Any, split: str, *, beams: int | None = None) -> tuple[dict[str, MetricValue], Any]:
+  def evaluate(
+    self, params: Any, split: str, *, beams: int | None = None, watch: Watch = unwatched
+  ) -> tuple[dict[str, MetricValue], Any]:
     """Evaluates parameters on a split.
 
     Args:
       params: the parameters of `model`.
       split: one of `splits`.
       beams: beam size; None for config.evaluation.beams. Ignored by systems that do not search.
+      watch: called before each batch.
 
     Returns:
       Every metric, and the predictions that were measured, one per row.

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,6 +17,7 @@ from attention_jax.errors import UserError, choose
 from attention_jax.systems.base import BatchSequence, Config, Log, System
 from attention_jax.systems.config import MAX_SEEDS, fill_defaults
 from attention_jax.systems.initial_run import (
+  InitialRun,
   describe_start,
   open_initial_run,
   read_continued_state,
@@ -42,19 +43,19 @@ from attention_jax.systems.runs import (
 from attention_jax.systems.variants import check_added_rows, store_variants
 from attention_jax.training import peers
 from attention_jax.training.anneal import make_anneal
-from attention_jax.training.batch_progress import batch_progress
 from attention_jax.training.checkpoint import BEST, Checkpoints, updates_made
 from attention_jax.training.config import Training
 from attention_jax.training.data_digests import DATA_DIGESTS_FILE, check_digests, compute_digests, store_digests
 from attention_jax.training.file_digests import add_file_digests, drop_file_digests
 from attention_jax.training.folder import CONFIG, check_folder, lock_folder, prepare_folder, read_config
-from attention_jax.training.interrupts import Interrupted, stoppable
+from attention_jax.training.interrupts import Interrupted, StopSignals
 from attention_jax.training.optim import describe_warmup, make_optimizer, make_schedule
 from attention_jax.training.partition import MeshConfig, describe_placement, make_mesh
 from attention_jax.training.paths import run_path
 from attention_jax.training.run import InterruptReason
 from attention_jax.training.state import TrainState, count_parameters, evaluation_params
 from attention_jax.training.train import FitResult, fit_seeds
+from attention_jax.training.watch import BatchProgress, Watch, watch_all
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -93,69 +94,102 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
   log = log if jax.process_index() == 0 else _discard
   with peers.fail_together():  # also a barrier: no config is stored before all processes have checked theirs
     config = fill_defaults(config, 'the config')
-    check_config(config)
-    check_added_rows()
-    make_mesh(seeds=config['seeds'], sizes=MeshConfig(**config['mesh']))  # for its errors
     folder = run_path(folder)
-    check_run_files(folder)
-    is_resumed = check_folder(folder, config, _make_completion(folder))
+    is_resumed = _check_before_loading(config, folder)
   peers.check_agreement(comparable_fields(config) | {'a run in the folder': 'present' if is_resumed else 'absent'})
   with peers.fail_together():
     initial = open_initial_run(config, folder)
     check_initial_vectors(config, folder)
   system = load_once(config, str(folder) if is_resumed else None, initial and initial.system)
-  for line in system.report:
-    log(line)
-  if line := describe_warmup(config['training']['schedule'], config['training']['steps']):
-    log(line)
-  seeds = run_seeds(config)
-  initializer = system.initializer()
-  params = jax.eval_shape(lambda: initializer(seeds[0]))
-  with peers.fail_together():
-    arrays = initial.arrays if initial else read_initial_vectors(config, system, folder, params, log)
-  if arrays:
-    field = 'initial_run' if initial else 'initial_vectors'
-    origin = f'config.{field}={config[field]!r}'
-    peers.check_agreement({f'the content of {origin}': f'digest {compute_digests({field: arrays})[field]}'})
-    describe_start(arrays, params, origin, log)
-    initializer = start_from(initializer, arrays)
-  with peers.fail_together():
-    made = max(updates_made(path) for path in [folder, *(seed_folder(folder, seed) for seed in seeds)])
-  state = read_continued_state(config, system, initializer) if config['initial_state'] and not made else None
-  if state is not None:
-    log(f'continues the optimiser of {origin} at step {state.step}')
-  log(_describe(system, params))
-  if line := _describe_precision(config):
-    log(line)
-  check_state_memory(config, params)
-  if placement := describe_placement(params, system.training_mesh):
-    log(placement)
-  batches = [system.batches(seed) for seed in seeds]
-  check_batch_memory(config, batches[0])
-  shapes = sorted(set(batches[0].shapes))
-  log(f'{len(batches[0])} batches an epoch, of shapes ({batches[0].shape_names}) {shapes}')
-  digests = compute_digests(system.arrays)
-  peers.check_agreement({f"split '{split}' of the data": f'digest {digest}' for split, digest in digests.items()})
   with contextlib.ExitStack() as stack:
     with peers.fail_together():
-      _check_data(system, log)
-      if is_resumed:
-        check_digests(folder, digests, log)
-        _check_steps(folder, made, config['training']['steps'])
-        for line in _describe_raised_steps(read_config(folder), config, params, made):
-          log(line)
+      plan = _make_plan(config, folder, is_resumed, system, initial, log)
+      for check in PREFLIGHT:
+        check(plan, log)
       stack.enter_context(lock_folder(folder.absolute(), log))
-    folder = _prepare_run_folder(folder, config, system, arrays, log)
-    runs = _prepare_runs(config, folder, system, arrays, log)
+    peers.check_agreement(plan.digests_by_name())
+    state = (
+      read_continued_state(config, system, plan.initializer) if config['initial_state'] and not plan.made else None
+    )
+    if state is not None:
+      log(f'continues the optimiser of {plan.origin} at step {state.step}')
+    folder = _prepare_run_folder(folder, config, system, plan.arrays, log)
+    runs = _prepare_runs(config, folder, system, plan.arrays, log)
     with peers.fail_together():
       if jax.process_index() == 0:
         for path in dict.fromkeys([folder, *(path for _, path in runs)]):
-          store_digests(path, digests)
+          store_digests(path, plan.digests)
           add_file_digests(path, [DATA_DIGESTS_FILE])
     if state is not None:
       for _, path in runs:
         store_continued_state(path, state)
-    return _train_and_evaluate(config, folder, runs, system, initializer, batches, log)
+    return _train_and_evaluate(config, folder, runs, system, plan.initializer, plan.batches, log)
+
+
+class Plan(NamedTuple):
+  """What a run is going to do, before any file is written; PREFLIGHT checks it.
+
+  Attributes:
+    config: the whole config.
+    folder: the run folder.
+    is_resumed: whether the folder holds this run already.
+    made: the number of updates that it has made.
+    system: the system with its data.
+    initializer: seed -> initial parameters.
+    params: their shapes.
+    arrays: the parameters to start from by name; None for random ones.
+    origin: the config field that names their source, with its value; '' for random ones.
+    batches: the batches of each seed.
+    digests: digests of the splits by name.
+  """
+
+  config: Config
+  folder: Path
+  is_resumed: bool
+  made: int
+  system: System
+  initializer: Callable[[int], Any]
+  params: Any
+  arrays: Arrays | None
+  origin: str
+  batches: Sequence[BatchSequence]
+  digests: Mapping[str, str]
+
+  def digests_by_name(self) -> dict[str, str]:
+    """Returns the digests of the data and of the parameters to start from, as peers.check_agreement compares them."""
+    data = {f"split '{split}' of the data": f'digest {digest}' for split, digest in self.digests.items()}
+    if self.arrays:
+      data[f'the content of {self.origin}'] = f'digest {compute_digests({"": self.arrays})[""]}'
+    return data
+
+
+def _check_before_loading(config: Config, folder: Path) -> bool:
+  """Checks the config, the variants and the folder, which needs no data; returns whether the folder holds this run."""
+  check_config(config)
+  check_added_rows()
+  make_mesh(seeds=config['seeds'], sizes=MeshConfig(**config['mesh']))  # for its errors
+  check_run_files(folder)
+  return check_folder(folder, config, _make_completion(folder))
+
+
+def _make_plan(
+  config: Config, folder: Path, is_resumed: bool, system: System, initial: InitialRun | None, log: Log
+) -> Plan:
+  """Returns the plan of a run whose config and folder have been checked, and logs where its parameters come from."""
+  seeds = run_seeds(config)
+  initializer = system.initializer()
+  params = jax.eval_shape(lambda: initializer(seeds[0]))
+  arrays = initial.arrays if initial else read_initial_vectors(config, system, folder, params, log)
+  origin = ''
+  if arrays:
+    field = 'initial_run' if initial else 'initial_vectors'
+    origin = f'config.{field}={config[field]!r}'
+    describe_start(arrays, params, origin, log)
+    initializer = start_from(initializer, arrays)
+  made = max(updates_made(path) for path in [folder, *(seed_folder(folder, seed) for seed in seeds)])
+  batches = [system.batches(seed) for seed in seeds]
+  digests = compute_digests(system.arrays)
+  return Plan(config, folder, is_resumed, made, system, initializer, params, arrays, origin, batches, digests)
 
 
 def _train_and_evaluate(
@@ -177,8 +211,8 @@ def _train_and_evaluate(
     log(f'run the same command again to resume from step {max(int(result.state.step) for result in fitted)}')
     return None
   try:
-    with stoppable():
-      results = [_evaluate_and_store(run_config, path, system, log) for run_config, path in runs]
+    with StopSignals() as signals:
+      results = [_evaluate_and_store(run_config, path, system, signals, log) for run_config, path in runs]
   except Interrupted as signal:
     log(f'stopped by {signal} while evaluating; run the same command again to repeat the evaluation')
     return None
@@ -289,20 +323,32 @@ def measurable_metrics(config: Config) -> set[str]:
   return {*selectable_metrics(config), *SYSTEMS[config['system']].extra_metrics}
 
 
-def _check_data(system: System, log: Log) -> None:
+def _check_data(plan: Plan, log: Log) -> None:
   """Raises UserError for mistakes in the config that only the data reveal."""
-  if 'validation' not in system.splits:
+  if 'validation' not in plan.system.splits:
     log('no validation split: training.select and training.patience have no effect, the last step counts as the best')
-  system.check_data(log)
+  plan.system.check_data(log)
 
 
-def _check_steps(folder: Path, made: int, steps: int) -> None:
-  """Raises UserError if a run has made more updates than `steps`, the number that its results would state."""
-  if made > steps:
+def _check_memory(plan: Plan, log: Log) -> None:
+  """Raises UserError if the state or the largest batch does not fit into memory."""
+  check_state_memory(plan.config, plan.params)
+  check_batch_memory(plan.config, plan.batches[0])
+
+
+def _check_resumed(plan: Plan, log: Log) -> None:
+  """Raises UserError if a run to be resumed has other data, or has made more updates than its results would state."""
+  steps = plan.config['training']['steps']
+  if not plan.is_resumed:
+    return
+  check_digests(plan.folder, plan.digests, log)
+  if plan.made > steps:
     raise UserError(
-      f'config.training.steps is {steps}, but the run in {folder} has made {made} updates; '
-      f'expected at least {made}, or another folder'
+      f'config.training.steps is {steps}, but the run in {plan.folder} has made {plan.made} updates; '
+      f'expected at least {plan.made}, or another folder'
     )
+  for line in _describe_raised_steps(read_config(plan.folder), plan.config, plan.params, plan.made):
+    log(line)
 
 
 def _describe_raised_steps(stored: Config, config: Config, params: Any, made: int) -> list[str]:
@@ -326,12 +372,25 @@ def _describe_raised_steps(stored: Config, config: Config, params: Any, made: in
   return lines
 
 
-def _describe(system: System, params: Any) -> str:
+def _describe(plan: Plan, log: Log) -> None:
+  """Logs the data, the schedule, the model, its devices and its batches."""
+  config, system, batches = plan.config, plan.system, plan.batches[0]
   devices = jax.devices()
-  size = count_parameters(params)
-  return (
-    f'{size:,} parameters; attention implementation {system.implementation}; {len(devices)} x {devices[0].device_kind}'
-  )
+  model = f'{count_parameters(plan.params):,} parameters; attention implementation {system.implementation}'
+  lines = [
+    *system.report,
+    describe_warmup(config['training']['schedule'], config['training']['steps']),
+    f'{model}; {len(devices)} x {devices[0].device_kind}',
+    _describe_precision(config),
+    describe_placement(plan.params, system.training_mesh),
+    f'{len(batches)} batches an epoch, of shapes ({batches.shape_names}) {sorted(set(batches.shapes))}',
+  ]
+  for line in filter(None, lines):
+    log(line)
+
+
+# The checks of a run that need its data, in their order. They change nothing.
+PREFLIGHT: Sequence[Callable[[Plan, Log], None]] = (_describe, _check_memory, _check_data, _check_resumed)
 
 
 def _describe_precision(config: Config, cpu_info: Path = Path('/proc/cpuinfo')) -> str:
@@ -346,13 +405,13 @@ def _describe_precision(config: Config, cpu_info: Path = Path('/proc/cpuinfo')) 
   )
 
 
-def _make_validation(system: System) -> Callable[[TrainState], dict[str, float]] | None:
-  """Returns state -> metrics of the validation split with greedy search; None without a validation split."""
+def _make_validation(system: System) -> Callable[[TrainState, Watch], dict[str, float]] | None:
+  """Returns (state, watch) -> metrics of the validation split with greedy search; None without a validation split."""
   if 'validation' not in system.splits:
     return None
 
-  def validate(state: TrainState) -> dict[str, float]:
-    metrics, _ = system.evaluate(evaluation_params(state), 'validation', beams=1)
+  def validate(state: TrainState, watch: Watch) -> dict[str, float]:
+    metrics, _ = system.evaluate(evaluation_params(state), 'validation', beams=1, watch=watch)
     loss = metrics['loss'].value
     if not math.isfinite(loss):
       raise UserError(
@@ -363,7 +422,7 @@ def _make_validation(system: System) -> Callable[[TrainState], dict[str, float]]
   return validate
 
 
-def _evaluate_and_store(config: Config, folder: Path, system: System, log: Log) -> Results:
+def _evaluate_and_store(config: Config, folder: Path, system: System, signals: StopSignals, log: Log) -> Results:
   """Evaluates the splits of `_splits_to_evaluate` with the best parameters, and writes results and hypotheses."""
   params, steps = restore_params(folder, system, 'best')
   run = Run(folder, system, params, steps)
@@ -374,8 +433,8 @@ def _evaluate_and_store(config: Config, folder: Path, system: System, log: Log) 
   results = {}
   for split, name in hypothesis_files.items():
     log(f'evaluating {split} with the parameters of step {run.step}')
-    with batch_progress(f'evaluating {split}', log):
-      results[split], predictions = evaluate_split(run, split)
+    watch = watch_all(signals.check, BatchProgress(f'evaluating {split}', log))
+    results[split], predictions = evaluate_split(run, split, watch)
     write_lines(folder / name, system.format_predictions(predictions))
   splits = ' and '.join(results) or 'nothing, as the task has only a training split'
   selection = _describe_selection(folder, system, config['training']['select'])

@@ -28,6 +28,7 @@ from attention_jax.training.file_digests import check_file_digests
 from attention_jax.training.folder import read_config
 from attention_jax.training.partition import make_mesh, replicate, sharding
 from attention_jax.training.state import evaluation_field
+from attention_jax.training.watch import Watch, unwatched
 
 Support = TypeVar('Support')
 NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
@@ -179,7 +180,7 @@ def check_run_files(folder: Path) -> None:
   check_variants(folder)
 
 
-def evaluate_split(run: Run, split: str) -> tuple[dict[str, MetricValue], Any]:
+def evaluate_split(run: Run, split: str, watch: Watch = unwatched) -> tuple[dict[str, MetricValue], Any]:
   """Evaluates a run on a split of its task.
 
   Returns:
@@ -189,7 +190,7 @@ def evaluate_split(run: Run, split: str) -> tuple[dict[str, MetricValue], Any]:
     UserError: as `System.evaluate`.
   """
   choose(split, run.system.splits, 'split')
-  return run.system.evaluate(run.params, split)
+  return run.system.evaluate(run.params, split, watch=watch)
 
 
 def evaluate_hypotheses(run: Run, split: str, lines: Sequence[str]) -> dict[str, MetricValue]:

@@ -33,6 +33,7 @@ from attention_jax.systems.base import Config
 from attention_jax.training.compiling import CompiledForRuns
 from attention_jax.training.partition import fetch, make_mesh, replicate, shard_batch
 from attention_jax.training.peers import map_batches
+from attention_jax.training.watch import Watch, unwatched
 
 # Metrics of teacher forcing that `training.select` may name -> whether higher is better. Those of alignments need gold
 # links.
@@ -132,23 +133,24 @@ class TeacherForcedScorer:
     self._rounds = rounds
     self._compiled = CompiledForRuns(self._mesh, run)
 
-  def __call__(self, params: Any, encoded: EncodedCorpus) -> ForcedScores:
-    """Scores an encoded corpus."""
-    return self.score_batches(params, eval_batches(encoded, self._buckets, self.batch_rows), encoded.rows)
+  def __call__(self, params: Any, encoded: EncodedCorpus, watch: Watch = unwatched) -> ForcedScores:
+    """Scores an encoded corpus; arguments: see `score_batches`."""
+    return self.score_batches(params, eval_batches(encoded, self._buckets, self.batch_rows), encoded.rows, watch)
 
-  def score_batches(self, params: Any, batches: Iterable[Batch], rows: int) -> ForcedScores:
+  def score_batches(self, params: Any, batches: Iterable[Batch], rows: int, watch: Watch = unwatched) -> ForcedScores:
     """Scores the batches of a split.
 
     Args:
       params: the parameters of the model.
       batches: batches of `self.batch_rows` rows; each row of the split is in one batch at most.
       rows: number of rows of the split.
+      watch: called before each batch.
     """
     params = replicate(fetch(params), self._mesh)
     run = self._compiled.select(self._rounds * -(-rows // self.batch_rows), params)
     batch_sums = []
     weights: list[np.ndarray | None] = [None] * rows
-    for batch, (sums, batch_weights) in map_batches(lambda x: run(params, shard_batch(x, self._mesh)), batches):
+    for batch, (sums, batch_weights) in map_batches(lambda x: run(params, shard_batch(x, self._mesh)), batches, watch):
       batch_sums.append(sums)
       for i, matrix in enumerate(batch_weights):
         if batch.index[i] >= 0:
@@ -285,21 +287,22 @@ def lagging_metric(predictions: Iterable[Prediction]) -> dict[str, MetricValue]:
 
 
 def predict_and_evaluate(
-  corpus: Corpus, predictor: Predictor, options: Mapping[str, Any], *, beams: int
+  corpus: Corpus, predictor: Predictor, options: Mapping[str, Any], *, beams: int, watch: Watch = unwatched
 ) -> tuple[dict[str, MetricValue], list[Prediction]]:
   """Predicts every source of a corpus, and computes the metrics of the best hypotheses.
 
   Args:
     corpus: the pairs.
-    predictor: called with sources and beams.
+    predictor: called with sources, beams and watch.
     options: config.evaluation.
     beams: beams of the search.
+    watch: called before each batch.
 
   Returns:
     The metrics by name, and one prediction per row of the corpus.
   """
   sources = group_references(corpus)[0] if options['group_references'] else list(corpus.source)
-  prediction_of = dict(zip(sources, predictor(sources, beams=beams), strict=True))
+  prediction_of = dict(zip(sources, predictor(sources, beams=beams, watch=watch), strict=True))
   predictions = [prediction_of[source] for source in corpus.source]
   texts = [prediction.hypotheses[0].text if prediction.hypotheses else '' for prediction in predictions]
   return text_metrics(corpus, texts, options), predictions
@@ -373,6 +376,7 @@ def evaluate_corpus(
   options: Mapping[str, Any],
   *,
   beams: int,
+  watch: Watch = unwatched,
 ) -> tuple[dict[str, MetricValue], list[Prediction]]:
   """Computes all metrics of a split.
 
@@ -384,16 +388,17 @@ def evaluate_corpus(
     predictor: predicts its targets.
     options: config.evaluation.
     beams: beams of the search.
+    watch: called before each batch.
 
   Returns:
     The metrics by name, and one prediction per row of the corpus.
   """
-  forced = scorer(params, encoded)
+  forced = scorer(params, encoded, watch)
   metrics = {
     'loss': MetricValue(forced.loss, 'nat/token', 'targets:forced'),
     'accuracy': MetricValue(100 * forced.accuracy, '%', 'targets:forced'),
   }
-  texts, predictions = predict_and_evaluate(corpus, predictor, options, beams=beams)
+  texts, predictions = predict_and_evaluate(corpus, predictor, options, beams=beams, watch=watch)
   metrics |= texts
   if is_streamable(predictor.model):
     metrics |= lagging_metric(predictions)

@@ -1,10 +1,8 @@
 """Signals that request an orderly stop of a program."""
 
 import contextlib
-import contextvars
 import itertools
 import signal
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -40,6 +38,10 @@ class StopRequest:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+class Interrupted(Exception):
+  """Ends work that a signal has stopped; its text is the name of the signal."""
+
+
 # Numbers of the calls of `StopSignals.reason` in this program. Jax selects the number after the last one that a process
 # has passed, 0 at the start, and compares it for equality: the steps of a resumed run would begin after that number.
 _calls = itertools.count(1)
@@ -67,6 +69,11 @@ class StopSignals:
       return 'SIGTERM' if ocp.utils.reached_preemption(next(_calls)) else ''
     return self._request.reason
 
+  def check(self, *_: int) -> None:
+    """Raises Interrupted after a signal; a watch of batches, see watch.Watch."""
+    if reason := self.reason():
+      raise Interrupted(reason)
+
   def last_reason(self) -> str:
     """Returns the name of the signal that has arrived, or '', after the last call of `reason`.
 
@@ -81,37 +88,3 @@ class StopSignals:
 
   def __exit__(self, *_):
     self._stack.close()
-
-
-class Interrupted(Exception):
-  """Ends work that a signal has stopped; its text is the name of the signal."""
-
-
-_check: contextvars.ContextVar[Callable[[], None] | None] = contextvars.ContextVar('check', default=None)
-
-
-@contextlib.contextmanager
-def stoppable(signals: StopSignals | None = None) -> Iterator[None]:
-  """Context manager in which `check_stop` raises Interrupted after a signal.
-
-  Args:
-    signals: signals that are being handled; None handles those that arrive inside of the block.
-  """
-  with contextlib.ExitStack() as stack:
-    handled = signals or stack.enter_context(StopSignals())
-
-    def check() -> None:
-      if reason := handled.reason():
-        raise Interrupted(reason)
-
-    token = _check.set(check)
-    try:
-      yield
-    finally:
-      _check.reset(token)
-
-
-def check_stop() -> None:
-  """Raises Interrupted inside of `stoppable` after a signal; work that takes long calls it between its parts."""
-  if check := _check.get():
-    check()

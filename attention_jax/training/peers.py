@@ -20,9 +20,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from attention_jax.errors import UserError
-from attention_jax.training.batch_progress import with_progress
-from attention_jax.training.interrupts import check_stop
 from attention_jax.training.threads import map_in_threads, program_threads
+from attention_jax.training.watch import Watch, unwatched
 
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'grain')  # those on which an update depends
 MAX_SHOWN = 60  # characters of a value in an error
@@ -65,7 +64,9 @@ def _unpack(row: np.ndarray, sizes: Sequence[int], like: Sequence[np.ndarray]) -
     offset += count * array.dtype.itemsize
 
 
-def map_batches(fn: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterator[tuple[Batch, Any]]:
+def map_batches(
+  fn: Callable[[Batch], Any], batches: Iterable[Batch], watch: Watch = unwatched
+) -> Iterator[tuple[Batch, Any]]:
   """Yields each batch with fn(batch), in order; every process computes its share, and yields the results of all.
 
   With N processes, process i computes batches i, i + N, ...; the results of N batches are exchanged at a time, so that
@@ -76,20 +77,16 @@ def map_batches(fn: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterato
     fn: returns a tree of arrays, whose structure, dtypes and ranks are the same for every batch. Several threads may
       call it at the same time, see `map_in_threads`.
     batches: the same in every process.
-
-  Raises:
-    Interrupted: after a signal, inside of interrupts.stoppable.
+    watch: called before each group of batches is read, at the same points in every process; what it raises ends the
+      iteration.
   """
-  yield from with_progress(_map_shares(fn, batches), operator.length_hint(batches, 0))
-
-
-def _map_shares(fn: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterator[tuple[Batch, Any]]:
-  """Yields what `map_batches` yields, without progress."""
+  total = operator.length_hint(batches, 0)
+  done = 0
 
   def read_groups():
     remaining = iter(batches)
     while group := list(itertools.islice(remaining, jax.process_count())):
-      check_stop()
+      watch(done, total)
       yield group
 
   def compute_share(group):
@@ -98,6 +95,7 @@ def _map_shares(fn: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterato
 
   for group, results in map_in_threads(compute_share, read_groups(), program_threads()):
     yield from zip(group, gather(results)[: len(group)], strict=True)
+    done += len(group)
 
 
 @contextlib.contextmanager

@@ -11,9 +11,10 @@ import numpy as np
 from attention_jax.errors import UserError, choose
 from attention_jax.training.checkpoint import BEST, Checkpoints
 from attention_jax.training.config import Training
-from attention_jax.training.interrupts import StopSignals, stoppable
+from attention_jax.training.interrupts import StopSignals
 from attention_jax.training.peers import gather
 from attention_jax.training.state import TrainState
+from attention_jax.training.watch import Watch
 from attention_jax.training.writers import EVALUATION_PREFIX, JsonLines, TensorBoard
 
 MAX_SKIPPED = 100  # updates in a row that are skipped before training stops: the parameters no longer change
@@ -22,7 +23,7 @@ SPIKE_DEVIATIONS = 8.0  # a spike exceeds their mean by more than this number of
 SPIKE_RATIO = 1.5  # and this multiple of their mean
 MAX_SPIKES = 5  # in a row; the loss has a new level after them
 
-Evaluate = Callable[[TrainState], Mapping[str, Any]]
+Evaluate = Callable[[TrainState, Watch], Mapping[str, Any]]
 Writer = Callable[[int, Mapping[str, Any]], None]
 
 
@@ -206,7 +207,7 @@ class TrainedRun:
     Args:
       step: the step of the state.
       state: the state.
-      evaluate: state -> metrics by name.
+      evaluate: (state, watch) -> metrics by name.
       signals: the signals that stop an evaluation.
 
     Raises:
@@ -214,8 +215,7 @@ class TrainedRun:
       UserError: if `evaluate` lacks the metric to select by, or the state cannot be saved.
     """
     self.awaits_evaluation = True
-    with stoppable(signals):
-      results = evaluate(state)
+    results = evaluate(state, signals.check)
     self.awaits_evaluation = False
     value = float(results[choose(self._training.select, results, 'metric to select by')])
     # All processes must agree on which state is best, because they save it together.

@@ -97,9 +97,9 @@ def fit_seeds(
     stream: (start, stop) -> for each step, a sequence with the batch of each run; these have the same shapes.
     first_of_each_shape: (start, stop) -> the first batch of each shape among those of one run, in their order. The
       later shapes are compiled ahead of their use.
-    evaluate: state -> metrics by name, among them `training.select`; `training.state.evaluation_params` returns the
-      parameters to evaluate. A signal stops it where it calls `training.interrupts.check_stop`; it is then called again
-      when the run is resumed.
+    evaluate: (state, watch) -> metrics by name, among them `training.select`; `training.state.evaluation_params`
+      returns the parameters to evaluate. It calls watch(done, total) between batches, where a signal stops it; it is
+      then called again when the run is resumed.
     direction: 'min' if a lower value of `training.select` is better, 'max' if a higher one is.
     mesh: the mesh of the devices; by default all.
     log: called with lines about updates that are not finite, and about the time of training; in the first process.

@@ -23,6 +23,7 @@ from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.runs import open_run
 from attention_jax.systems.translation.system import TranslationSystem
 from attention_jax.training.checkpoint import LATEST, Checkpoints
+from attention_jax.training.watch import unwatched
 from attention_jax.training.writers import read_metrics
 from tests.systems.helpers import read_tree, tiny_config, train_quietly
 
@@ -375,12 +376,12 @@ def test_a_task_without_validation_and_test_splits_has_no_results(data_folder, t
 def test_a_validation_loss_that_is_not_finite_is_an_error():
   system = SimpleNamespace(
     splits=['train', 'validation'],
-    evaluate=lambda params, split, beams: ({'loss': MetricValue(float('nan'), 'nat', '')}, []),
+    evaluate=lambda params, split, beams, watch: ({'loss': MetricValue(float('nan'), 'nat', '')}, []),
   )
   validate = experiment._make_validation(system)
   state = SimpleNamespace(step=7, average=None, params={})
   with pytest.raises(UserError, match='validation loss must be finite, got nan after step 7; try a lower'):
-    validate(state)
+    validate(state, unwatched)
 
 
 def test_results_of_several_seeds_are_summarized(tmp_path):

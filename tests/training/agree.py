@@ -79,7 +79,7 @@ def evaluate(folder: Path, value: float) -> float:
   run = TrainedRun(folder / 'evaluated', Training(select='exact_match'), '', 'max', print)
   run._checkpoints.save = lambda *arguments: None
   run.evaluate(
-    1, TrainState(np.array(1, np.int32), {}, (), (), {}), lambda state: {'exact_match': value}, StopSignals()
+    1, TrainState(np.array(1, np.int32), {}, (), (), {}), lambda state, watch: {'exact_match': value}, StopSignals()
   )
   return run.best.value
 

@@ -5,7 +5,7 @@ import uuid
 
 import pytest
 
-from attention_jax.training import batch_progress, clock
+from attention_jax.training import clock, watch
 from tests.compiled import compilation_cache_folder, shared_compilation_cache  # noqa: F401 - fixtures
 
 
@@ -20,6 +20,6 @@ def time(monkeypatch):
   """A clock that only the test advances: `time.now` in seconds."""
   fake = types.SimpleNamespace(now=0.0)
   fake.monotonic = lambda: fake.now
-  for module in (batch_progress, clock):
+  for module in (watch, clock):
     monkeypatch.setattr(module, 'time', fake)
   return fake

@@ -134,7 +134,7 @@ def compiled_loss():
   return jax.jit(sequence_loss(Toy()))
 
 
-def validate(state) -> dict[str, float]:
+def validate(state, watch=None) -> dict[str, float]:
   """Returns the mean loss per token of a few batches."""
   sums = [jax.device_get(compiled_loss()(evaluation_params(state), make_batch(10_000 + i))) for i in range(4)]
   return {'loss': float(sum(s['loss'] for s in sums) / sum(s['tokens'] for s in sums))}

@@ -28,7 +28,7 @@ def sums(params, batch, rngs, running, update):
   return {'loss': losses.sum(), 'accuracy': is_correct.sum(), 'tokens': jnp.float32(losses.size)}
 
 
-def evaluate(state):
+def evaluate(state, watch=None):
   validation = sums(evaluation_params(state), make_batch(10**6), None, {}, 1)
   return {name: validation[name] / validation['tokens'] for name in ('loss', 'accuracy')}
 

@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from attention_jax.training import interrupts
-from attention_jax.training.interrupts import Interrupted, StopRequest, StopSignals, check_stop, stoppable
+from attention_jax.training.interrupts import Interrupted, StopRequest, StopSignals
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
@@ -43,24 +43,12 @@ def test_other_threads_set_no_handlers():
   assert handlers == [before]
 
 
-def test_check_stop_interrupts_work_inside_of_stoppable_only():
-  check_stop()
-  done = []
-  with pytest.raises(Interrupted, match=r'^SIGTERM$'), stoppable():
-    for part in range(3):
-      check_stop()
-      done.append(part)
-      if part == 1:
-        os.kill(os.getpid(), signal.SIGTERM)
-  assert done == [0, 1]
-  check_stop()
-
-
-def test_stoppable_reads_signals_that_arrived_before():
+def test_check_raises_after_a_signal():
   with StopSignals() as signals:
+    signals.check(1, 2)
     os.kill(os.getpid(), signal.SIGTERM)
-    with pytest.raises(Interrupted, match=r'^SIGTERM$'), stoppable(signals):
-      check_stop()
+    with pytest.raises(Interrupted, match=r'^SIGTERM$'):
+      signals.check(2, 2)
 
 
 def test_several_processes_stop_at_the_step_that_jax_selects(monkeypatch):

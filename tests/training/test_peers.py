@@ -39,11 +39,11 @@ def test_batches_that_are_computed_at_once_are_in_order_and_a_signal_ends_them(m
     meeting.wait()  # returns only if two calls wait here
     return i * i
 
-  with interrupts.stoppable():
-    assert list(map_batches(square, range(6))) == [(i, i * i) for i in range(6)]
+  with interrupts.StopSignals() as signals:
+    assert list(map_batches(square, range(6), signals.check)) == [(i, i * i) for i in range(6)]
     signal.raise_signal(signal.SIGTERM)
     with pytest.raises(interrupts.Interrupted):
-      list(map_batches(lambda i: i, range(6)))
+      list(map_batches(lambda i: i, range(6), signals.check))
 
 
 def test_the_versions_are_those_of_the_packages():

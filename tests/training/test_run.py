@@ -9,7 +9,7 @@ import pytest
 from attention_jax.errors import UserError
 from attention_jax.training import run as run_module
 from attention_jax.training.config import Training
-from attention_jax.training.interrupts import Interrupted, StopSignals, check_stop
+from attention_jax.training.interrupts import Interrupted, StopSignals
 from attention_jax.training.run import MAX_SPIKES, SPIKE_WINDOW, BestEvaluation, SpikeDetector, TrainedRun
 from attention_jax.training.writers import read_metrics
 
@@ -35,7 +35,7 @@ def evaluate(run, *values):
   """Evaluates a run after steps 1, 2, ...; saves nothing."""
   run._checkpoints.save = lambda *args: None
   for step, value in enumerate(values, 1):
-    run.evaluate(step, types.SimpleNamespace(), lambda state, value=value: {'loss': value}, StopSignals())
+    run.evaluate(step, types.SimpleNamespace(), lambda state, watch, value=value: {'loss': value}, StopSignals())
 
 
 def test_a_loss_or_gradient_that_is_not_finite_stops_the_run(make_run):
@@ -86,7 +86,7 @@ def test_a_signal_stops_an_evaluation_without_a_result(make_run):
 
   run = make_run()
   with pytest.raises(Interrupted, match=r'^SIGTERM$'):
-    run.evaluate(1, types.SimpleNamespace(), lambda state: check_stop(), Stopped())
+    run.evaluate(1, types.SimpleNamespace(), lambda state, watch: watch(0, 0), Stopped())
   assert run.awaits_evaluation and run.best == BestEvaluation()
 
 

@@ -14,7 +14,7 @@ from attention_jax.errors import UserError
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.config import Training
-from attention_jax.training.interrupts import StopSignals, check_stop
+from attention_jax.training.interrupts import StopSignals
 from attention_jax.training.partition import make_mesh
 from attention_jax.training.run import InterruptReason
 from attention_jax.training.seeds import make_updates
@@ -141,12 +141,12 @@ def test_interrupted_runs_are_resumed_exactly(uninterrupted, tmp_path):
   expected, expected_folder = uninterrupted
   evaluated_steps = []
 
-  def interrupted_evaluation(state):
+  def interrupted_evaluation(state, watch):
     """Fails during the second evaluation, when two runs of four have finished theirs."""
     evaluated_steps.append(int(state.step))
     if len(evaluated_steps) == RUNS + 3:
       raise KeyboardInterrupt
-    return validate(state)
+    return validate(state, watch)
 
   def interrupted_stream(start, stop):
     for step, batch in enumerate(stream_of_all(start, stop), start):
@@ -194,14 +194,14 @@ def test_evaluations_that_a_signal_stops_are_made_before_the_next_update(uninter
   expected, expected_folder = uninterrupted
   steps = []
 
-  def interrupted_evaluation(state):
+  def interrupted_evaluation(state, watch):
     """Stops the second evaluation and the last one, when two runs of four have finished theirs."""
     step = int(state.step)
     steps.append(step)
     if step > 5 and steps.count(step) == 3:
       signal.raise_signal(signal.SIGTERM)
-    check_stop()
-    return validate(state)
+    watch(0, 0)
+    return validate(state, watch)
 
   for step in (10, 12):
     interrupted = fit_all(tmp_path, evaluate=interrupted_evaluation)
@@ -219,12 +219,12 @@ def test_evaluations_that_a_signal_stops_are_made_before_the_next_update(uninter
 def test_evaluations_after_the_last_step_that_a_signal_stops_are_made_although_steps_is_raised(tmp_path):
   steps = []
 
-  def interrupted_evaluation(state):
+  def interrupted_evaluation(state, watch):
     steps.append(int(state.step))
     if len(steps) == 3:  # when two runs of four have finished theirs
       signal.raise_signal(signal.SIGTERM)
-    check_stop()
-    return validate(state)
+    watch(0, 0)
+    return validate(state, watch)
 
   options = {'evaluate': interrupted_evaluation, 'evaluate_every': 0, 'devices': 1}
   assert set(reasons_of(fit_all(tmp_path, steps=2, **options))) == {'stopped by SIGTERM'}
@@ -251,7 +251,7 @@ def test_a_run_that_stops_early_stays_as_it_is_while_the_others_continue(tmp_pat
     differences = jax.tree.map(lambda x, y: float(abs(x - y).sum()), state.params, init_params(seed))
     return sum(jax.tree.leaves(differences))
 
-  def evaluate(state):
+  def evaluate(state, watch):
     """Run 1 gets worse, the others better."""
     run = min(range(RUNS), key=lambda i: distance(state, SEEDS[i]))
     evaluations[run] += 1
@@ -277,7 +277,7 @@ def test_a_run_that_stops_early_stays_as_it_is_while_the_others_continue(tmp_pat
 def test_a_signal_at_the_update_after_which_every_run_stops_is_the_reason(tmp_path, monkeypatch):
   """Several processes learn of their signal once, from `reason`: it would be lost."""
   monkeypatch.setattr(StopSignals, 'reason', lambda self: 'SIGTERM')
-  fields = {'evaluate': lambda state: {'loss': float('nan')}, 'evaluate_every': 1, 'patience': 1}
+  fields = {'evaluate': lambda state, watch: {'loss': float('nan')}, 'evaluate_every': 1, 'patience': 1}
   results = fit_all(tmp_path, devices=1, **fields)
   assert steps_of(results) == {1} and all(isinstance(result.reason, InterruptReason) for result in results)
   assert fit_all(tmp_path, devices=1, **fields)[0].reason.startswith('the metric to select by was NaN')

@@ -22,7 +22,6 @@ from attention_jax.errors import UserError
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.compile_pool import CompilePool
 from attention_jax.training.config import Training
-from attention_jax.training.interrupts import check_stop
 from attention_jax.training.loss import Loss
 from attention_jax.training.partition import make_mesh
 from attention_jax.training.run import BestEvaluation, InterruptReason
@@ -152,12 +151,12 @@ def test_an_evaluation_that_a_signal_stops_is_made_before_the_next_update(uninte
   expected, expected_folder = uninterrupted
   steps = []
 
-  def interrupted_evaluation(state):
+  def interrupted_evaluation(state, watch):
     steps.append(int(state.step))
     if len(steps) in (2, 3, 5):
       signal.raise_signal(signal.SIGTERM)
-    check_stop()
-    return helpers.validate(state)
+    watch(0, 0)
+    return helpers.validate(state, watch)
 
   for step in (40, 40, 60):
     result = fit_toy(tmp_path, evaluate=interrupted_evaluation)
@@ -176,12 +175,12 @@ def test_an_evaluation_that_a_signal_stops_is_made_before_the_next_update(uninte
 def test_an_evaluation_after_the_last_step_that_a_signal_stops_is_made_although_steps_is_raised(tmp_path):
   steps = []
 
-  def interrupted_evaluation(state):
+  def interrupted_evaluation(state, watch):
     steps.append(int(state.step))
     if len(steps) == 1:
       signal.raise_signal(signal.SIGTERM)
-    check_stop()
-    return helpers.validate(state)
+    watch(0, 0)
+    return helpers.validate(state, watch)
 
   options = LIGHT | {'evaluate': interrupted_evaluation, 'evaluate_every': 0}
   assert isinstance(fit_toy(tmp_path, steps=4, **options).reason, InterruptReason)
@@ -280,7 +279,7 @@ def test_a_run_that_stopped_early_stays_as_it_is(tmp_path):
     evaluate_every=2,
     checkpoint_every=3,
     log_every=50,
-    evaluate=lambda state: {'error': errors[int(state.step)], 'signature': 'words'},
+    evaluate=lambda state, watch: {'error': errors[int(state.step)], 'signature': 'words'},
     select='error',
     **LIGHT,
   )
@@ -325,7 +324,7 @@ def test_a_stream_that_ends_early_is_an_error(tmp_path):
 
 def test_an_unknown_metric_is_an_error(tmp_path):
   with pytest.raises(UserError, match=r"unknown metric to select by 'blue' .*'bleu'.*expected one of: bleu, loss"):
-    fit_toy(tmp_path, steps=1, select='blue', **LIGHT, evaluate=lambda state: {'bleu': 1.0, 'loss': 2.0})
+    fit_toy(tmp_path, steps=1, select='blue', **LIGHT, evaluate=lambda state, watch: {'bleu': 1.0, 'loss': 2.0})
 
 
 def test_a_run_whose_only_checkpoint_is_damaged_does_not_start_over(tmp_path):

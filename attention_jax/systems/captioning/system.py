@@ -65,6 +65,7 @@ from attention_jax.training.config import Training
 from attention_jax.training.loss import Loss
 from attention_jax.training.partition import shard_batch
 from attention_jax.training.peers import map_batches
+from attention_jax.training.watch import Watch, unwatched
 
 SHAPE_FILE = 'pictures.json'
 TRACED_SHAPE = (64, 64, 3)  # of the picture that `check` traces
@@ -232,22 +233,24 @@ class CaptioningSystem(System):
     trace_loss(self.loss, params, _dummy_batch(self.model, self.shape), deterministic=True)
 
   def evaluate(
-    self, params: Any, split: str, *, beams: int | None = None
+    self, params: Any, split: str, *, beams: int | None = None, watch: Watch = unwatched
   ) -> tuple[dict[str, MetricValue], list[Prediction]]:
     pictures = self.pictures[choose(split, self.pictures, 'split')]
     batches = eval_caption_batches(self.encoded[split], self._lengths, self._scorer.batch_rows)
-    forced = self._scorer.score_batches(params, batches, len(pictures.captions))
+    forced = self._scorer.score_batches(params, batches, len(pictures.captions), watch)
     metrics = {
       'loss': MetricValue(forced.loss, 'nat/token', 'targets:forced'),
       'accuracy': MetricValue(100 * forced.accuracy, '%', 'targets:forced'),
     }
     row_of_name = {name: i for i, name in enumerate(pictures.names)}
 
-    def predict(names: Sequence[str], beams: int) -> list[Prediction]:
-      return self.predict(params, pictures.pictures[[row_of_name[name] for name in names]], names, beams)
+    def predict(names: Sequence[str], beams: int, watch: Watch) -> list[Prediction]:
+      return self.predict(params, pictures.pictures[[row_of_name[name] for name in names]], names, beams, watch)
 
     options = self.config['evaluation']
-    text_metrics, predictions = predict_and_evaluate(pictures.corpus, predict, options, beams=beams or options['beams'])
+    text_metrics, predictions = predict_and_evaluate(
+      pictures.corpus, predict, options, beams=beams or options['beams'], watch=watch
+    )
     metrics |= text_metrics
     if weights := [w for w in forced.weights if w is not None and w[:-1].any()]:  # w[-1]: EOS
       metrics['entropy'] = weight_metrics(weights)['entropy']
@@ -255,7 +258,9 @@ class CaptioningSystem(System):
         metrics |= self._pointing_metrics(pictures, forced.weights)
     return metrics, predictions
 
-  def predict(self, params: Any, pictures: np.ndarray, names: Sequence[str], beams: int) -> list[Prediction]:
+  def predict(
+    self, params: Any, pictures: np.ndarray, names: Sequence[str], beams: int, watch: Watch = unwatched
+  ) -> list[Prediction]:
     """Searches for captions.
 
     Args:
@@ -263,6 +268,7 @@ class CaptioningSystem(System):
       pictures: [P, height, width, C].
       names: names of the pictures, which become the sources of the predictions.
       beams: beam size; 1 is greedy.
+      watch: called before each batch.
     """
     search = self._compile_search(beams)
     batch_rows = self._scorer.batch_rows
@@ -275,7 +281,7 @@ class CaptioningSystem(System):
       return search(params, *shard_batch((padded, mask[:, None]), self.mesh))
 
     predictions = []
-    for start, hypotheses in map_batches(search_from, range(0, len(pictures), batch_rows)):
+    for start, hypotheses in map_batches(search_from, range(0, len(pictures), batch_rows), watch):
       chunk_names = names[start : start + batch_rows]
       predictions += [self._read_prediction(hypotheses, i, name) for i, name in enumerate(chunk_names)]
     return predictions

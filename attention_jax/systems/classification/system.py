@@ -63,6 +63,7 @@ from attention_jax.training.config import Training
 from attention_jax.training.loss import Loss
 from attention_jax.training.partition import shard_batch
 from attention_jax.training.peers import map_batches
+from attention_jax.training.watch import Watch, unwatched
 
 LABELS_FILE = 'labels.json'
 SELECTABLE_METRICS = {'loss': False, 'accuracy': True}  # True: a higher value is better
@@ -213,10 +214,10 @@ class ClassificationSystem(System):
         )
 
   def evaluate(
-    self, params: Any, split: str, *, beams: int | None = None
+    self, params: Any, split: str, *, beams: int | None = None, watch: Watch = unwatched
   ) -> tuple[dict[str, MetricValue], list[ClassificationPrediction]]:
     encoded = self.encoded[choose(split, self.documents, 'split')]
-    sums, predictions = self._predict(params, encoded)
+    sums, predictions = self._predict(params, encoded, watch)
     signature = f'rows:{encoded.rows}'
     entropies = [entropy(weights) for p in predictions for weights in p.word_weights if weights.any()]
     metrics = {
@@ -294,7 +295,9 @@ class ClassificationSystem(System):
 
     return CompiledForRuns(self.mesh, classify)
 
-  def _predict(self, params: Any, encoded: EncodedDocuments) -> tuple[dict[str, float], list[ClassificationPrediction]]:
+  def _predict(
+    self, params: Any, encoded: EncodedDocuments, watch: Watch = unwatched
+  ) -> tuple[dict[str, float], list[ClassificationPrediction]]:
     """Classifies every document; returns sums over documents, and one prediction each."""
     params = self.replicate_params(params)
     num_evaluations = Training(**self.config['training']).evaluations
@@ -303,7 +306,7 @@ class ClassificationSystem(System):
     totals = []
     predictions = [None] * encoded.rows
     batches = eval_document_batches(encoded, self._buckets, self.evaluation_rows)
-    for batch, outputs in map_batches(lambda x: classify(params, shard_batch(x, self.mesh)), batches):
+    for batch, outputs in map_batches(lambda x: classify(params, shard_batch(x, self.mesh)), batches, watch):
       sums, log_probs, word_weights, sentence_weights = outputs
       totals.append(sums)
       for i in np.flatnonzero(batch.index >= 0):

@@ -39,6 +39,7 @@ from attention_jax.training.config import Training
 from attention_jax.training.loss import OBJECTIVE_RNG, Loss
 from attention_jax.training.partition import shard_batch
 from attention_jax.training.peers import map_batches
+from attention_jax.training.watch import Watch, unwatched
 
 # False: a lower value is better.
 SELECTABLE_METRICS = {'loss': False, 'error': False, 'error_of_one_sample': False, 'error_of_mean_locations': False}
@@ -166,11 +167,11 @@ class GlimpsingSystem(System):
     return DigitBatches(self.digits['train'], size, seed, share or self.share)
 
   def evaluate(
-    self, params: Any, split: str, *, beams: int | None = None
+    self, params: Any, split: str, *, beams: int | None = None, watch: Watch = unwatched
   ) -> tuple[dict[str, MetricValue], list[GlimpsePrediction]]:
     digits = self.digits[choose(split, self.digits, 'split')]
     batches = eval_digit_batches(digits, self.evaluation_rows)
-    predictions, losses = self._predict(params, batches, len(digits.labels))
+    predictions, losses = self._predict(params, batches, len(digits.labels), watch)
     expected = _labels_by_row(batches, len(digits.labels))
     samples = self.config['evaluation']['samples']
     rows = f'rows:{len(digits.labels)}'
@@ -240,7 +241,7 @@ class GlimpsingSystem(System):
     return jax.jit(jax.vmap(classify_picture, (None, 0)))
 
   def _predict(
-    self, params: Any, batches: Sequence[DigitBatch], rows: int
+    self, params: Any, batches: Sequence[DigitBatch], rows: int, watch: Watch = unwatched
   ) -> tuple[list[GlimpsePrediction | None], np.ndarray]:
     """Returns one prediction and one loss per row of a split; rows that are in no batch have None and 0."""
     params = self.replicate_params(params)
@@ -251,7 +252,7 @@ class GlimpsingSystem(System):
       is_divisible = len(batch.index) % self.mesh.devices.size == 0
       return self._classify(params, shard_batch(batch, self.mesh) if is_divisible else batch)
 
-    for batch, results in map_batches(classify, batches):
+    for batch, results in map_batches(classify, batches, watch):
       for i in np.flatnonzero(batch.index >= 0):
         probabilities, *further_fields = jax.tree.map(lambda x, i=i: x[i], results)
         label = tuple(int(best) for best in probabilities.argmax(-1))

@@ -30,6 +30,7 @@ from attention_jax.training.config import Training
 from attention_jax.training.loss import Loss
 from attention_jax.training.partition import shard_batch
 from attention_jax.training.peers import map_batches
+from attention_jax.training.watch import Watch, unwatched
 
 # True: a higher value is better.
 SELECTABLE_METRICS = {'loss': False, 'cost': False, 'error': False, 'exact_match': True}
@@ -130,10 +131,10 @@ class RecallSystem(System):
     return RecallBatches(self.task, size, seed, share or self.share)
 
   def evaluate(
-    self, params: Any, split: str, *, beams: int | None = None
+    self, params: Any, split: str, *, beams: int | None = None, watch: Watch = unwatched
   ) -> tuple[dict[str, MetricValue], list[RecallPrediction]]:
     episodes = eval_episodes(self.task, choose(split, NUM_EPISODES, 'split'))
-    predictions, sums = self._predict(params, split, len(episodes))
+    predictions, sums = self._predict(params, split, len(episodes), watch)
     wrong_bits = [p.bits != episode.target for p, episode in zip(predictions, episodes, strict=True)]
     per_episode = f'episodes:{len(episodes)}'
     per_bit = f'bits:{int(sums["tokens"])}|{per_episode}'
@@ -188,13 +189,15 @@ class RecallSystem(System):
   def _apply(self) -> Callable:
     return jax.jit(functools.partial(_sums, self.model))
 
-  def _predict(self, params: Any, split: str, rows: int) -> tuple[list[RecallPrediction], dict[str, float]]:
+  def _predict(
+    self, params: Any, split: str, rows: int, watch: Watch = unwatched
+  ) -> tuple[list[RecallPrediction], dict[str, float]]:
     """Returns one prediction per episode of a split, and sums over its bits."""
     params = self.replicate_params(params)
     predictions = [None] * rows
     totals = {'loss': 0.0, 'tokens': 0.0}
     batches = eval_recall_batches(self.task, split, self.evaluation_rows)
-    for batch, (sums, outputs) in map_batches(lambda x: self._apply(params, shard_batch(x, self.mesh)), batches):
+    for batch, (sums, outputs) in map_batches(lambda x: self._apply(params, shard_batch(x, self.mesh)), batches, watch):
       totals = {name: total + float(sums[name]) for name, total in totals.items()}
       for i in np.flatnonzero(batch.index >= 0):
         is_answer = batch.target_mask[i]

@@ -44,6 +44,7 @@ from attention_jax.systems.translation.config import TranslationDataConfig
 from attention_jax.systems.translation.readings import read
 from attention_jax.training.config import Training
 from attention_jax.training.loss import Loss
+from attention_jax.training.watch import Watch, unwatched
 
 TRACED_VOCABULARY_SIZE = 4  # vocabulary size of the model that `check` traces
 
@@ -229,12 +230,14 @@ class TranslationSystem(System):
     )
 
   def evaluate(
-    self, params: Any, split: str, *, beams: int | None = None
+    self, params: Any, split: str, *, beams: int | None = None, watch: Watch = unwatched
   ) -> tuple[dict[str, MetricValue], list[Prediction]]:
     corpus, encoded = tasks.get_split(self.data, split)
     options = self.config['evaluation']
     predictor = self.cached_predictor(params)
-    return evaluate_corpus(params, corpus, encoded, self._scorer, predictor, options, beams=beams or options['beams'])
+    return evaluate_corpus(
+      params, corpus, encoded, self._scorer, predictor, options, beams=beams or options['beams'], watch=watch
+    )
 
   def format_predictions(self, predictions: Sequence[Prediction]) -> list[str]:
     return [p.hypotheses[0].text if p.hypotheses else '' for p in predictions]
