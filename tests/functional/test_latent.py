@@ -50,14 +50,15 @@ def test_expected_gradient_is_that_of_reward_and_entropy(theta, entropy, baselin
   def estimate(theta, samples):
     return reinforce(log_probs(theta, samples), rewards(samples), BASELINES[baseline](samples), entropy=entropy)
 
-  probabilities = probability_of_all_samples(theta)
+  probabilities = jax.jit(probability_of_all_samples)(theta)
   np.testing.assert_allclose(probabilities.sum(), 1, rtol=1e-5)
-  estimates = jax.vmap(jax.grad(estimate), in_axes=(None, 0))(theta, ALL_SAMPLES)
+  estimates = jax.jit(jax.vmap(jax.grad(estimate), in_axes=(None, 0)))(theta, ALL_SAMPLES)
   expectation = jnp.einsum('n,ntij->tij', probabilities, estimates)
-  np.testing.assert_allclose(expectation, jax.grad(objective)(theta, entropy), rtol=1e-4, atol=1e-6)
+  np.testing.assert_allclose(expectation, jax.jit(jax.grad(objective))(theta, entropy), rtol=1e-4, atol=1e-6)
 
 
 def test_a_baseline_of_rewards_to_go_lowers_the_variance(theta):
+  @jax.jit
   def second_moment(scale):
     def estimate(theta, samples):
       baseline = scale * 5 * jnp.arange(T, 0, -1)

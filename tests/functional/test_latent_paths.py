@@ -101,8 +101,8 @@ def test_order_zero_equals_the_sum_over_positions():
 @pytest.mark.parametrize('scale', [1e4, pytest.param(-1e4, marks=pytest.mark.long)])
 def test_a_long_chain_of_extreme_scores_stays_finite(scale):
   random = np.random.default_rng(5)
-  scores = jnp.asarray(scale * random.normal(size=(50, 2000)), jnp.float32)
-  log_likelihood = jnp.asarray(-1e3 * random.random((50, 2000)), jnp.float32)
+  scores = jnp.asarray(scale * random.normal(size=(50, 300)), jnp.float32)
+  log_likelihood = jnp.asarray(-1e3 * random.random((50, 300)), jnp.float32)
   value, gradients = jax.jit(jax.value_and_grad(latent.chain_log_marginal, argnums=(0, 1)))(scores, log_likelihood)
   assert np.isfinite(value) and all(np.all(np.isfinite(g)) for g in gradients)
   _, posterior = gradients

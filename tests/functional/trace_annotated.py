@@ -25,7 +25,7 @@ from tests.functional.helpers import loss, make_problem  # noqa: E402
 
 def trace(score: str, alignment: str, deterministic: bool, with_gradient: bool) -> None:
   """Traces attention, or also its gradient, without compiling it."""
-  problem = make_problem(score, alignment, batch=(2,))
+  problem = jax.eval_shape(lambda: make_problem(score, alignment, batch=(2,)))
   mask = aj.padding_mask(jnp.asarray([S, 2]), S)[:, None]
 
   def run(problem):
