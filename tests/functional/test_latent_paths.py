@@ -74,8 +74,9 @@ def test_stepping_with_observations_gives_the_same_marginal(mask):
   total = sum(probabilities.values())
   state = latent.init_chain(S, jnp.float32)
   log_marginal = 0.0
+  align = jax.jit(aj.alignments.latent_monotonic)
   for t in range(T):
-    weights, state = aj.alignments.latent_monotonic(jnp.asarray(scores[t]), jnp.asarray(mask), state=state)
+    weights, state = align(jnp.asarray(scores[t]), jnp.asarray(mask), state=state)
     np.testing.assert_allclose(weights.sum(), 1.0, rtol=1e-5)
     log_marginal += np.log(np.sum(np.asarray(weights, np.float64) * np.exp(log_likelihood[t])))
     state = latent.observe_chain(state, jnp.asarray(log_likelihood[t]))
