@@ -77,7 +77,7 @@ def test_output_is_independent_of_padding():
 
 
 def test_gradients_reach_every_parameter_and_are_finite_with_an_empty_source():
-  model = build_conv(score='additive', alignment='entmax15', heads=2)
+  model = build_conv(score='additive', alignment='entmax15', heads=2, **ONE_LAYER)
   source, mask, target = inputs()
   mask = mask.at[1].set(False)  # a filler row
   params = variables(model, source, mask, target)

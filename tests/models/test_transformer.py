@@ -128,7 +128,7 @@ def test_deep_encoders_preserve_differences_between_positions_at_initialisation(
 
 
 def test_gradients_reach_every_parameter():
-  options = 'position="shaw", norm_first=True, activation="swiglu", kv_heads=2'
+  options = 'layers=1, position="shaw", norm_first=True, activation="swiglu", kv_heads=2'
   model = build_transformer(options, options, score='additive', alignment='entmax15')
   source, mask, target = inputs()
   mask = mask.at[1].set(False)  # a filler row
