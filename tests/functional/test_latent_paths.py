@@ -74,8 +74,9 @@ def test_stepping_with_observations_gives_the_same_marginal(mask):
   total = sum(probabilities.values())
   state = latent.init_chain(S, jnp.float32)
   log_marginal = 0.0
+  align = jax.jit(aj.alignments.latent_monotonic)
   for t in range(T):
-    weights, state = aj.alignments.latent_monotonic(jnp.asarray(scores[t]), jnp.asarray(mask), state=state)
+    weights, state = align(jnp.asarray(scores[t]), jnp.asarray(mask), state=state)
     np.testing.assert_allclose(weights.sum(), 1.0, rtol=1e-5)
     log_marginal += np.log(np.sum(np.asarray(weights, np.float64) * np.exp(log_likelihood[t])))
     state = latent.observe_chain(state, jnp.asarray(log_likelihood[t]))
@@ -101,8 +102,8 @@ def test_order_zero_equals_the_sum_over_positions():
 @pytest.mark.parametrize('scale', [1e4, pytest.param(-1e4, marks=pytest.mark.long)])
 def test_a_long_chain_of_extreme_scores_stays_finite(scale):
   random = np.random.default_rng(5)
-  scores = jnp.asarray(scale * random.normal(size=(50, 2000)), jnp.float32)
-  log_likelihood = jnp.asarray(-1e3 * random.random((50, 2000)), jnp.float32)
+  scores = jnp.asarray(scale * random.normal(size=(50, 300)), jnp.float32)
+  log_likelihood = jnp.asarray(-1e3 * random.random((50, 300)), jnp.float32)
   value, gradients = jax.jit(jax.value_and_grad(latent.chain_log_marginal, argnums=(0, 1)))(scores, log_likelihood)
   assert np.isfinite(value) and all(np.all(np.isfinite(g)) for g in gradients)
   _, posterior = gradients

@@ -304,20 +304,20 @@ def test_hardmax_selects_the_first_of_equal_scores():
   np.testing.assert_array_equal(aj.alignments.hardmax(scores, mask), [0, 0, 1, 0])
 
 
-def test_invalid_options_of_functions_raise():
-  scores = jnp.ones(3)
-  mask = jnp.ones(3, bool)
-  with pytest.raises(aj.UserError, match='temperature must be greater than 0, got 0'):
-    aj.alignments.softmax(scores, mask, temperature=0)
-  with pytest.raises(aj.UserError, match=r"alpha must be greater than 1, got 1 \('softmax' is the limit at 1\)"):
-    aj.alignments.entmax(scores, mask, alpha=1)
-  for alpha in (float('inf'), 1e39):
-    with pytest.raises(aj.UserError, match=r'alpha must be finite in float32, got (inf|1e\+39)'):
-      aj.alignments.entmax(scores, mask, alpha=alpha)
-  with pytest.raises(aj.UserError, match='cap must be greater than 0 and finite, got inf'):
-    aj.alignments.capped_softmax(scores, mask, cap=float('inf'))
-  with pytest.raises(aj.UserError, match='temperature must be greater than 0, got -1'):
-    aj.alignments.softmax(scores, mask, temperature=np.float32(-1))
+@pytest.mark.parametrize(
+  ('alignment', 'options', 'message'),
+  [
+    ('softmax', {'temperature': 0}, 'temperature must be greater than 0, got 0'),
+    ('softmax', {'temperature': np.float32(-1)}, 'temperature must be greater than 0, got -1'),
+    ('entmax', {'alpha': 1}, r"alpha must be greater than 1, got 1 \('softmax' is the limit at 1\)"),
+    ('entmax', {'alpha': float('inf')}, 'alpha must be finite in float32, got inf'),
+    ('entmax', {'alpha': 1e39}, r'alpha must be finite in float32, got 1e\+39'),
+    ('capped_softmax', {'cap': float('inf')}, 'cap must be greater than 0 and finite, got inf'),
+  ],
+)
+def test_invalid_options_of_functions_raise(alignment, options, message):
+  with pytest.raises(aj.UserError, match=message):
+    getattr(aj.alignments, alignment)(jnp.ones(3), jnp.ones(3, bool), **options)
 
 
 SOFTMAX_OPTIONS = [

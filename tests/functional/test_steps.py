@@ -87,20 +87,6 @@ def test_a_function_may_be_a_variant():
 
 
 @pytest.mark.parametrize(
-  ('variants', 'params', 'message'),
-  [
-    (('additive', 'softmax'), None, r"params\['score'\] must have the entries \['v'\], got \[\]; use init_params"),
-    (('dot', 'local_p'), {'alignment': {'w': jnp.ones((2, 3))}}, r"\['v', 'w'\], got \['w'\]"),
-    (('dot', 'mocha'), {}, r"params\['alignment'\] must have the entries \['bias', "),
-  ],
-)
-def test_missing_parameters_raise(variants, params, message):
-  memory = aj.remember(jnp.eye(3), jnp.eye(3))
-  with pytest.raises(aj.UserError, match=message):
-    aj.attend_step(*variants, params, aj.init_carry(*variants, 3), jnp.ones(3), memory)
-
-
-@pytest.mark.parametrize(
   ('key', 'value', 'mask'), [((1, 2), (5, 3), None), ((5, 2), (5, 3), (1,)), ((2, 5, 2), (2, 5, 3), None)]
 )
 def test_a_memory_of_shapes_that_do_not_match_raises(key, value, mask):
@@ -108,15 +94,6 @@ def test_a_memory_of_shapes_that_do_not_match_raises(key, value, mask):
   mask = mask and jnp.ones(mask, bool)
   with pytest.raises(aj.UserError, match=r'remember: key must be \[S, Dk\], value \[S, V\] and mask \[S\], got'):
     aj.remember(jnp.ones(key), jnp.ones(value), mask)
-
-
-@pytest.mark.parametrize(('name', 'carry_size', 'bias_size'), [('carry', 4, None), ('bias', 5, 1), ('bias', 5, 4)])
-def test_a_carry_or_bias_of_another_size_raises(name, carry_size, bias_size):
-  memory = aj.remember(jnp.ones((5, 2)), jnp.ones((5, 3)))
-  bias = bias_size and jnp.zeros(bias_size)
-  carry = aj.init_carry('dot', 'softmax', carry_size)
-  with pytest.raises(aj.UserError, match=f'attend_step: {name} must be for the 5 positions of the memory, got shape'):
-    aj.attend_step('dot', 'softmax', {}, carry, jnp.ones(2), memory, bias=bias)
 
 
 MASK = jnp.ones(5, bool)
@@ -134,17 +111,61 @@ MEMORY = aj.Memory(KEY, KEY, MASK)
     ({'memory': aj.Memory(KEY[None], KEY[None], MASK[None])}, 'for a batch, vmap it'),
     ({'memory': (1, 2)}, r'memory must be a memory from remember, or a Memory, got \(1, 2\)'),
     ({'carry': None}, 'carry must be a Carry, from init_carry or the previous step, got None'),
+    ({'carry': aj.init_carry('dot', 'softmax', 4)}, 'carry must be for the 5 positions of the memory, got shape'),
     ({'bias': MASK}, 'bias must be float, got bool'),
+    ({'bias': jnp.zeros(1)}, 'bias must be for the 5 positions of the memory, got shape'),
+    ({'bias': jnp.zeros(4)}, 'bias must be for the 5 positions of the memory, got shape'),
     ({'query': None}, 'query must be float, got None'),
     ({'params': [1]}, r'params must be a dictionary .* as returned by init_params, got \[1\]'),
     ({'params': {'alignment': 1}}, r"params\['alignment'\] must be a dictionary, got 1; use init_params"),
     ({'params': {'score': {'v': MASK}}}, r"params\['score'\] must have the entries \[\], got \['v'\]; use init_params"),
+    ({'score': 'additive'}, r"params\['score'\] must have the entries \['v'\], got \[\]; use init_params"),
+    (
+      {'score': 'additive', 'params': {'score': {'v': jnp.ones(1)}}},
+      r"params\['score'\]\['v'\] must be \[features = 4\], got \[1\]",
+    ),
+    ({'alignment': 'local_p', 'params': {'alignment': {'w': jnp.ones((4, 3))}}}, r"\['v', 'w'\], got \['w'\]"),
+    ({'alignment': 'mocha', 'params': {}}, r"params\['alignment'\] must have the entries \['bias', "),
+    ({'alignment': 'hard', 'deterministic': False}, 'this alignment samples; rng must be a PRNG key, got None'),
+    ({'alignment': 'hard', 'deterministic': False, 'rng': 3}, 'rng must be a single'),
   ],
 )
-def test_arguments_of_another_type_raise(changes, message):
-  arguments = {'params': None, 'carry': aj.init_carry('dot', 'softmax', 5), 'query': jnp.ones(4), 'memory': MEMORY}
+def test_invalid_arguments_of_a_step_raise(changes, message):
+  options = {'score': 'dot', 'alignment': 'softmax', 'params': None, 'query': jnp.ones(4), 'memory': MEMORY} | changes
+  carry = options.pop('carry', aj.init_carry(options['score'], options['alignment'], 5))
   with pytest.raises(aj.UserError, match=f'^attend_step: .*{message}'):
-    aj.attend_step('dot', 'softmax', **arguments | changes)
+    aj.attend_step(carry=carry, **options)
+
+
+@pytest.mark.parametrize(
+  ('carry_of', 'used_by'), [('softmax', 'forward'), ('forward', 'forward_agent'), ('monotonic', 'hard')]
+)
+def test_a_carry_of_another_alignment_raises(carry_of, used_by):
+  params = aj.init_params(jax.random.key(0), score='dot', alignment=used_by, query=4, key=4, features=3)
+  with pytest.raises(aj.UserError, match=r'carry must have the state of this score and alignment, .*use init_carry'):
+    aj.attend_step('dot', used_by, params, aj.init_carry('dot', carry_of, 5), jnp.ones(4), MEMORY)
+
+
+def test_an_unknown_entry_of_params_raises():
+  carry = aj.init_carry('additive', 'softmax', 5)
+  with pytest.raises(aj.UserError, match=r"unknown entry of attend_step's params 'scores'.*mean 'score'"):
+    aj.attend_step('additive', 'softmax', {'scores': {}}, carry, jnp.ones(4), MEMORY)
+
+
+def test_an_alignment_that_samples_needs_no_rng_at_test_time():
+  aj.attend_step('dot', 'hard', {}, aj.init_carry('dot', 'hard', 5), jnp.ones(4), MEMORY)
+
+
+@pytest.mark.parametrize(
+  ('score', 'size', 'message'),
+  [
+    *(('dot', size, 'init_carry: size must be a whole number of at least 0, got ') for size in ('5', None, -1)),
+    ('dott', 3, "unknown score 'dott'"),
+  ],
+)
+def test_invalid_arguments_of_init_carry_raise(score, size, message):
+  with pytest.raises(aj.UserError, match=message):
+    aj.init_carry(score, 'softmax', size)
 
 
 def test_lists_are_arrays():
@@ -152,43 +173,3 @@ def test_lists_are_arrays():
   memory = aj.remember(keys, keys)
   _, attended = aj.attend_step('dot', 'hardmax', None, aj.init_carry('dot', 'hardmax', 2), [0.0, 1.0], memory)
   np.testing.assert_array_equal(attended.context, [0, 1])
-
-
-def test_unknown_params_and_those_of_another_shape_raise():
-  carry = aj.init_carry('additive', 'softmax', 5)
-  with pytest.raises(aj.UserError, match=r"unknown entry of attend_step's params 'scores'.*mean 'score'"):
-    aj.attend_step('additive', 'softmax', {'scores': {}}, carry, jnp.ones(4), MEMORY)
-  with pytest.raises(aj.UserError, match=r"attend_step: params\['score'\]\['v'\] must be \[features = 4\], got \[1\]"):
-    aj.attend_step('additive', 'softmax', {'score': {'v': jnp.ones(1)}}, carry, jnp.ones(4), MEMORY)
-
-
-@pytest.mark.parametrize('size', ['5', None, -1])
-def test_an_invalid_size_raises(size):
-  with pytest.raises(aj.UserError, match='init_carry: size must be a whole number of at least 0, got '):
-    aj.init_carry('dot', 'softmax', size)
-
-
-def test_unknown_variants_raise():
-  with pytest.raises(aj.UserError, match="unknown score 'dott'"):
-    aj.init_carry('dott', 'softmax', 3)
-
-
-@pytest.mark.parametrize(
-  ('carry_of', 'used_by'), [('softmax', 'forward'), ('forward', 'forward_agent'), ('monotonic', 'hard')]
-)
-def test_a_carry_of_another_alignment_raises(carry_of, used_by):
-  memory = aj.remember(jnp.ones((5, 4)), jnp.ones((5, 4)))
-  params = aj.init_params(jax.random.key(0), score='dot', alignment=used_by, query=4, key=4, features=3)
-  with pytest.raises(aj.UserError, match=r'carry must have the state of this score and alignment, .*use init_carry'):
-    aj.attend_step('dot', used_by, params, aj.init_carry('dot', carry_of, 5), jnp.ones(4), memory)
-
-
-@pytest.mark.parametrize(
-  ('rng', 'message'), [(None, 'this alignment samples; rng must be a PRNG key, got None'), (3, 'rng must be a single')]
-)
-def test_a_missing_or_invalid_rng_raises(rng, message):
-  memory = aj.remember(jnp.ones((5, 4)), jnp.ones((5, 4)))
-  carry = aj.init_carry('dot', 'hard', 5)
-  aj.attend_step('dot', 'hard', {}, carry, jnp.ones(4), memory)
-  with pytest.raises(aj.UserError, match=message):
-    aj.attend_step('dot', 'hard', {}, carry, jnp.ones(4), memory, rng=rng, deterministic=False)

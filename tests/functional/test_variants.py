@@ -173,13 +173,15 @@ def test_hard_returns_the_expectation_with_the_probability_of_its_option():
   def hard(rng, rate):
     return aj.alignments.hard(scores, MASK, rng=rng, state=state, expectation_rate=rate)
 
-  samples, sample_states = jax.vmap(lambda rng: hard(rng, 0.0))(rngs)
-  weights, states = jax.vmap(lambda rng: hard(rng, 0.3))(rngs)
+  @jax.jit
+  def run(rngs):
+    return [jax.vmap(lambda rng, rate=rate: hard(rng, rate))(rngs) for rate in (0.0, 0.3, 1.0)]
+
+  (samples, sample_states), (weights, states), (always, _) = run(rngs)
   is_expectation = np.asarray(jnp.all(weights == softmax[None], axis=1))
   assert 0.22 < is_expectation.mean() < 0.38
   np.testing.assert_array_equal(weights[~is_expectation], samples[~is_expectation])
   np.testing.assert_array_equal(states, np.where(is_expectation, state, sample_states))
-  always, _ = jax.vmap(lambda rng: hard(rng, 1.0))(rngs)
   np.testing.assert_array_equal(always, jnp.broadcast_to(softmax, always.shape))
   with pytest.raises(aj.UserError, match=r'hard: expectation_rate must be at least 0 and at most 1, got 1\.5'):
     hard(rngs[0], 1.5)
@@ -197,7 +199,7 @@ def test_hard_once_chooses_at_the_first_step():
       steps.append(weights)
     return jnp.stack(steps), state
 
-  weights, state = jax.vmap(three_steps)(jax.random.split(jax.random.key(0), 200))
+  weights, state = jax.jit(jax.vmap(three_steps))(jax.random.split(jax.random.key(0), 200))
   is_expectation = np.asarray(jnp.all(weights == softmax[None, None], axis=2))
   assert np.all(is_expectation == is_expectation[:, :1]) and 0.4 < is_expectation.mean() < 0.6
   np.testing.assert_array_equal(state.is_expectation, is_expectation[:, 0])
@@ -215,7 +217,7 @@ def test_hard_has_a_gradient_through_the_expectation_or_the_state():
 
   def gradient(fn):
     """The gradient of a probe of fn(scores), which is [S] or []."""
-    return jax.grad(lambda scores: jnp.sum(fn(scores) * VALUES[:, 0]))(scores)
+    return jax.jit(jax.grad(lambda scores: jnp.sum(fn(scores) * VALUES[:, 0])))(scores)
 
   def hard(scores, rate):
     return aj.alignments.hard(scores, MASK, rng=jax.random.key(0), state=jnp.array(-1.5), expectation_rate=rate)

@@ -58,16 +58,6 @@ def test_attend_step(score, alignment):
   assert_compiled_once(lambda: aj.attend_step(score, alignment, params, carry, query[0], memory, rng=RNG))
 
 
-@pytest.mark.parametrize('implementation', ['flash', 'chunked', 'xla'])
-def test_gradient(implementation):
-  problem = make_problem('scaled_dot', 'softmax')
-
-  def total(query):
-    return attend('scaled_dot', 'softmax', problem._replace(query=query), implementation=implementation).context.sum()
-
-  assert_compiled_once(lambda: jax.grad(total)(problem.query))
-
-
 @pytest.mark.parametrize('heads', [1, 2])
 def test_apply_of_the_module(heads):
   attention = aj.Attention(**SPEC, features=4, heads=heads, dropout=0.5)
@@ -85,6 +75,42 @@ def test_apply_of_the_module(heads):
     assert_compiled_once(lambda apply=apply, flag=deterministic: apply(variables, query, encoded, mask, flag))
 
 
+def previous_dot(query, key, *, previous):
+  return key @ query + previous
+
+
+QUERY, KEY = np.ones((3, 5), np.float32), np.ones((7, 5), np.float32)
+
+
+attend_user = functools.partial(aj.attend, QUERY, KEY, KEY)
+partial_score = functools.partial(previous_dot)
+with_array_option = functools.partial(aj.alignments.softmax, temperature=jnp.float32(0.5))
+
+
+def gradient(implementation):
+  return jax.grad(lambda query: aj.attend(query, KEY, KEY, implementation=implementation).context.sum())(QUERY)
+
+
+CALLS = {
+  'gradient of flash': lambda: gradient('flash'),
+  'gradient of chunked': lambda: gradient('chunked'),
+  'gradient of xla': lambda: gradient('xla'),
+  'function': lambda: attend_user(score=previous_dot),
+  'row': lambda: attend_user(score=aj.Row(previous_dot)),
+  'partial': lambda: attend_user(score=partial_score),
+  'option that is an array': lambda: attend_user(alignment=with_array_option),
+  'edit': lambda: attend_user(alignment=aj.with_edit('softmax', 'uniform')),
+  'dropout': lambda: attend_user(
+    alignment=aj.with_dropout('entmax(alpha=1.3)', 0.5), rng=jax.random.key(1), deterministic=False
+  ),
+}
+
+
+@pytest.mark.parametrize('name', CALLS)
+def test_gradients_functions_options_edits_and_dropout(name):
+  assert_compiled_once(CALLS[name])
+
+
 def test_heads_nnx_and_equinox():
   query, encoded = jnp.ones((2, 3, 5)), jnp.ones((2, 7, 5))
   params = init_heads(RNG, **SIZES, heads=2, **SPEC)
@@ -93,32 +119,6 @@ def test_heads_nnx_and_equinox():
   assert_compiled_once(lambda: nnx_module(query, encoded))
   equinox_module = attention_equinox.Attention(5, 5, 4, heads=2, **SPEC, rng=RNG)
   assert_compiled_once(lambda: equinox_module(query, encoded))
-
-
-def previous_dot(query, key, *, previous):
-  return key @ query + previous
-
-
-@pytest.mark.parametrize('score', [previous_dot, aj.Row(previous_dot), functools.partial(previous_dot)])
-def test_functions_and_rows_of_the_user(score):
-  query, key = jnp.ones((3, 5)), jnp.ones((7, 5))
-  assert_compiled_once(lambda: aj.attend(query, key, key, score=score))
-
-
-def test_an_option_that_is_an_array():
-  query, key = jnp.ones((3, 5)), jnp.ones((7, 5))
-  alignment = functools.partial(aj.alignments.softmax, temperature=jnp.float32(0.5))
-  assert_compiled_once(lambda: aj.attend(query, key, key, alignment=alignment))
-
-
-def test_edits_and_dropout():
-  query, key = jnp.ones((3, 5)), jnp.ones((7, 5))
-  edited = functools.partial(aj.with_edit, 'softmax', 'uniform')
-  assert_compiled_once(lambda: aj.attend(query, key, key, alignment=edited()))
-  dropped = functools.partial(aj.with_dropout, 'entmax(alpha=1.3)', 0.5)
-  assert_compiled_once(
-    lambda: aj.attend(query, key, key, alignment=dropped(), rng=jax.random.key(1), deterministic=False)
-  )
 
 
 def test_a_method_and_a_function_over_a_traced_array_are_read_in_every_call():

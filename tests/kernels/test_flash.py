@@ -46,139 +46,118 @@ def make_problem(score='scaled_dot', dtype=jnp.float32, shapes=((B, T, D), (B, S
   return params, *(jnp.asarray(np.random.default_rng(shape).normal(size=shape), dtype) for shape in shapes)
 
 
-def compute_context(implementation, params, query, key, value, mask=None, bias=None, **options):
+def attend(implementation, params, query, key, value, mask=None, bias=None, **options):
   options = {'score': 'scaled_dot', 'return_weights': False} | options
-
-  @jax.jit
-  def run(params, query, key, value, mask, bias):
-    return aj.attend(query, key, value, mask, bias=bias, params=params, implementation=implementation, **options)
-
-  return run(params, query, key, value, mask, bias).context
+  return aj.attend(query, key, value, mask, bias=bias, params=params, implementation=implementation, **options)
 
 
-def compute_gradients(implementation, problem, mask=None, bias=None, **options):
-  """Returns a loss and its gradients with respect to the problem and, if there is one, the bias."""
+@functools.cache
+def compiled(implementation, **options):
+  """Returns a compiled function (problem, mask, bias) -> ((loss, attended), gradients of the problem and the bias)."""
 
-  def loss(problem, bias):
-    context = compute_context(implementation, *problem, mask, bias, **options)
-    return jnp.sum(jnp.sin(context.astype(jnp.float32)))
+  def loss(problem, bias, mask):
+    attended = attend(implementation, *problem, mask, bias, rng=jax.random.key(5), **options)
+    total = jnp.sum(jnp.sin(attended.context.astype(jnp.float32)))
+    if attended.weights is not None:
+      total += jnp.sum(jnp.cos(3 * attended.weights))
+    return total, attended
 
-  argnums = 0 if bias is None else (0, 1)
-  return jax.jit(jax.value_and_grad(loss, argnums=argnums))(problem, bias)
+  gradients = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
+  return lambda problem, mask=None, bias=None: gradients(problem, bias, mask)
 
 
 def assert_close(actual, expected, rtol=1e-4, atol=1e-5):
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), actual, expected)
 
 
+def assert_equals_definition(problem, mask=None, bias=None, rtol=1e-4, atol=1e-5, **options):
+  """Asserts that values and gradients are finite and equal those of 'xla', and returns them."""
+  actual, expected = (compiled(name, **options)(problem, mask, bias) for name in ('flash', 'xla'))
+  assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(expected))
+  assert_close(actual, expected, rtol, atol)
+  return actual
+
+
 @pytest.mark.parametrize(
   ('mask', 'bias'), sample_cases([*itertools.product(MASKS.values(), [None, BIAS])], 4), ids=MASKS_AND_BIASES
 )
 def test_equals_definition_for_any_mask(mask, bias):
-  problem = make_problem()
-  gradients = functools.partial(compute_gradients, problem=problem, mask=mask, bias=bias)
-  assert_close(gradients('flash'), gradients('xla'))
-  contexts = [compute_context(name, *problem, mask, bias) for name in ('flash', 'xla')]
-  assert_close(*contexts)
-
-
-@biased_or_long
-def test_drops_the_same_weights_as_the_definition(bias):
-  row = aj.with_dropout(lookup('softmax(temperature=0.3)', aj.ALIGNMENTS, 'alignment'), 0.4)
-  options = {'alignment': row, 'rng': jax.random.key(5), 'deterministic': False}
-  gradients = functools.partial(compute_gradients, problem=make_problem(), mask=MASK, bias=bias, **options)
-  assert_close(gradients('flash'), gradients('xla'))
-  params, *inputs = make_problem()
-
-  @jax.jit
-  def weights(inputs):
-    attend = functools.partial(aj.attend, *inputs, MASK, params=params, bias=bias, **options)
-    return [attend(implementation=name).weights for name in ('flash', 'xla')]
-
-  assert_close(*weights(inputs))
-  context = functools.partial(compute_context, 'flash', *make_problem(), MASK, bias)
-  assert_close(context(alignment=row, deterministic=True), context(alignment='softmax(temperature=0.3)'))
+  assert_equals_definition(make_problem(), mask, bias)
 
 
 @pytest.mark.parametrize(
   ('score', 'alignment'), sample_cases([*itertools.product(PRODUCTS, ['softmax', 'softmax(temperature=0.3)'])], 4)
 )
 def test_equals_definition_for_every_product_and_temperature(score, alignment):
-  options = {'problem': make_problem(score), 'mask': MASK, 'score': score, 'alignment': alignment}
-  assert_close(compute_gradients('flash', **options), compute_gradients('xla', **options))
+  assert_equals_definition(make_problem(score), MASK, score=score, alignment=alignment)
 
 
-@pytest.mark.parametrize('alignment', [*SOFTMAXES, 'capped_softmax(cap=0.7)', 'sink_softmax(sink=1.5)'])
-def test_equals_definition_for_every_form_of_softmax(alignment):
+@biased_or_long
+def test_drops_the_same_weights_as_the_definition(bias):
+  row = aj.with_dropout(lookup('softmax(temperature=0.3)', aj.ALIGNMENTS, 'alignment'), 0.4)
+  assert_equals_definition(make_problem(), MASK, bias, alignment=row, deterministic=False)
+  _, tested = compiled('flash', alignment=row)(make_problem(), MASK, bias)
+  assert_close(tested, compiled('flash', alignment='softmax(temperature=0.3)')(make_problem(), MASK, bias)[1])
+
+
+@pytest.mark.parametrize('alignment', SOFTMAXES)
+def test_requested_weights_and_dropout_equal_the_definition_for_every_form_of_softmax(alignment):
   """The gradients include those of a learned sink or scale, of the bias, and of requested weights after dropout."""
   row = aj.with_dropout(lookup(alignment, aj.ALIGNMENTS, 'alignment'), 0.3)
   problem = make_problem(alignment=alignment)
+  _, (gradients, _) = assert_equals_definition(
+    problem, MASK, BIAS, alignment=row, deterministic=False, return_weights=True
+  )
+  assert all(np.any(x != 0) for x in jax.tree.leaves(gradients[0].get('alignment', {})))
 
-  def loss(problem, bias, implementation):
-    params, *arrays = problem
-    options = {'params': params, 'bias': bias, 'alignment': row, 'implementation': implementation}
-    attended = aj.attend(*arrays, MASK, rng=jax.random.key(3), deterministic=False, **options)
-    tested = aj.attend(*arrays, MASK, return_weights=False, **options)
-    return jnp.sum(jnp.sin(attended.context)) + jnp.sum(jnp.cos(3 * attended.weights)) + jnp.sum(tested.context**2)
 
-  def gradients(implementation):
-    return jax.jit(jax.value_and_grad(functools.partial(loss, implementation=implementation), (0, 1)))(problem, BIAS)
+@pytest.mark.parametrize('alignment', ['smoothed', 'capped_softmax(cap=0.7)', 'sink_softmax(sink=1.5)'])
+def test_contexts_equal_the_definition_for_other_forms_of_softmax(alignment):
+  assert_equals_definition(make_problem(alignment=alignment), MASK, BIAS, alignment=alignment)
 
-  actual = gradients('flash')
-  assert_close(actual, gradients('xla'))
-  learned = actual[1][0][0].get('alignment', {})
-  assert all(np.any(x != 0) for x in jax.tree.leaves(learned))
+
+@biased_or_long
+def test_gradients_of_requested_weights_equal_those_of_the_definition(bias):
+  assert_equals_definition(make_problem(), MASK, bias, return_weights=True)
 
 
 @pytest.mark.parametrize('size', [300.0, -300.0])
 @pytest.mark.parametrize('alignment', ['sink_softmax', 'scalable_softmax', 'capped_softmax'])
 def test_every_form_of_softmax_equals_the_definition_for_large_scores(alignment, size):
-  params, query, key, value = make_problem(alignment=alignment)
-  problem = params, query, key, value
   bias = jnp.zeros((B, T, S)).at[:, 2].set(size).at[0, 5:, :4].set(size)
-  options = {'problem': problem, 'mask': MASK, 'bias': bias, 'alignment': alignment}
-  expected = compute_gradients('xla', **options)
-  assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(expected))
   # The scale rounds scores of this size by up to 2e-5 in either implementation.
-  assert_close(compute_gradients('flash', **options), expected, rtol=1e-3, atol=1e-4)
+  problem = make_problem(alignment=alignment)
+  assert_equals_definition(problem, MASK, bias, rtol=1e-3, atol=1e-4, alignment=alignment)
 
 
 @pytest.mark.parametrize(('steps', 'size'), [(1, 1), (1, 9), (4, 4), (5, 1), (17, 3)])
 def test_equals_definition_for_any_length(steps, size):
-  problem = make_problem(shapes=((steps, D), (size, D), (size, V)))
-  assert_close(compute_gradients('flash', problem), compute_gradients('xla', problem))
+  assert_equals_definition(make_problem(shapes=((steps, D), (size, D), (size, V))))
 
 
 def test_masked_content_changes_nothing():
   params, query, key, value = make_problem()
   mask = aj.padding_mask(jnp.asarray([S, 4]), S)
-
-  @jax.jit
-  def gradients(key, value):
-    return compute_gradients('flash', (params, query, key, value), mask[:, None])
-
-  expected = gradients(key, value)
+  expected = compiled('flash')((params, query, key, value), mask[:, None])
   for filler in (jnp.nan, jnp.inf, 1e30):
-    actual = gradients(*(np.where(mask[..., None], x, np.float32(filler)) for x in (key, value)))
+    filled = [np.where(mask[..., None], x, np.float32(filler)) for x in (key, value)]
+    actual = compiled('flash')((params, query, *filled), mask[:, None])
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
 @pytest.mark.parametrize('scale', [1e4, pytest.param(-1e4, marks=pytest.mark.long)])
 def test_extreme_scores_stay_finite(scale):
   params, query, key, value = make_problem()
-  problem = params, scale * query, key, value
-  assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(compute_gradients('flash', problem, MASK)))
-  assert_close(compute_context('flash', *problem, MASK), compute_context('xla', *problem, MASK))
+  results = [compiled(name)((params, scale * query, key, value), MASK) for name in ('flash', 'xla')]
+  assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(results))
+  assert_close(*(attended for (_, attended), _ in results))
 
 
 @pytest.mark.parametrize('size', [jnp.inf, 3e38, -3e38])
 def test_a_bias_that_is_or_becomes_infinite_counts_as_the_nearest_finite_score(size):
   """The temperature makes a finite bias infinite. Only a bias that is -inf itself is a mask."""
   bias = jnp.zeros((B, T, S)).at[0, 1, :2].set(size).at[1, 4].set(size)
-  options = {'problem': make_problem(), 'bias': bias, 'alignment': 'softmax(temperature=0.3)'}
-  expected = compute_gradients('xla', **options)
-  assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(expected))
-  assert_close(compute_gradients('flash', **options), expected)
+  assert_equals_definition(make_problem(), None, bias, alignment='softmax(temperature=0.3)')
 
 
 def test_an_infinite_bias_of_a_single_position_gives_it_all_the_weight():
@@ -190,24 +169,15 @@ def test_an_infinite_bias_of_a_single_position_gives_it_all_the_weight():
   np.testing.assert_array_equal(attended.context, jnp.broadcast_to(make_problem()[3][:, :1], attended.context.shape))
 
 
-# In float32, -1e9 and 8e7 are so large that adding the log of a sum of exponentials has no effect.
-@pytest.mark.parametrize(
-  'size', [pytest.param(-1e9, marks=pytest.mark.long), pytest.param(8e5, marks=pytest.mark.long), 8e7]
-)
+@pytest.mark.parametrize('size', [-1e9, 8e5, 8e7])
 def test_equals_definition_for_scores_that_are_all_large(size):
-  """For example, all scores of a query are large if all positions are padding, masked by a bias of -1e9."""
-  params, query, key, value = make_problem()
+  """For example, all scores of a query are large if all positions are padding, masked by a bias of -1e9.
+
+  In float32, -1e9 and 8e7 are so large that adding the log of a sum of exponentials has no effect.
+  """
   bias = jnp.zeros((B, T, S)).at[:, 2].set(size).at[0].set(size)
-  gradients = functools.partial(compute_gradients, problem=(params, query, key, value), bias=bias)
-  assert_close(gradients('flash'), gradients('xla'))
-
-  @jax.jit
-  def attend_both():
-    return [aj.attend(query, key, value, params=params, bias=bias, implementation=name) for name in ('flash', 'xla')]
-
-  attended = attend_both()
-  assert_close(*attended)
-  np.testing.assert_allclose(attended[0].weights.sum(-1), 1, rtol=1e-5)
+  (_, attended), _ = assert_equals_definition(make_problem(), None, bias, return_weights=True)
+  np.testing.assert_allclose(attended.weights.sum(-1), 1, rtol=1e-5)
 
 
 def test_unmasked_nan_propagates_as_in_the_definition():
@@ -215,39 +185,38 @@ def test_unmasked_nan_propagates_as_in_the_definition():
   key = key.at[0, 5].set(jnp.nan)
   mask = MASK.at[0, :4, 5].set(True).at[0, 4:, 5].set(False)
 
-  @jax.jit
-  def attend_both():
-    return [aj.attend(query, key, value, mask, params=params, implementation=name) for name in ('flash', 'xla')]
-
-  attended = attend_both()
-  assert np.isnan(attended[0].context[0, :4]).all()
-  assert not np.isnan(attended[0].context[0, 4:]).any()
-  assert_close(*attended)
+  (_, attended), (_, expected) = (
+    compiled(name, return_weights=True)((params, query, key, value), mask)[0] for name in ('flash', 'xla')
+  )
+  assert np.isnan(attended.context[0, :4]).all()
+  assert not np.isnan(attended.context[0, 4:]).any()
+  assert_close(attended, expected)
 
 
 def test_bfloat16_equals_definition_and_gradients_in_float64_equal_numeric_gradients():
   problem = make_problem(dtype=jnp.bfloat16)
-  actual, expected = (compute_context(name, *problem, MASK) for name in ('flash', 'xla'))
+  actual, expected = (compiled(name)(problem, MASK)[0][1].context for name in ('flash', 'xla'))
   assert actual.dtype == expected.dtype == jnp.bfloat16
   assert_close(actual.astype(jnp.float32), expected.astype(jnp.float32), rtol=1e-2, atol=1e-2)
   with jax.enable_x64(True):
     problem = make_problem(dtype=jnp.float64)
 
     def context(*problem):
-      return compute_context('flash', *problem, MASK, BIAS.astype(jnp.float64))
+      return attend('flash', *problem, MASK, BIAS.astype(jnp.float64)).context
 
+    context = jax.jit(context)
     assert context(*problem).dtype == jnp.float64
-    check_grads(jax.jit(context), problem, order=1, modes=('rev',), eps=1e-6, rtol=1e-5, atol=1e-7)
+    check_grads(context, problem, order=1, modes=('rev',), eps=1e-6, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize('alignment', ['softmax', 'capped_softmax'])
 def test_vmap_scan_and_shard_map_do_not_change_the_result(alignment):
   params, *arrays = make_problem()
   arrays.append(MASK)
-  expected = compute_context('flash', params, *arrays, alignment=alignment)
+  expected = compiled('flash', alignment=alignment)((params, *arrays[:3]), MASK)[0][1].context
 
   def attend_example(query, key, value, mask):
-    return compute_context('flash', params, query, key, value, mask, alignment=alignment)
+    return attend('flash', params, query, key, value, mask, alignment=alignment).context
 
   def scanned(*arrays):
     return jax.lax.scan(lambda _, x: ((), attend_example(*x)), (), arrays)[1]
@@ -309,22 +278,6 @@ def test_every_block_with_unmasked_positions_runs_once(size):
       assert grouped[i][:, j : j + span].all() == (not has_masked)
 
 
-@biased_or_long
-def test_gradients_of_requested_weights_equal_those_of_the_definition(bias):
-  params, query, key, value = make_problem()
-
-  def loss(query, key, implementation):
-    options = {'params': params, 'bias': bias, 'implementation': implementation}
-    attended = aj.attend(query, key, value, MASK, **options)
-    return jnp.sum(jnp.sin(attended.context)) + jnp.sum(jnp.cos(3 * attended.weights)), attended
-
-  def gradients(implementation):
-    run = functools.partial(loss, implementation=implementation)
-    return jax.jit(jax.value_and_grad(run, (0, 1), has_aux=True))(query, key)
-
-  assert_close(gradients('flash'), gradients('xla'))
-
-
 def test_attention_module_runs_the_kernel(monkeypatch):
   calls = []
   kernel = flash.attention_context
@@ -347,9 +300,9 @@ def test_attention_module_runs_the_kernel(monkeypatch):
 
 def test_unsupported_pairs_raise():
   with pytest.raises(aj.UserError, match="'flash' cannot compute this: the score is not a product"):
-    compute_context('flash', *make_problem(), score='location')
+    attend('flash', *make_problem(), score='location')
   with pytest.raises(aj.UserError, match="'flash' cannot compute this: the alignment is not a form of softmax"):
-    compute_context('flash', *make_problem(), alignment='sparsemax')
+    attend('flash', *make_problem(), alignment='sparsemax')
 
 
 @pytest.mark.parametrize('implementation', ['flash', 'xla'])
@@ -363,7 +316,7 @@ def test_a_traced_cap_has_the_gradient_of_the_formula(implementation):
 
   def loss(cap):
     alignment = functools.partial(aj.alignments.capped_softmax, cap=cap)
-    return jnp.sum(compute_context(implementation, {}, *arrays, MASK, alignment=alignment) ** 2)
+    return jnp.sum(attend(implementation, {}, *arrays, MASK, alignment=alignment).context ** 2)
 
   expected = (literal(0.7 + 1e-5) - literal(0.7 - 1e-5)) / 2e-5
   np.testing.assert_allclose(jax.jit(jax.grad(loss))(0.7), expected, rtol=1e-3)
@@ -372,4 +325,4 @@ def test_a_traced_cap_has_the_gradient_of_the_formula(implementation):
 def test_a_transform_that_is_no_partial_raises():
   row = aj.Row(aj.alignments.smoothed, form=SoftmaxForm(lambda count: SoftmaxTerms(1.0, jax.nn.log_sigmoid)))
   with pytest.raises(aj.UserError, match=r'flash: the transform of an alignment must be a jax.tree_util.Partial'):
-    compute_context('flash', *make_problem(), alignment=row)
+    attend('flash', *make_problem(), alignment=row)

@@ -44,20 +44,27 @@ def infinite_bias():
   return jnp.asarray(draw(2, T, S), jnp.float32).at[0, 1, 2].set(-jnp.inf).at[1, 4].set(-jnp.inf)
 
 
-def run_both(score, problem, mask, bias=None, alignment='softmax', **options):
-  """Returns ((loss, attended), gradients of the problem and the bias) of the definition, and of the kernels."""
+@functools.cache
+def compiled(implementation, score='additive', alignment='softmax', **options):
+  """Returns a compiled function (problem, bias, mask) -> ((loss, attended), gradients of the problem and the bias)."""
 
-  def run(implementation):
-    def total(problem, bias):
-      return loss(score, alignment, problem, mask, bias=bias, implementation=implementation, **options)
+  def total(problem, bias, mask):
+    options_of_call = {'bias': bias, 'implementation': implementation, 'rng': jax.random.key(5)} | options
+    return loss(score, alignment, problem, mask, **options_of_call)
 
-    return jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))(problem, bias)
-
-  return run('xla'), run('pallas_additive')
+  return jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))
 
 
-def run_softmax(score, problem, mask, **options):
-  return jax.jit(lambda problem: attend(score, 'softmax', problem, mask, **options))(problem)
+def assert_equals_definition(problem, mask=None, bias=None, **options):
+  """Asserts that values and gradients are finite and equal those of the definition, and returns what is attended."""
+  kernels, definition = (compiled(name, **options)(problem, bias, mask) for name in ('pallas_additive', 'xla'))
+  assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(definition))
+  assert_same(kernels, definition, **CLOSE)
+  return kernels[0][1]
+
+
+def run_softmax(score, problem, mask, alignment='softmax', **options):
+  return jax.jit(lambda problem: attend(score, alignment, problem, mask, **options))(problem)
 
 
 @pytest.mark.parametrize(
@@ -72,23 +79,22 @@ def run_softmax(score, problem, mask, **options):
 )
 def test_equals_definition(interpreted, score, alignment, mask, bias):
   problem = make_problem(score, alignment, (2,), T, S)
-  definition, kernels = run_both(score, problem, mask, bias, alignment)
-  assert_same(kernels, definition, **CLOSE)
+  assert_equals_definition(problem, mask, bias, score=score, alignment=alignment)
 
 
 @pytest.mark.parametrize('return_weights', [True, pytest.param(False, marks=pytest.mark.long)])
 def test_drops_the_same_weights_as_the_definition(interpreted, return_weights):
   row = aj.with_dropout(lookup('softmax(temperature=0.5)', aj.ALIGNMENTS, 'alignment'), 0.4)
   problem = make_problem('additive', 'softmax', (2,), T, S)
-  options = {'rng': jax.random.key(5), 'deterministic': False, 'return_weights': return_weights}
-  definition, kernels = run_both('additive', problem, query_mask(), infinite_bias(), row, **options)
-  assert_same(kernels, definition, **CLOSE)
+  options = {'alignment': row, 'deterministic': False, 'return_weights': return_weights}
+  attended = assert_equals_definition(problem, query_mask(), infinite_bias(), **options)
   if return_weights:
-    (_, attended), _ = kernels
     assert 0.3 < np.mean(attended.weights[query_mask()] == 0) < 0.5  # dropout at a rate of 0.4
-  _, deterministic = run_both('additive', problem, padding(), None, row, deterministic=True)
-  _, without_dropout = run_both('additive', problem, padding(), None, 'softmax(temperature=0.5)')
-  assert_same(deterministic, without_dropout)
+  at_test, without_dropout = (
+    run_softmax('additive', problem, padding(), alignment=name, implementation='pallas_additive')
+    for name in (row, 'softmax(temperature=0.5)')
+  )
+  assert_same(at_test, without_dropout)
 
 
 def test_contexts_of_heads_without_weights_equal_the_definition(interpreted):
@@ -102,15 +108,14 @@ def test_contexts_of_heads_without_weights_equal_the_definition(interpreted):
 
 def test_fully_masked_queries_get_zeros(interpreted):
   problem = make_problem('additive', 'softmax', (2,), T, S)
-  _, kernels = run_both('additive', problem, jnp.zeros((2, 1, S), bool))
-  (_, attended), gradients = kernels
+  (_, attended), gradients = compiled('pallas_additive')(problem, None, jnp.zeros((2, 1, S), bool))
   assert not any(np.any(x) for x in jax.tree.leaves((attended, gradients)))
 
 
 def test_masked_content_changes_nothing(interpreted):
   problem = make_problem('additive', 'softmax', (2,), T, S)
   changed = problem._replace(key=problem.key.at[1, 5:].set(jnp.nan), value=problem.value.at[1, 5:].set(jnp.inf))
-  assert_same(run_both('additive', changed, padding())[1], run_both('additive', problem, padding())[1])
+  assert_same(*(compiled('pallas_additive')(inputs, None, padding()) for inputs in (changed, problem)))
 
 
 def test_unmasked_nan_propagates_as_in_the_definition(interpreted):
@@ -141,17 +146,14 @@ def test_bfloat16_inputs_are_computed_in_float32(interpreted):
 
 @pytest.mark.parametrize(('steps', 'size'), [(1, 1), (0, 3)])
 def test_equals_definition_for_one_query_and_for_none(interpreted, steps, size):
-  definition, kernels = run_both('additive', make_problem('additive', 'softmax', (2,), steps, size), None)
-  assert_same(kernels, definition, **CLOSE)
+  assert_equals_definition(make_problem('additive', 'softmax', (2,), steps, size))
 
 
 @pytest.mark.parametrize('size', [-1e9, 8e7])
 def test_equals_definition_for_scores_that_are_all_large(interpreted, size):
   """In float32, adding the log of a sum of exponentials to these scores changes nothing. A bias of -1e9 is common."""
   bias = jnp.zeros((2, T, S)).at[:, 2].set(size).at[0].set(size)
-  definition, kernels = run_both('additive', make_problem('additive', 'softmax', (2,), T, S), None, bias)
-  assert_same(kernels, definition, **CLOSE)
-  (_, attended), _ = kernels
+  attended = assert_equals_definition(make_problem('additive', 'softmax', (2,), T, S), None, bias)
   np.testing.assert_allclose(attended.weights.sum(-1), 1, rtol=1e-5)
 
 
@@ -160,9 +162,7 @@ def test_a_bias_that_is_or_becomes_infinite_counts_as_the_nearest_finite_score(i
   """The temperature makes a finite bias infinite. Only a bias that is -inf itself is a mask."""
   bias = jnp.zeros((2, T, S)).at[0, 1, :2].set(size).at[1, 4].set(size)
   problem = make_problem('additive', 'softmax', (2,), T, S)
-  definition, kernels = run_both('additive', problem, padding(), bias, 'softmax(temperature=0.5)')
-  assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(definition))
-  assert_same(kernels, definition, **CLOSE)
+  assert_equals_definition(problem, padding(), bias, alignment='softmax(temperature=0.5)')
 
 
 def test_float64_raises(interpreted):
@@ -238,15 +238,14 @@ def test_gradients_in_blocks_of_queries_equal_those_of_a_single_block(interprete
 def test_gradients_in_blocks_equal_the_definition_with_mask_bias_and_dropout_per_query(interpreted, monkeypatch):
   monkeypatch.setattr(pallas_additive, 'MAX_BLOCK_SCORES', 1)
   row = aj.with_dropout(lookup('softmax(temperature=0.5)', aj.ALIGNMENTS, 'alignment'), 0.4)
-  options = {'rng': jax.random.key(5), 'deterministic': False}
+  compiled.cache_clear()  # the programs of earlier tests have larger blocks
   problem = make_problem('additive', 'softmax', (2,), T, S)
-  definition, kernels = run_both('additive', problem, query_mask(), infinite_bias(), row, **options)
-  assert_same(kernels, definition, **CLOSE)
+  assert_equals_definition(problem, query_mask(), infinite_bias(), alignment=row, deterministic=False)
+  compiled.cache_clear()
 
 
 @pytest.mark.long
 def test_equals_definition_for_values_wider_than_a_tile(interpreted):
   problem = make_problem('additive', 'softmax', (2,), T, S)
   problem = problem._replace(value=jnp.asarray(draw(2, S, 37), jnp.float32))
-  definition, kernels = run_both('additive', problem, padding())
-  assert_same(kernels, definition, **CLOSE)
+  assert_equals_definition(problem, padding())

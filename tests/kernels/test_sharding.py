@@ -88,9 +88,8 @@ SAMPLED_PAIRS = [
 ]
 
 
-@pytest.mark.parametrize('axis_type', ['Explicit', 'Auto'])
 @pytest.mark.parametrize(('score', 'alignment'), SAMPLED_PAIRS)
-def test_every_row_computes_rows_that_a_mesh_of_eight_devices_splits(score, alignment, axis_type):
+def test_every_row_computes_rows_that_a_mesh_of_eight_devices_splits(score, alignment):
   """With an rng, so that alignments sample, and with one query for all rows of the memory."""
   problem = make_problem(score, alignment, (8,))
   mask = aj.padding_mask(jnp.arange(8) % 8, 7)[:, None]
@@ -106,15 +105,15 @@ def test_every_row_computes_rows_that_a_mesh_of_eight_devices_splits(score, alig
     return jax.value_and_grad(both, has_aux=True)(problem)
 
   expected = run(problem, problem.query[0], mask)
-  mesh = jax.make_mesh((8,), ('data',), axis_types=(getattr(AxisType, axis_type),))
-  replicated = NamedSharding(mesh, P())
-  rows = NamedSharding(mesh, P('data'))
-  sharded = jax.device_put(
-    (problem, problem.query[0], mask), (AttentionInputs(replicated, rows, rows, rows), replicated, rows)
-  )
-  with jax.set_mesh(mesh):
-    result = run(*sharded)
-  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **TOLERANCE), result, expected)
+  for axis_type in (AxisType.Explicit, AxisType.Auto):
+    mesh = jax.make_mesh((8,), ('data',), axis_types=(axis_type,))
+    replicated, rows = (NamedSharding(mesh, spec) for spec in (P(), P('data')))
+    sharded = jax.device_put(
+      (problem, problem.query[0], mask), (AttentionInputs(replicated, rows, rows, rows), replicated, rows)
+    )
+    with jax.set_mesh(mesh):
+      result = run(*sharded)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **TOLERANCE), result, expected)
 
 
 @pytest.mark.parametrize('score', ['additive', pytest.param('coverage', marks=pytest.mark.long)])

@@ -41,10 +41,11 @@ def test_sentence_bleu_equals_a_loop_and_sacrebleu():
   reference_lengths = random.integers(0, R + 1, PAIRS)
   mask = np.arange(T) < hypothesis_lengths[:, None]
   reference_mask = np.arange(R) < reference_lengths[:, None]
-  values = jax.jit(jax.vmap(sentence_bleu))(hypotheses, mask, references, reference_mask)
+  run = jax.jit(jax.vmap(sentence_bleu))
+  values = run(hypotheses, mask, references, reference_mask)
 
   other_padding = (jnp.where(mask, hypotheses, 4), jnp.where(reference_mask, references, 4))
-  same_values = jax.vmap(sentence_bleu)(other_padding[0], mask, other_padding[1], reference_mask)
+  same_values = run(other_padding[0], mask, other_padding[1], reference_mask)
   np.testing.assert_array_equal(same_values, values)
 
   for i, value in enumerate(np.asarray(values)):

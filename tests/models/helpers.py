@@ -1,11 +1,13 @@
 """Small encoder-decoders, with a different size on every axis where the formulas permit it."""
 
 import dataclasses
+import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig, build
+from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig, build, shift_right
 from attention_jax.specs import parse
 
 B, T, S = 3, 5, 7
@@ -70,6 +72,25 @@ def inputs(seed: int = 0, lengths=LENGTHS, steps: int = T, sizes=(SOURCE_WORDS, 
   target = random.integers(3, sizes[1], (len(lengths), steps), dtype=np.int32)
   mask = np.arange(size) < np.asarray(lengths)[:, None]
   return jnp.asarray(source), jnp.asarray(mask), jnp.asarray(target)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def run(model, params, source, mask, target):
+  """Returns the outputs of all steps at once."""
+  return model.apply(params, source, mask, target)._replace(linear=())
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def run_steps(model, params, source, mask, target):
+  """Returns the outputs of one step after the other; the maximum length is that of the target plus 2."""
+  carry, memory = model.apply(params, source, mask, target.shape[1] + 2, method='start')
+  assert all(leaf.shape[0] == B for leaf in jax.tree.leaves(carry)), 'search reorders the first axis'
+
+  def step(carry, token):
+    return model.apply(params, carry, token, memory, method='step')
+
+  _, outputs = jax.lax.scan(step, carry, shift_right(target).T)
+  return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), outputs)
 
 
 TRANSFORMER_FEATURES = 8  # of embeddings, layers and attention

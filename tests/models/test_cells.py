@@ -136,23 +136,6 @@ def test_states_are_copied_layer_by_layer(direction):
       assert_step(step_outputs[t], b, dense(params['output'], feed), weights)
 
 
-@pytest.mark.parametrize(
-  ('options', 'encoder', 'message'),
-  [
-    ('initial="copied"', 'birnn(features=8)', 'needs an encoder with one direction .* forward and backward, with'),
-    ('initial="copied"', 'rnn(features=8, rnn="lstm")', r'gru, 1 and 8; got .* forward, with states of \[\[8, 8\]\]'),
-    ('initial="copied"', 'embedded', 'got an encoder without recurrent layers'),
-    ('initial="backward"', 'rnn(features=8)', 'reads backward, such as birnn; got .* reads forward'),
-    ('initial="copied", bridge=False', 'rnn(features=8)', "zeros: initial must be 'learned', got 'copied'"),
-    ('initial="final"', 'rnn(features=8)', "unknown initial 'final'"),
-  ],
-)
-def test_invalid_initial_states_raise(options, encoder, message):
-  model = build_tiny('bahdanau', options, encoder=encoder)
-  with pytest.raises(aj.UserError, match=message):
-    jax.eval_shape(model.init, RNGS, *inputs())
-
-
 def test_cho_reads_the_fixed_vector_at_every_step():
   model = build_tiny('cho', 'readout=9', encoder='rnn(rnn="gru_reset_first", features=10)')
   params, encoded, embeddings, step_outputs = first_two_steps(model)
@@ -175,22 +158,6 @@ def test_cho_reads_the_fixed_vector_at_every_step():
       h = z * h + (1 - z) * np.tanh(wn + r * (un + cn))
       deep = maxout(dense(cell['deep'], np.concatenate([h, word, c])))
       assert_step(step_outputs[t], b, dense(params['output'], deep), [])
-
-
-@pytest.mark.parametrize(
-  ('options', 'encoder', 'message'),
-  [
-    ('layers=2', 'rnn', 'cho: option layers is fixed by the paper, got 2; expected .*: features, readout'),
-    ('feed_context=True', 'rnn', 'cho: option feed_context is fixed by the paper'),
-    ('residual=True', 'rnn', 'cho: option residual is fixed by the paper'),
-    ('rnn="lstm"', 'rnn', "cho: option rnn is fixed by the paper, got 'lstm'"),
-    ('', 'rnn(direction="backward")', 'cho: the encoder must read forward.*got an encoder that reads backward'),
-  ],
-)
-def test_invalid_options_of_cho_raise(options, encoder, message):
-  model = build_tiny('cho', options, encoder=encoder)
-  with pytest.raises(aj.UserError, match=message):
-    jax.eval_shape(model.init, RNGS, *inputs())
 
 
 @pytest.mark.parametrize(('input_feeding', 'layers'), [(True, 2), (False, 1)])
@@ -259,17 +226,41 @@ def test_the_stacks_of_gnmt_start_from_the_layers_of_the_encoder():
 
 
 @pytest.mark.parametrize(
-  ('options', 'alignment', 'message'),
+  ('cell', 'options', 'encoder', 'message'),
   [
-    ('layers=3, initial="copied"', 'softmax', 'layers and features of the decoder, lstm, 3 and 8; got'),
-    ('layers=1', 'softmax', 'gnmt: layers must be at least 2, got 1'),
-    ('layers=2', 'latent', "gnmt: latent alignments are not supported, got 'latent'"),
+    ('bahdanau', 'initial="copied"', 'birnn(features=8)', 'needs an encoder with one direction .* backward, with'),
+    (
+      'bahdanau',
+      'initial="copied"',
+      'rnn(features=8, rnn="lstm")',
+      r'gru, 1 and 8; got .* forward, with states of \[\[8, 8\]\]',
+    ),
+    ('bahdanau', 'initial="copied"', 'embedded', 'got an encoder without recurrent layers'),
+    ('bahdanau', 'initial="backward"', 'rnn(features=8)', 'reads backward, such as birnn; got .* reads forward'),
+    (
+      'bahdanau',
+      'initial="copied", bridge=False',
+      'rnn(features=8)',
+      "zeros: initial must be 'learned', got 'copied'",
+    ),
+    ('bahdanau', 'initial="final"', 'rnn(features=8)', "unknown initial 'final'"),
+    ('cho', 'layers=2', 'rnn', 'cho: option layers is fixed by the paper, got 2; expected .*: features, readout'),
+    ('cho', 'feed_context=True', 'rnn', 'cho: option feed_context is fixed by the paper'),
+    ('cho', 'residual=True', 'rnn', 'cho: option residual is fixed by the paper'),
+    ('cho', 'rnn="lstm"', 'rnn', "cho: option rnn is fixed by the paper, got 'lstm'"),
+    ('cho', '', 'rnn(direction="backward")', 'cho: the encoder must read forward.*got an encoder that reads backward'),
+    ('gnmt', 'layers=3, initial="copied"', 'birnn', 'layers and features of the decoder, lstm, 3 and 8; got'),
+    ('gnmt', 'layers=1', 'birnn', 'gnmt: layers must be at least 2, got 1'),
   ],
 )
-def test_invalid_options_of_gnmt_raise(options, alignment, message):
-  model = build_tiny('gnmt', options, alignment=alignment)
+def test_invalid_options_raise(cell, options, encoder, message):
   with pytest.raises(aj.UserError, match=message):
-    jax.eval_shape(model.init, RNGS, *inputs())
+    jax.eval_shape(build_tiny(cell, options, encoder=encoder).init, RNGS, *inputs())
+
+
+def test_gnmt_does_not_support_latent_alignments():
+  with pytest.raises(aj.UserError, match="gnmt: latent alignments are not supported, got 'latent'"):
+    jax.eval_shape(build_tiny('gnmt', 'layers=2', alignment='latent').init, RNGS, *inputs())
 
 
 @pytest.mark.parametrize('feed_context', [True, False])

@@ -9,35 +9,14 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
-from attention_jax.decoding import search
-from attention_jax.decoding.compiled_search import compile_beam_search
 from attention_jax.errors import UserError
 from attention_jax.models import convolutional
 from attention_jax.models.encoded import Encoded
-from attention_jax.models.encoder_decoder import shift_right
-from tests.models.helpers import LENGTHS, TARGET_WORDS, B, S, T, build_conv, inputs
+from tests.models.helpers import LENGTHS, TARGET_WORDS, B, S, T, build_conv, inputs, run, run_steps
 from tests.modules.helpers import RNGS, assert_close, assert_same, draw, variables
+from tests.sampled_cases import sample_cases
 
 E = 4  # width of the embeddings
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def run(model, *args):
-  """Returns the outputs of all steps at once."""
-  return model.apply(*args)._replace(linear=())
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def run_steps(model, params, source, mask, target):
-  """Returns the outputs of one step after the other; the maximum length is that of the target plus 2."""
-  carry, memory = model.apply(params, source, mask, target.shape[1] + 2, method='start')
-  assert all(leaf.shape[0] == B for leaf in jax.tree.leaves(carry)), 'search reorders the first axis'
-
-  def step(carry, token):
-    return model.apply(params, carry, token, memory, method='step')
-
-  _, outputs = jax.lax.scan(step, carry, shift_right(target).T)
-  return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), outputs)
 
 
 @pytest.mark.parametrize(
@@ -75,16 +54,15 @@ def output_shapes(model):
   return jax.eval_shape(lambda *args: model.init_with_output(RNGS, *args)[0], *inputs())
 
 
-def test_layers_have_the_shape_of_weights_for_every_score_and_alignment():
-  alignments = [name for name, row in aj.ALIGNMENTS.items() if row.trains_by_backprop]
-  for score, alignment in zip(itertools.cycle(aj.SCORES), alignments, strict=False):
-    model = build_conv(
-      score=score,
-      alignment=alignment,
-      encoder_spec='conv(features=5, layers=1)',
-      decoder_spec='conv(features=6, layers=1)',
-    )
-    assert output_shapes(model).layers.shape == (B, T, 1, 1, S)
+ALIGNMENTS = [name for name, row in aj.ALIGNMENTS.items() if row.trains_by_backprop]
+ROWS = list(zip(itertools.cycle(aj.SCORES), ALIGNMENTS, strict=False))
+ONE_LAYER = {'encoder_spec': 'conv(features=5, layers=1)', 'decoder_spec': 'conv(features=6, layers=1)'}
+
+
+@pytest.mark.parametrize(('score', 'alignment'), sample_cases(ROWS, 4))
+def test_layers_have_the_shape_of_weights_for_every_score_and_alignment(score, alignment):
+  model = build_conv(score=score, alignment=alignment, **ONE_LAYER)
+  assert output_shapes(model).layers.shape == (B, T, 1, 1, S)
 
 
 def test_output_is_independent_of_padding():
@@ -99,7 +77,7 @@ def test_output_is_independent_of_padding():
 
 
 def test_gradients_reach_every_parameter_and_are_finite_with_an_empty_source():
-  model = build_conv(score='additive', alignment='entmax15', heads=2)
+  model = build_conv(score='additive', alignment='entmax15', heads=2, **ONE_LAYER)
   source, mask, target = inputs()
   mask = mask.at[1].set(False)  # a filler row
   params = variables(model, source, mask, target)
@@ -209,18 +187,6 @@ def test_outputs_equal_the_equations_of_the_paper():
 # Combination with search, other encoders and other decoders.
 
 
-def test_scores_of_beam_search_equal_those_of_all_steps_at_once():
-  model = build_conv()
-  source, mask, target = inputs()
-  params = variables(model, source, mask, target)
-  hypotheses = compile_beam_search(model, 3, 6, search.Ranking(alpha=0.0))(params['params'], source, mask)
-  for k in range(3):
-    log_probs = jax.nn.log_softmax(run(model, params, source, mask, hypotheses.tokens[:, k]).logits)
-    chosen = jnp.take_along_axis(log_probs, hypotheses.tokens[:, k, :, None], -1)[..., 0]
-    real = jnp.arange(6)[None] < hypotheses.lengths[:, k, None]
-    np.testing.assert_allclose(hypotheses.log_probs[:, k], jnp.where(real, chosen, 0).sum(-1), rtol=1e-4, atol=1e-5)
-
-
 COMBINATIONS = [
   {'encoder_spec': 'birnn(features=10)', 'heads': 2},
   {'decoder_spec': 'bahdanau(features=8, readout=9)', 'score': 'additive'},
@@ -249,26 +215,6 @@ def test_values_of_attention_are_the_sum_of_memory_and_embeddings():
   embedded = encoder['embedding']['table']['embedding'][source] + encoder['positions']['table'][None, :S]
   assert_close(memory.value[:, 0], jnp.where(mask[..., None], encoded.memory + embedded, 0))
   assert np.all(memory.value[:, 0][~mask] == 0) and np.all(encoded.memory[~mask] == 0)
-
-
-def test_dropout_is_active_only_in_training():
-  source, mask, target = inputs()
-  model = build_conv(dropout=0.5)
-  params = variables(model, source, mask, target)
-  apply = jax.jit(model.apply, static_argnums=4)
-
-  def training_logits(seed):
-    return apply(params, source, mask, target, False, rngs={'dropout': jax.random.key(seed)}).logits
-
-  assert np.any(training_logits(1) != training_logits(2))
-  assert np.any(training_logits(1) != run(model, params, source, mask, target).logits)
-
-
-def test_weights_layer_selects_the_layer_of_the_weights():
-  source, mask, target = inputs()
-  model = build_conv(decoder='weights_layer=0', heads=2)
-  outputs = run(model, variables(model, source, mask, target), source, mask, target)
-  assert_close(outputs.weights, outputs.layers[:, :, 0].mean(2))
 
 
 @pytest.mark.parametrize(

@@ -116,20 +116,6 @@ def test_an_empty_source_has_finite_gradients(cell):
   assert np.isfinite(value) and all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradients))
 
 
-def test_dropout_is_active_during_training_alone():
-  source, mask, target = inputs()
-  model = build_tiny('luong', 'rnn="simple", layers=2', dropout=0.5)
-  params = variables(model, source, mask, target)
-  run = jax.jit(model.apply, static_argnums=4)
-
-  def train_logits(seed):
-    return run(params, source, mask, target, False, rngs={'dropout': jax.random.key(seed)}).logits
-
-  test_logits = run(params, source, mask, target, True).logits
-  assert np.any(train_logits(1) != train_logits(2)) and np.any(train_logits(1) != test_logits)
-  assert_same(train_logits(1), train_logits(1))
-
-
 class NoisyCell(nn.Module):
   """A cell whose features are its inputs after dropout, and whose weights are random numbers of every step."""
 

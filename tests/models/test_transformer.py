@@ -18,27 +18,21 @@ from attention_jax.modules.embedding import Embedding
 from attention_jax.modules.positions import POSITIONS
 from attention_jax.modules.transformer import ACTIVATIONS, NORMS, self_attention_mask
 from attention_jax.tokens import BOS, UNK
-from tests.models.helpers import LENGTHS, TARGET_WORDS, TRANSFORMER_FEATURES, B, S, T, build_transformer, inputs
+from tests.models.helpers import (
+  LENGTHS,
+  TARGET_WORDS,
+  TRANSFORMER_FEATURES,
+  B,
+  S,
+  T,
+  build_conv,
+  build_transformer,
+  inputs,
+  run,
+  run_steps,
+)
 from tests.modules.helpers import assert_close, assert_same, variables
 from tests.sampled_cases import sample_cases
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def run(model, params, source, mask, target):
-  return model.apply(params, source, mask, target)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def run_steps(model, params, source, mask, target):
-  """Returns the outputs of one step after the other; the maximum length is that of the target plus 2."""
-  carry, memory = model.apply(params, source, mask, target.shape[1] + 2, method='start')
-
-  def step(carry, token):
-    return model.apply(params, carry, token, memory, method='step')
-
-  _, outputs = jax.lax.scan(step, carry, shift_right(target).T)
-  return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), outputs)
-
 
 # Cases with each row of every table at least once, in encoder and decoder; the scores and alignments are those of both
 # self-attention and cross-attention.
@@ -64,12 +58,12 @@ def test_steps_equal_the_call_and_masked_tokens_have_no_effect(
   model = build_transformer(options, options, score=score, alignment=alignment, heads=1 if window else 4)
   source, mask, target = inputs()
   params = variables(model, source, mask, target)
-  outputs = run(model, params, source, mask, target)._replace(linear=())
+  outputs = run(model, params, source, mask, target)
   heads = model.decoder.attention.heads
   assert outputs.logits.shape == (B, T, TARGET_WORDS) and outputs.layers.shape == (B, T, 2, heads, S)
   assert np.all(outputs.layers[~np.broadcast_to(mask[:, None, None, None], outputs.layers.shape)] == 0)
   assert_close(run_steps(model, params, source, mask, target), outputs)
-  assert_same(run(model, params, jnp.where(mask, source, 3), mask, target)._replace(linear=()), outputs)
+  assert_same(run(model, params, jnp.where(mask, source, 3), mask, target), outputs)
   changed = run(model, params, source, mask, target.at[:, 3:].set(5))
   assert_same(changed.logits[:, :3], outputs.logits[:, :3])
 
@@ -134,7 +128,7 @@ def test_deep_encoders_preserve_differences_between_positions_at_initialisation(
 
 
 def test_gradients_reach_every_parameter():
-  options = 'position="shaw", norm_first=True, activation="swiglu", kv_heads=2'
+  options = 'layers=1, position="shaw", norm_first=True, activation="swiglu", kv_heads=2'
   model = build_transformer(options, options, score='additive', alignment='entmax15')
   source, mask, target = inputs()
   mask = mask.at[1].set(False)  # a filler row
@@ -225,8 +219,13 @@ def test_the_self_attention_mask_contains_the_window_and_the_sinks():
 # ------------------------------------------------------------------------------------- search, encoders and decoders
 
 
-def test_scores_of_beam_search_equal_those_of_the_call():
-  model = build_transformer('position="rope"', 'position="t5", norm_first=True')
+@pytest.mark.parametrize(
+  'build',
+  [lambda: build_transformer('position="rope"', 'position="t5", norm_first=True'), build_conv],
+  ids=['', 'conv'],
+)
+def test_scores_of_beam_search_equal_those_of_the_call(build):
+  model = build()
   source, mask, target = inputs()
   params = variables(model, source, mask, target)
   hypotheses = compile_beam_search(model, 3, 6, search.Ranking(alpha=0.0))(params['params'], source, mask)
@@ -238,10 +237,18 @@ def test_scores_of_beam_search_equal_those_of_the_call():
     np.testing.assert_allclose(hypotheses.log_probs[:, k], expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize('layer', [0, -1, *(pytest.param(n, marks=pytest.mark.long) for n in (1, -2))])
-def test_weights_layer_selects_the_layer_of_the_weights(layer):
+@pytest.mark.parametrize(
+  ('build', 'layer', 'heads'),
+  [
+    (build_transformer, 0, 4),
+    (build_transformer, -1, 4),
+    (build_conv, 0, 2),
+    *(pytest.param(build_transformer, layer, 4, marks=pytest.mark.long) for layer in (1, -2)),
+  ],
+)
+def test_weights_layer_selects_the_layer_of_the_weights(build, layer, heads):
   source, mask, target = inputs()
-  model = build_transformer(decoder=f'weights_layer={layer}')
+  model = build(decoder=f'weights_layer={layer}', heads=heads)
   outputs = run(model, variables(model, source, mask, target), source, mask, target)
   assert_close(outputs.weights, outputs.layers[:, :, layer].mean(2))
 

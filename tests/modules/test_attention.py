@@ -448,35 +448,24 @@ def test_a_memory_longer_than_max_positions_is_an_error():
     parameters(module, *make_inputs('location'))
 
 
-@pytest.mark.parametrize('kind', ['rope', 'alibi'])
-def test_positions_of_the_memory_and_of_queries_are_required(kind):
-  module = aj.Attention('scaled_dot', 'softmax', FEATURES, positions=POSITIONS[kind]())
-  query, encoded = make_inputs('scaled_dot')
-  with pytest.raises(aj.UserError, match='positions of the memory are required'):
-    parameters(module, query, encoded)
-
-  def attend(module, query, encoded):
-    return module.parallel(query, module.remember(encoded, MASK, jnp.arange(S)))
-
-  with pytest.raises(aj.UserError, match='positions of the queries are required'):
-    variables(module, query, encoded, method=attend)
-
-
 @pytest.mark.parametrize(
-  ('of_memory', 'of_queries', 'message'),
+  ('kind', 'of_memory', 'of_queries', 'message'),
   [
-    (range(S - 1), range(T), f'the memory must be whole numbers \\[{S}\\], got int32 \\[{S - 1}\\]'),
-    (range(S), range(S), f'the queries must be whole numbers \\[{T}\\], got int32 \\[{S}\\]'),
-    (range(S), [0.0, 1.0, 2.0], f'the queries must be whole numbers \\[{T}\\], got float32 \\[{T}\\]'),
+    *((kind, None, None, 'the memory are required') for kind in ('rope', 'alibi')),
+    *((kind, range(S), None, 'the queries are required') for kind in ('rope', 'alibi')),
+    ('alibi', range(S - 1), range(T), f'the memory must be whole numbers \\[{S}\\], got int32 \\[{S - 1}\\]'),
+    ('alibi', range(S), range(S), f'the queries must be whole numbers \\[{T}\\], got int32 \\[{S}\\]'),
+    ('alibi', range(S), [0.0, 1.0, 2.0], f'the queries must be whole numbers \\[{T}\\], got float32 \\[{T}\\]'),
   ],
 )
-def test_positions_of_another_shape_or_type_raise(of_memory, of_queries, message):
-  module = aj.Attention('scaled_dot', 'softmax', FEATURES, positions=POSITIONS['alibi']())
+def test_missing_and_invalid_positions_raise(kind, of_memory, of_queries, message):
+  module = aj.Attention('scaled_dot', 'softmax', FEATURES, positions=POSITIONS[kind]())
 
   def attend(module, query, encoded):
-    return module.parallel(query, module.remember(encoded, MASK, list(of_memory)), positions=list(of_queries))
+    of_keys, of_steps = (x and list(x) for x in (of_memory, of_queries))
+    return module.parallel(query, module.remember(encoded, MASK, of_keys), positions=of_steps)
 
-  with pytest.raises(aj.UserError, match=f'^attention: positions of {message}'):
+  with pytest.raises(aj.UserError, match=f'positions of {message}'):
     variables(module, *make_inputs('scaled_dot'), method=attend)
 
 

@@ -89,13 +89,6 @@ def test_equinox_equals_linen_and_trains():
   assert_equal(eqx.filter_jit(module)(query, encoded, mask[:, None]), expected)
 
 
-def test_heads_must_divide_the_features():
-  with pytest.raises(aj.UserError, match='heads must be at least 1 and divide features, got features=4 and heads=3'):
-    init_heads(jax.random.key(0), query=2, key=2, features=4, heads=3)
-  with pytest.raises(aj.UserError, match='query, key and features must be at least 1, got 2, 2 and 0'):
-    init_heads(jax.random.key(0), query=2, key=2, features=0)
-
-
 @pytest.mark.parametrize('heads', [1, 2])
 def test_queries_and_memories_without_batch_axes_are_shared(heads):
   query, encoded, mask = inputs()
@@ -105,15 +98,6 @@ def test_queries_and_memories_without_batch_axes_are_shared(heads):
   assert_equal(attend(params, query[0], encoded, mask[:, None]), attend(params, every_query, encoded, mask[:, None]))
   every_memory = jnp.broadcast_to(encoded[0], encoded.shape)
   assert_equal(attend(params, query, encoded[0]), attend(params, query, every_memory))
-
-
-def test_shapes_that_do_not_match_raise():
-  query, encoded, mask = inputs()
-  params = init_heads(jax.random.key(0), query=DQ, key=DK, features=FEATURES, heads=2)
-  with pytest.raises(aj.UserError, match=r'attend: mask \(3, 7\) does not broadcast to'):
-    attend_heads(params, query, encoded, mask)
-  with pytest.raises(aj.UserError, match=r'must be \[N, 11, F / N\] to project encoded \[3, 7, 11\], got \[2, 13, 2\]'):
-    attend_heads(params, query, encoded[..., :DQ])
 
 
 @pytest.mark.parametrize('shared', [False, True])
@@ -130,13 +114,6 @@ def test_masked_content_reaches_no_gradient(shared):
 
   dirty = jnp.where(mask.reshape(*encoded.shape[:-1], 1), encoded, jnp.nan)
   jax.tree.map(np.testing.assert_array_equal, gradient(dirty), gradient(jnp.nan_to_num(dirty)))
-
-
-def test_a_mask_of_another_length_raises():
-  query, encoded, mask = inputs()
-  params = init_heads(jax.random.key(0), query=DQ, key=DK, features=FEATURES, heads=2)
-  with pytest.raises(aj.UserError, match=r'attend: mask \(3, 1, 6\) does not broadcast to'):
-    attend_heads(params, query, encoded, mask[:, None, 1:])
 
 
 def test_attend_heads_equals_linen_for_one_head_with_projected_values():
@@ -161,15 +138,6 @@ def test_parameters_that_are_not_supported_are_errors(options, message):
     attend_heads(params, query, encoded, mask[:, None], score='scaled_dot')
 
 
-@pytest.mark.parametrize('missing', ['value_kernel', 'join', 'both'])
-def test_several_heads_without_values_of_their_own_or_a_join_are_an_error(missing):
-  query, encoded, _ = inputs()
-  params = init_heads(jax.random.key(0), query=DQ, key=DK, features=FEATURES, heads=2)
-  left_out = ('value_kernel', 'join') if missing == 'both' else (missing,)
-  with pytest.raises(aj.UserError, match=r"must have both 'value_kernel' and 'join' if .*; got query_kernel"):
-    attend_heads({name: entry for name, entry in params.items() if name not in left_out}, query, encoded)
-
-
 @pytest.mark.parametrize('shape', [(B, 0, DQ), (0, 3, DQ)])
 def test_several_heads_attend_with_no_query_at_all(shape):
   query = jnp.zeros(shape)
@@ -185,31 +153,59 @@ def test_several_heads_attend_with_no_query_at_all(shape):
     assert jax.eval_shape(attend).context.shape == (*shape[:2], FEATURES)
 
 
-def test_parameters_of_positions_are_an_error():
-  query, encoded, mask = inputs()
-  params, _ = linen('scaled_dot', 'softmax', 2)
-  params = {**params, 'positions': {'gate': {}}}
-  with pytest.raises(aj.UserError, match=r"expected parameters of Attention with positions=None, got params\['pos"):
-    attend_heads(params, query, encoded, mask[:, None], score='scaled_dot')
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'heads': 3}, 'heads must be at least 1 and divide features, got features=4 and heads=3'),
+    ({'features': 0}, 'query, key and features must be at least 1, got 11, 13 and 0'),
+    ({'rng': 0}, 'attention: rng must be a single PRNG key'),
+  ],
+)
+def test_sizes_that_are_invalid_raise(options, message):
+  sizes = {'query': DQ, 'key': DK, 'features': FEATURES}
+  with pytest.raises(aj.UserError, match=message):
+    init_heads(**{'rng': jax.random.key(0)} | sizes | options)
 
 
-def test_variables_instead_of_their_parameters_are_an_error():
-  query, encoded, mask = inputs()
-  params = init_heads(jax.random.key(0), query=DQ, key=DK, features=FEATURES, heads=2, score='scaled_dot')
-  with pytest.raises(aj.UserError, match=r"some of query_kernel, .*, got params\['params'\]"):
-    attend_heads({'params': params}, query, encoded, mask[:, None], score='scaled_dot')
+def without(*names):
+  return lambda params: {name: entry for name, entry in params.items() if name not in names}
+
+
+INCOMPLETE = r"must have both 'value_kernel' and 'join' if .*; got query_kernel"
 
 
 @pytest.mark.parametrize('heads', [1, 2])
-def test_wrong_arguments_are_one_line_errors(heads):
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    (lambda q, k, m: {'mask': m}, r'attend: mask \(3, 7\) does not broadcast to'),
+    (lambda q, k, m: {'mask': m[:, None, 1:]}, r'attend: mask \(3, 1, 6\) does not broadcast to'),
+    (lambda q, k, m: {'encoded': k[..., :DQ]}, r'must be \[.*11, F.*\] to project \w+ \[3, 7, 11\], got \[.*13, \d\]'),
+    (lambda q, k, m: {'encoded': k[0, 0]}, r'attention: encoded must be \[..., S, D\], got \[13\]'),
+    (lambda q, k, m: {'encoded': k.astype(jnp.int32)}, 'attention: encoded must be float, got int32'),
+    (lambda q, k, m: {'rng': 0}, 'attention: rng must be a single PRNG key'),
+  ],
+)
+def test_arguments_that_are_invalid_raise(change, message, heads):
+  query, encoded, mask = inputs()
+  params = init_heads(jax.random.key(0), query=DQ, key=DK, features=FEATURES, heads=heads)
+  arguments = {'query': query, 'encoded': encoded} | change(query, encoded, mask)
+  with pytest.raises(aj.UserError, match=message):
+    attend_heads(params, **arguments)
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    (without('value_kernel'), INCOMPLETE),
+    (without('join'), INCOMPLETE),
+    (without('value_kernel', 'join'), INCOMPLETE),
+    (lambda params: {**params, 'positions': {'gate': {}}}, r"with positions=None, got params\['pos"),
+    (lambda params: {'params': params}, r"some of query_kernel, .*, got params\['params'\]"),
+  ],
+)
+def test_missing_and_unknown_parameters_raise(change, message):
   query, encoded, _ = inputs()
-  sizes = {'query': DQ, 'key': DK, 'features': FEATURES, 'heads': heads}
-  with pytest.raises(aj.UserError, match='attention: rng must be a single PRNG key'):
-    init_heads(0, **sizes)
-  params = init_heads(jax.random.key(0), **sizes)
-  with pytest.raises(aj.UserError, match='attention: rng must be a single PRNG key'):
-    attend_heads(params, query, encoded, rng=0)
-  with pytest.raises(aj.UserError, match=r'attention: encoded must be \[..., S, D\], got \[13\]'):
-    attend_heads(params, query, encoded[0, 0])
-  with pytest.raises(aj.UserError, match='attention: encoded must be float, got int32'):
-    attend_heads(params, query, encoded.astype(jnp.int32))
+  params = init_heads(jax.random.key(0), query=DQ, key=DK, features=FEATURES, heads=2)
+  with pytest.raises(aj.UserError, match=message):
+    attend_heads(change(params), query, encoded)

@@ -147,7 +147,7 @@ def test_masked_content_before_a_query_has_no_effect(kind):
     return module.parallel(x[:, 3:], module.remember(x, mask, INDICES), positions=INDICES[3:]).context
 
   params = variables(module, x, method=attend)
-  run = jax.value_and_grad(lambda params, x: jnp.sum(module.apply(params, x, method=attend) ** 2))
+  run = jax.jit(jax.value_and_grad(lambda params, x: jnp.sum(module.apply(params, x, method=attend) ** 2)))
   assert_close(run(params, x.at[:, 2].set(jnp.nan)), run(params, x.at[:, 2].set(0)))
 
 
@@ -212,7 +212,7 @@ def test_gradients_of_shaw_in_16_bits_keep_small_terms_of_equal_distances():
       bias = layer.apply(params, query.astype(dtype), query, positions, mask, method='bias')
       return (bias.astype(jnp.float32)[0, 0] * weights).sum()
 
-    return jax.grad(loss)(params)['params']['of_keys']
+    return jax.jit(jax.grad(loss))(params)['params']['of_keys']
 
   assert_close(gradient(jnp.bfloat16), gradient(jnp.float32), rtol=0.01, atol=0.01 * 1024**0.5)
 
