@@ -1,9 +1,10 @@
 """Pages of the documentation site that are not Markdown files of docs/: the hook of mkdocs.yml.
 
 The site has the paths of the repository, so that the links of a document hold in both. Besides files of docs/, it
-contains the documents of the root and of lab/, a page for each mechanism (mechanisms.py), the API reference, the lesson
-as a page, and pages that show what ready-made models attend to. Links to files of the repository that are not in the
-site, such as configs, become plain text.
+contains the documents of the root and of lab/, the reference of variants, config fields and analyses
+(documentation.py), a page for each mechanism (mechanisms.py), the API reference, the lesson as a page, and pages that
+show what ready-made models attend to. Links to files of the repository that are not in the site, such as configs,
+become plain text.
 """
 
 import base64
@@ -25,6 +26,7 @@ import attention_jax as aj
 from attention_jax.systems import runs
 from attention_jax.systems.experiment import RESULTS
 from attention_jax.systems.ready_made import PREFIX, READY_MADE, ready_made_folder
+from lab import documentation
 from lab.mechanisms import draw_picture, mechanism_page, mechanisms, overview_page
 
 ROOT = Path(__file__).parent.parent
@@ -111,6 +113,7 @@ def site_files() -> dict[str, Source]:
   documents = [*ROOT.glob('*.md'), *(ROOT / 'lab').glob('*.md')]
   documents += [path for path in DOCS.rglob('*') if path.suffix in COPIED_SUFFIXES]
   files: dict[str, Source] = {str(path.relative_to(ROOT)): path for path in sorted(documents)}
+  files |= documentation.PAGES
   for mechanism in mechanisms():
     files[mechanism.path] = functools.partial(mechanism_page, mechanism)
     files[mechanism.picture] = functools.partial(draw_picture, mechanism)

@@ -12,6 +12,7 @@ import pytest
 
 import attention_jax as aj
 from experiments.config_files import load_config
+from lab.documentation import ANALYSES_INTRODUCTION
 
 ROOT = Path(aj.__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob('*.md'), *(ROOT / 'docs').rglob('*.md'), *(ROOT / 'lab').glob('*.md')])
@@ -20,12 +21,13 @@ MAX_README_LINES = 150
 
 
 def blocks(language):
-  """Returns (document, code, expected output or '') of every block in this language."""
+  """Returns (document, code, expected output or '') of every block in this language, in files or on generated pages."""
+  texts = {path.name: path.read_text('utf-8') for path in DOCUMENTS} | {'analyses.md': ANALYSES_INTRODUCTION}
   params = []
-  for document in DOCUMENTS:
-    for name, code, output in BLOCK.findall(document.read_text('utf-8')):
+  for document, text in texts.items():
+    for name, code, output in BLOCK.findall(text):
       if name == language:
-        params.append(pytest.param(document.name, code, output, id=f'{document.stem}-{len(params)}'))
+        params.append(pytest.param(document, code, output, id=f'{document.removesuffix(".md")}-{len(params)}'))
   return params
 
 

@@ -126,7 +126,7 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
     return _train_and_evaluate(config, folder, runs, system, plan.initializer, plan.batches, log)
 
 
-class Plan(NamedTuple):
+class RunPlan(NamedTuple):
   """What a run is going to do, before any file is written; PREFLIGHT checks it.
 
   Attributes:
@@ -174,7 +174,7 @@ def _check_before_loading(config: Config, folder: Path) -> bool:
 
 def _make_plan(
   config: Config, folder: Path, is_resumed: bool, system: System, initial: InitialRun | None, log: Log
-) -> Plan:
+) -> RunPlan:
   """Returns the plan of a run whose config and folder have been checked, and logs where its parameters come from."""
   seeds = run_seeds(config)
   initializer = system.initializer()
@@ -189,7 +189,7 @@ def _make_plan(
   made = max(updates_made(path) for path in [folder, *(seed_folder(folder, seed) for seed in seeds)])
   batches = [system.batches(seed) for seed in seeds]
   digests = compute_digests(system.arrays)
-  return Plan(config, folder, is_resumed, made, system, initializer, params, arrays, origin, batches, digests)
+  return RunPlan(config, folder, is_resumed, made, system, initializer, params, arrays, origin, batches, digests)
 
 
 def _train_and_evaluate(
@@ -323,20 +323,20 @@ def measurable_metrics(config: Config) -> set[str]:
   return {*selectable_metrics(config), *SYSTEMS[config['system']].extra_metrics}
 
 
-def _check_data(plan: Plan, log: Log) -> None:
+def _check_data(plan: RunPlan, log: Log) -> None:
   """Raises UserError for mistakes in the config that only the data reveal."""
   if 'validation' not in plan.system.splits:
     log('no validation split: training.select and training.patience have no effect, the last step counts as the best')
   plan.system.check_data(log)
 
 
-def _check_memory(plan: Plan, log: Log) -> None:
+def _check_memory(plan: RunPlan, log: Log) -> None:
   """Raises UserError if the state or the largest batch does not fit into memory."""
   check_state_memory(plan.config, plan.params)
   check_batch_memory(plan.config, plan.batches[0])
 
 
-def _check_resumed(plan: Plan, log: Log) -> None:
+def _check_resumed(plan: RunPlan, log: Log) -> None:
   """Raises UserError if a run to be resumed has other data, or has made more updates than its results would state."""
   steps = plan.config['training']['steps']
   if not plan.is_resumed:
@@ -372,7 +372,7 @@ def _describe_raised_steps(stored: Config, config: Config, params: Any, made: in
   return lines
 
 
-def _describe(plan: Plan, log: Log) -> None:
+def _describe(plan: RunPlan, log: Log) -> None:
   """Logs the data, the schedule, the model, its devices and its batches."""
   config, system, batches = plan.config, plan.system, plan.batches[0]
   devices = jax.devices()
@@ -390,7 +390,7 @@ def _describe(plan: Plan, log: Log) -> None:
 
 
 # The checks of a run that need its data, in their order. They change nothing.
-PREFLIGHT: Sequence[Callable[[Plan, Log], None]] = (_describe, _check_memory, _check_data, _check_resumed)
+PREFLIGHT: Sequence[Callable[[RunPlan, Log], None]] = (_describe, _check_memory, _check_data, _check_resumed)
 
 
 def _describe_precision(config: Config, cpu_info: Path = Path('/proc/cpuinfo')) -> str:

@@ -183,6 +183,11 @@ def check_run_files(folder: Path) -> None:
 def evaluate_split(run: Run, split: str, watch: Watch = unwatched) -> tuple[dict[str, MetricValue], Any]:
   """Evaluates a run on a split of its task.
 
+  Args:
+    run: the run.
+    split: the name of the split.
+    watch: called before each batch.
+
   Returns:
     The metrics, and the predictions.
 
