@@ -32,7 +32,6 @@ _SUBPACKAGES = (
   'analysis',
   'data',
   'decoding',
-  'inference',
   'losses',
   'models',
   'sweeps',

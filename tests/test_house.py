@@ -66,7 +66,7 @@ CROSS_MODULE_TESTS = {
   'models': 'copying_models dropout latent_models transformer',
   'modules': 'feed_forward',
   'systems': 'losses meshes',
-  'training': 'fit_own_model',
+  'training': 'checkpoint_retention fit_own_model',
 }
 
 
@@ -192,7 +192,7 @@ def test_public_names_are_sorted_and_exist():
   groups = _classes_then_functions(functions_and_classes)
   assert functions_and_classes == [*itertools.chain(*(sorted(group) for group in groups))]
   assert len(set(aj.__all__)) == len(aj.__all__)
-  for name in aj.__all__:
+  for name in (*aj.__all__, *aj._SUBPACKAGES):
     getattr(aj, name)
   with pytest.raises(AttributeError, match="'attention_jax' has no attribute 'attned'"):
     aj.attned  # noqa: B018

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import orbax.checkpoint as ocp
 import pytest
 
-from attention_jax.training.checkpoint_managers import CheckpointRetention, make_reader, make_writer
+from attention_jax.training.checkpoint import CheckpointRetention, make_reader, make_writer
 
 
 class Stored(NamedTuple):
