@@ -43,7 +43,7 @@ from attention_jax.systems.captioning import images
 from attention_jax.systems.classification import data as documents
 from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.glimpsing import data as digits
-from attention_jax.training import file_digests, folder, writers
+from attention_jax.training import digests, folder, writers
 from experiments.config_files import check_config_arguments
 
 CONFIG = Path(__file__).parent.parent / 'configs' / 'dates.py'
@@ -294,7 +294,7 @@ READERS: Mapping[str, tuple[tuple[str, ...], str, Callable[[Path], Any]]] = {
     lambda path: vocab.load_stored('subword', str(path.parent), 'source'),
   ),
   'config': (('json',), folder.CONFIG, lambda path: folder.read_config(path.parent)),
-  'digests': (('json',), file_digests.FILE_DIGESTS, lambda path: file_digests.check_file_digests(path.parent)),
+  'digests': (('json',), digests.FILE_DIGESTS, lambda path: digests.check_file_digests(path.parent)),
   'metrics': (('json',), writers.METRICS_FILE, _read_metrics),
   'flags': (('flags',), 'flags', _read_flags),
   'spec': (('spec',), 'spec', _read_spec),

@@ -18,7 +18,7 @@ from attention_jax.sweeps.space import PRESET, label, short_names
 from attention_jax.systems.config import fill_defaults
 from attention_jax.systems.experiment import RESULTS
 from attention_jax.systems.runs import run_seeds, seed_folder
-from attention_jax.training.file_digests import check_file_digests, digested_files
+from attention_jax.training.digests import check_file_digests, digested_files
 from attention_jax.training.folder import CONFIG, read_config
 from attention_jax.training.writers import METRICS_FILE, RATE, read_metrics
 

@@ -45,8 +45,14 @@ from attention_jax.training import peers
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.checkpoint import BEST, Checkpoints, updates_made
 from attention_jax.training.config import Training
-from attention_jax.training.data_digests import DATA_DIGESTS_FILE, check_digests, compute_digests, store_digests
-from attention_jax.training.file_digests import add_file_digests, drop_file_digests
+from attention_jax.training.digests import (
+  DATA_DIGESTS_FILE,
+  add_file_digests,
+  check_digests,
+  compute_digests,
+  drop_file_digests,
+  store_digests,
+)
 from attention_jax.training.folder import CONFIG, check_folder, lock_folder, prepare_folder, read_config
 from attention_jax.training.interrupts import Interrupted, StopSignals
 from attention_jax.training.optim import describe_warmup, make_optimizer, make_schedule

@@ -15,8 +15,7 @@ from attention_jax.systems.provenance import COMMITS
 from attention_jax.systems.runs import Run, open_run
 from attention_jax.systems.variants import VARIANTS_FILE
 from attention_jax.training.checkpoint import BEST, LATEST, SAVED_FILE, Checkpoints
-from attention_jax.training.data_digests import DATA_DIGESTS_FILE
-from attention_jax.training.file_digests import FILE_DIGESTS, digested_files, drop_file_digests
+from attention_jax.training.digests import DATA_DIGESTS_FILE, FILE_DIGESTS, digested_files, drop_file_digests
 from attention_jax.training.folder import CONFIG
 from attention_jax.training.paths import run_path
 from attention_jax.training.state import TrainState, evaluation_field

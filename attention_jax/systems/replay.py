@@ -19,7 +19,7 @@ from attention_jax.systems.runs import check_run_files, run_seeds, seed_folder
 from attention_jax.training.anneal import make_anneal, zero_scheduled
 from attention_jax.training.checkpoint import Checkpoints
 from attention_jax.training.config import Training
-from attention_jax.training.data_digests import check_digests, compute_digests
+from attention_jax.training.digests import check_digests, compute_digests
 from attention_jax.training.folder import read_config
 from attention_jax.training.frozen import freeze_loss
 from attention_jax.training.partition import MeshConfig

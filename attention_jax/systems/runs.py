@@ -24,7 +24,7 @@ from attention_jax.systems.text_evaluation import text_metrics
 from attention_jax.systems.variants import check_variants
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.config import Training
-from attention_jax.training.file_digests import check_file_digests
+from attention_jax.training.digests import check_file_digests
 from attention_jax.training.folder import read_config
 from attention_jax.training.partition import make_mesh, replicate, sharding
 from attention_jax.training.state import evaluation_field

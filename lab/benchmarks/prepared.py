@@ -23,7 +23,7 @@ from attention_jax.data.preparing import prepare
 from attention_jax.data.text import read_parallel
 from attention_jax.errors import UserError
 from attention_jax.systems.registry import SYSTEMS
-from attention_jax.training.data_digests import compute_digests
+from attention_jax.training.digests import compute_digests
 from experiments.config_files import load_config
 from lab.benchmarks.measure import BenchmarkContext, Timing, run_module
 from lab.benchmarks.memory import peak_resident_bytes

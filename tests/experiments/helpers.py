@@ -21,7 +21,7 @@ import jax
 import pytest
 from absl import flags, logging
 
-from attention_jax.training.file_digests import drop_file_digests
+from attention_jax.training.digests import drop_file_digests
 from attention_jax.training.writers import METRICS_FILE, read_metrics
 from tests import compiled
 

@@ -8,7 +8,7 @@ import pytest
 
 from attention_jax.analysis.alignment import parse_pharaoh
 from attention_jax.systems import runs
-from attention_jax.training.file_digests import FILE_DIGESTS
+from attention_jax.training.digests import FILE_DIGESTS
 from attention_jax.training.folder import lock_folder, read_config
 from attention_jax.training.writers import read_metrics
 from tests.experiments.helpers import read_tree, run, tiny_arguments, write_task

@@ -12,7 +12,7 @@ from attention_jax.sweeps.collect import collect_folders, collect_sweep
 from attention_jax.sweeps.ledger import PLANNED, open_ledger, planned_event, read_state
 from attention_jax.sweeps.report import folders_report, sweep_report
 from attention_jax.sweeps.resolve import resolve
-from attention_jax.training.file_digests import add_file_digests, drop_file_digests
+from attention_jax.training.digests import add_file_digests, drop_file_digests
 from tests.sweeps.helpers import NO_ROWS, SETTINGS, base_config, make_base, make_sweep, write_run
 
 

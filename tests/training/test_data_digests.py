@@ -6,7 +6,7 @@ import pytest
 
 from attention_jax.data.encoding import EncodedCorpus
 from attention_jax.errors import UserError
-from attention_jax.training.data_digests import check_digests, compute_digests, store_digests
+from attention_jax.training.digests import check_digests, compute_digests, store_digests
 
 SPLIT = EncodedCorpus(*(np.arange(n, dtype=np.int32) for n in (6, 3, 4, 3)))
 CHANGED = {

@@ -3,7 +3,7 @@
 import pytest
 
 from attention_jax.errors import UserError
-from attention_jax.training.file_digests import (
+from attention_jax.training.digests import (
   FILE_DIGESTS,
   add_file_digests,
   check_file_digests,
