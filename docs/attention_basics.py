@@ -237,7 +237,7 @@ assert slope_at(1.0) < 1e-9 < 1e-3 < slope_at(20.0)
 # | `cosine` | β cos(q, k) | Graves et al. 2014 |
 # | `location` | (W q)ₛ, without any key | Luong et al. 2015 |
 #
-# `docs/variants.md` lists all of them. Here are the weights of each for the same queries and keys, with parameters that
+# `list(aj.SCORES)` has all of them. Here are the weights of each for the same queries and keys, with parameters that
 # were not trained.
 
 # %%
@@ -646,7 +646,7 @@ if IS_TRAINED:
 #
 # In short, weights show where a model read. That it read there *because of* the symbol is a separate claim, which
 # is tested by changing something: the source (leave one out), the weights (edits), or the values (norms).
-# `inspect_attention --analyses=...` does all of this for a trained run ([analyses.md](analyses.md)).
+# `inspect_attention --analyses=...` does all of this for a trained run.
 
 # %% [markdown]
 # ## 14. Exercises
