@@ -237,8 +237,8 @@ assert slope_at(1.0) < 1e-9 < 1e-3 < slope_at(20.0)
 # | `cosine` | β cos(q, k) | Graves et al. 2014 |
 # | `location` | (W q)ₛ, without any key | Luong et al. 2015 |
 #
-# The documentation site lists all of them. Here are the weights of each for the same queries and keys, with parameters
-# that were not trained.
+# `list(aj.SCORES)` has all of them. Here are the weights of each for the same queries and keys, with parameters that
+# were not trained.
 
 # %%
 D, T, S = 8, 6, 9

@@ -44,14 +44,10 @@ flags.DEFINE_integer('hypotheses', 1, 'for --text: number of hypotheses of each 
 flags.DEFINE_bool('layers', False, 'for a Transformer or convolutions: draw every layer and head separately')
 flags.DEFINE_bool('words', False, 'merge the weights of subwords or characters to those of words')
 flags.DEFINE_multi_string(
-  'analyses',
-  [],
-  'an analysis to compute, of the table ANALYSES, such as entropy or leave_one_out; may be repeated',
+  'analyses', [], 'an analysis to compute, such as entropy or leave_one_out; may be repeated; an unknown name lists all'
 )
 flags.DEFINE_string(
-  'edit',
-  '',
-  'an edit of the weights, of the table EDITS; the run with edited weights is shown beside the run itself',
+  'edit', '', 'an edit of the weights, shown beside the run itself, such as uniform; an unknown name lists all'
 )
 flags.DEFINE_bool('relative', False, 'draw the largest weight of each heatmap darkest, for weights that are all small')
 flags.DEFINE_bool('serve', False, 'serve a page on this machine, into which sources are typed, until interrupted')
@@ -65,11 +61,12 @@ def main() -> None:
   Raises:
     UserError: for flags that have no effect or do not fit the run, and for an invalid --text.
   """
+  from attention_jax.systems.readings import check_request
+
   from attention_jax.analysis import reading_files, serving
   from attention_jax.analysis.reading import SupportsReadings
   from attention_jax.systems import runs
   from attention_jax.systems.ready_made import resolve_folder
-  from attention_jax.systems.translation.readings import check_request
 
   folder = require_flag('workdir')
   _check_flags()

@@ -17,6 +17,7 @@ from attention_jax.errors import UserError, choose
 Row = Mapping[str, Any]
 BLOCK = re.compile(r'(<!-- (table|conditions): ([\w/]+) -->\n)(?:.+(?:\n|\Z))*')  # ends at an empty line or the end
 LOWEST_P = 0.001
+SHOWN_FIELDS = ('title', 'label', 'note', 'hidden')  # fields of a row that only affect how it is shown
 
 
 class Column(NamedTuple):
@@ -44,9 +45,11 @@ class Column(NamedTuple):
 class Table(NamedTuple):
   """A table of results.
 
-  A row has some of the fields config, preset, flags, title, note, metric, epochs, seeds, factors, time, hardware,
-  commits, metrics and references. A row of published numbers has only published (the source) and metrics.
+  A row has some of the fields config, preset, flags, title, label, note, metric, epochs, seeds, factors, time,
+  hardware, commits, metrics, references and hidden. A row of published numbers has only published (the
+  source) and metrics.
 
+  - `label` is shown in place of the flags, as Markdown. A row with `hidden` is a record that no document shows.
   - `metric` is the name of what the row measures, as a text.
   - `factors` maps the name of each varied factor to its value in the row.
   - `metrics` maps 'SPLIT/METRIC', or in tables of claims another name such as 'probe/accuracy', to an entry. An entry
@@ -113,7 +116,7 @@ def _without_defaults(column: Column) -> dict[str, Any]:
 TEXTS: Mapping[str, Callable[[Row], str]] = {
   'title': lambda row: row.get('title', ''),
   'preset': lambda row: f'`{row["preset"]}`' if row.get('preset') else '',
-  'flags': lambda row: f'`{row["flags"]}`' if row.get('flags') else '',
+  'flags': lambda row: row.get('label') or (f'`{row["flags"]}`' if row.get('flags') else ''),
   'seeds': lambda row: ', '.join(map(str, row.get('seeds', ()))),
   'num_seeds': lambda row: str(len(row['seeds'])) if row.get('seeds') else '',
   'epochs': lambda row: row.get('epochs', ''),
@@ -128,7 +131,8 @@ def format_table(table: Table) -> str:
   """Returns a table in Markdown."""
   lines = [[column.title for column in table.columns], ['---'] * len(table.columns)]
   for row in table.rows:
-    if all(row.get('factors', {}).get(name) in values for name, values in table.shown.items()):
+    is_selected = all(row.get('factors', {}).get(name) in values for name, values in table.shown.items())
+    if is_selected and not row.get('hidden'):
       lines.append([_format_cell(table, row, column) for column in table.columns])
   return ''.join('|' + ''.join(f' {cell} |' if cell else ' |' for cell in line) + '\n' for line in lines)
 
@@ -227,7 +231,7 @@ def block_names(text: str) -> set[str]:
 def add_rows(table: Table, rows: Sequence[Row]) -> Table:
   """Returns the table with new rows: each replaces the row with the same config, preset and flags, or is appended.
 
-  A new row without a title or a note takes over that of the row that it replaces.
+  A new row takes over the title, label and note of the row that it replaces, and whether it is hidden.
 
   Raises:
     UserError: for two new rows with the same config, preset and flags, such as those of settings that differ only in
@@ -245,7 +249,7 @@ def add_rows(table: Table, rows: Sequence[Row]) -> Table:
     matches = [i for i, old in enumerate(merged) if _identity(old) == _identity(row)]
     if matches:
       old = merged[matches[0]]
-      merged[matches[0]] = {name: old[name] for name in ('title', 'note') if name in old} | dict(row)
+      merged[matches[0]] = {name: old[name] for name in SHOWN_FIELDS if name in old} | dict(row)
     else:
       merged.append(row)
   return table._replace(rows=merged)

@@ -22,9 +22,9 @@ MAX_README_LINES = 150
 
 def blocks(language):
   """Returns (document, code, expected output or '') of every block in this language, in files or on generated pages."""
-  texts = {path.name: path.read_text('utf-8') for path in DOCUMENTS} | {'analyses.md': ANALYSES_INTRODUCTION}
+  texts = [*((path.name, path.read_text('utf-8')) for path in DOCUMENTS), ('analyses.md', ANALYSES_INTRODUCTION)]
   params = []
-  for document, text in texts.items():
+  for document, text in texts:
     for name, code, output in BLOCK.findall(text):
       if name == language:
         params.append(pytest.param(document, code, output, id=f'{document.removesuffix(".md")}-{len(params)}'))

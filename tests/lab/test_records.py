@@ -33,6 +33,8 @@ ROWS = [
   },
   {'published': 'B 2015', 'metrics': {'test/per': {'value': 8.25}}},
   {'title': 'none', 'metrics': {'test/per': {'text': 'no attention'}}},
+  {'preset': 'a', 'flags': '--config.z=3', 'label': 'large', 'note': 'slow'},
+  {'preset': 'c', 'hidden': True},
 ]
 TABLE = Table(COLUMNS, ROWS, abbreviations={'X=': '--config.x='})
 MARKDOWN = """\
@@ -42,6 +44,7 @@ MARKDOWN = """\
 | `a`, `X='p(q=1)' --config.y=2` (slow) | dot | 12 % | +2.0 [+1.0, +3.0], p < 0.001 | |
 | *published: B 2015* | | *8.2 %* | | |
 | none | | no attention | | |
+| `a`, large (slow) | | | | |
 """
 
 
@@ -122,9 +125,12 @@ def test_references_read_other_tables(tmp_path):
 
 def test_a_row_replaces_the_one_with_the_same_flags():
   new = {'preset': 'a', 'flags': "--config.y=2 --config.x='p(q=1)'", 'time': 'new'}
-  rows = add_rows(TABLE, [new, {'preset': 'b'}]).rows
+  rows = add_rows(TABLE, [new, {'preset': 'c'}, {'preset': 'b'}]).rows
   assert rows[1] == new | {'note': 'slow'}
-  assert [*rows[:1], *rows[2:4]] == [*ROWS[:1], *ROWS[2:]] and rows[4] == {'preset': 'b'}
+  assert [*rows[:1], *rows[2:5]] == [*ROWS[:1], *ROWS[2:5]] and rows[5:] == [
+    {'preset': 'c', 'hidden': True},
+    {'preset': 'b'},
+  ]
 
 
 def test_new_rows_do_not_replace_each_other():
