@@ -102,7 +102,7 @@ def _bottleneck(settings: Sequence[SettingRuns]) -> Tables:
   return {
     'bottleneck': (Table(columns, rows), None),
     'bottleneck_by_length': (
-      Table(length_columns, by_length),
+      Table(length_columns, by_length, shown={'source length': ['2 to 5', '8', '10 to 15']}),
       Plot('source length', panels, colour='width', style='decoder'),
     ),
   }
@@ -118,7 +118,7 @@ def _gradients(settings: Sequence[SettingRuns]) -> Tables:
   return {
     'gradients': (Table([*_factor_columns(names), *factor_columns], summaries), None),
     'gradients_by_distance': (
-      Table([*_factor_columns([*names, 'distance']), *norm_columns], curves, shown={'distance': [1, 5, 9, 13]}),
+      Table([*_factor_columns([*names, 'distance']), *norm_columns], curves, shown={'distance': [1, 13]}),
       Plot(
         'distance',
         {f'{key}/norm': f'norm of the gradient, {title}' for key, title in pairs.items()},
