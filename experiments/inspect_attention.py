@@ -61,12 +61,11 @@ def main() -> None:
   Raises:
     UserError: for flags that have no effect or do not fit the run, and for an invalid --text.
   """
-  from attention_jax.systems.readings import check_request
-
   from attention_jax.analysis import reading_files, serving
   from attention_jax.analysis.reading import SupportsReadings
   from attention_jax.systems import runs
   from attention_jax.systems.ready_made import resolve_folder
+  from attention_jax.systems.translation.readings import check_request
 
   folder = require_flag('workdir')
   _check_flags()
