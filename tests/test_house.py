@@ -114,6 +114,14 @@ def test_training_imports_no_model_data_set_or_loss(path):
   assert not NOT_IN_TRAINING & {layer_of(name) for name in project_imports(path)}
 
 
+@pytest.mark.parametrize('path', [p for p in LAYERED_FILES if p.parts[0] == 'attention_jax'], ids=str)
+def test_a_file_imports_from_the_folder_of_its_own_system_alone(path):
+  systems = {p.name for p in (ROOT / 'attention_jax' / 'systems').iterdir() if (p / 'system.py').exists()}
+  own = path.parts[2] if path.parts[:2] == ('attention_jax', 'systems') else ''
+  imported = {name.split('.')[2] for name in project_imports(path) if name.startswith('attention_jax.systems.')}
+  assert imported & systems <= {own}
+
+
 @pytest.mark.parametrize('path', FILES, ids=str)
 def test_files_have_a_docstring(path):
   assert ast.get_docstring(ast.parse((ROOT / path).read_text('utf-8'))), 'no docstring'

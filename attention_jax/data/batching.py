@@ -199,7 +199,26 @@ def _make_shuffle(parts: Sequence[_BucketRows], seed: int) -> Callable[[int], tu
   return shuffle
 
 
-class Batches:
+class OrderedBatches:
+  """Endless training batches in the order of `_order`, which a subclass sets, as it does `__getitem__`."""
+
+  _order: BatchOrder
+
+  def __len__(self) -> int:
+    """Batches in an epoch."""
+    return len(self._order)
+
+  @property
+  def shapes(self) -> list[tuple[int, ...]]:
+    """The shapes (rows, *lengths) that occur: at most one for each bucket, each of which is compiled once."""
+    return self._order.shapes
+
+  def shape(self, step: int) -> tuple[int, ...]:
+    """Returns the shape of the batch of a step."""
+    return self._order.shape(step)
+
+
+class Batches(OrderedBatches):
   """Endless training batches of one split of pairs: `batches[step]` for any step >= 0, see BatchOrder."""
 
   shape_names = 'rows, source, target'
@@ -232,19 +251,6 @@ class Batches:
     self._links = links
     if links and encoded.links is None:
       raise UserError(f'links are required, but the {encoded.rows} pairs have no links between their tokens')
-
-  def __len__(self) -> int:
-    """Batches in an epoch."""
-    return len(self._order)
-
-  @property
-  def shapes(self) -> list[tuple[int, int, int]]:
-    """The (B, S, T) that occur: at most one for each bucket, each of which is compiled once."""
-    return self._order.shapes
-
-  def shape(self, step: int) -> tuple[int, int, int]:
-    """Returns the (B, S, T) of a step."""
-    return self._order.shape(step)
 
   def __getitem__(self, step: int) -> Batch:
     """Returns the batch of a step, a pure function of (seed, step)."""

@@ -379,7 +379,11 @@ def _describe_raised_steps(stored: Config, config: Config, params: Any, made: in
 
 
 def _describe(plan: RunPlan, log: Log) -> None:
-  """Logs the data, the schedule, the model, its devices and its batches."""
+  """Logs the data, the schedule, the model, its devices and its batches.
+
+  Raises:
+    UserError: for a mesh over which the parameters cannot be sharded.
+  """
   config, system, batches = plan.config, plan.system, plan.batches[0]
   devices = jax.devices()
   model = f'{count_parameters(plan.params):,} parameters; attention implementation {system.implementation}'

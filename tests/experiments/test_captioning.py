@@ -11,7 +11,7 @@ from attention_jax.data.vocab import char
 from attention_jax.decoding.predictor import Hypothesis
 from attention_jax.systems.captioning import shapes
 from attention_jax.systems.captioning.data import Pictures
-from attention_jax.systems.captioning.plots import overlay_rows
+from attention_jax.systems.captioning.overlays import overlay_rows
 from attention_jax.training.digests import FILE_DIGESTS
 from attention_jax.training.folder import read_config
 from tests.experiments.helpers import copy_interrupted_run, run

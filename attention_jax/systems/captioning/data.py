@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attention_jax.data.batching import WHOLE_BATCH, Batch, BatchOrder, Share, eval_batch_rows
+from attention_jax.data.batching import WHOLE_BATCH, Batch, BatchOrder, OrderedBatches, Share, eval_batch_rows
 from attention_jax.data.files import join_path, read_arrays, read_lines
 from attention_jax.data.splits import SPLITS
 from attention_jax.data.text import Corpus, format_count
@@ -331,7 +331,7 @@ def assign_captions(encoded: EncodedCaptions, buckets: Sequence[int]) -> np.ndar
   return np.where(bucket_index < len(buckets), bucket_index, -1)
 
 
-class CaptionBatches:
+class CaptionBatches(OrderedBatches):
   """Endless training batches of one split: `batches[step]` for any step >= 0, see batching.BatchOrder."""
 
   shape_names = 'rows, caption'
@@ -344,19 +344,6 @@ class CaptionBatches:
     bucket_index = assign_captions(encoded, buckets)
     self._order = BatchOrder(bucket_index, [(length,) for length in buckets], size, seed=seed, share=share)
     self._encoded = encoded
-
-  def __len__(self) -> int:
-    """Batches in an epoch."""
-    return len(self._order)
-
-  @property
-  def shapes(self) -> list[tuple[int, int]]:
-    """The (rows, caption length) pairs that occur."""
-    return self._order.shapes
-
-  def shape(self, step: int) -> tuple[int, int]:
-    """Returns the (rows, caption length) of the batch of a step."""
-    return self._order.shape(step)
 
   def __getitem__(self, step: int) -> Batch:
     _, rows, (length,) = self._order[step]

@@ -1,5 +1,6 @@
 """Attention maps of captions: for each word the image lit by its weights, as a page, or as panels and an animation."""
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +10,10 @@ import numpy as np
 from attention_jax.analysis import fonts, picture_page
 from attention_jax.analysis.picture_files import select_by_suffix
 from attention_jax.atomic import write_atomic
+from attention_jax.data.vocab import Vocabulary
+from attention_jax.decoding.predictor import Hypothesis
 from attention_jax.errors import report_write_errors
+from attention_jax.systems.captioning.data import Pictures, read_image
 from attention_jax.systems.captioning.pointing_game import Box
 
 SIDE = 1.6  # inches of a panel
@@ -20,6 +24,10 @@ PER_ROW = 7  # panels
 MAX_REFERENCES = 2
 FRAME_SIDE = 320  # pixels of the longer side of the image in a frame of the animation
 TEXT_HEIGHT = 64  # pixels below the image
+
+
+IMAGE_SIZE = 224  # side of a plotted image file, in pixels
+CellCentres = tuple[np.ndarray, np.ndarray]  # of the rows and of the columns of cells, from 0 to 1
 
 
 class CaptionOverlay(NamedTuple):
@@ -217,3 +225,87 @@ def _font(text: str, size: int):
   from PIL import ImageFont
 
   return ImageFont.truetype(fonts.font_file(text), size)
+
+
+def weight_maps(hypothesis: Hypothesis, cell_centres: CellCentres) -> np.ndarray:
+  """Returns the weights [tokens, rows, columns] of a hypothesis, without those of EOS."""
+  return hypothesis.weights[: len(hypothesis.tokens)].reshape(-1, *map(len, cell_centres))
+
+
+def overlay_files(
+  files: Sequence[str], hypotheses: Sequence[Hypothesis], cell_centres: CellCentres
+) -> list[CaptionOverlay]:
+  """Returns the plots of image files, with one hypothesis each.
+
+  Args:
+    files: paths of the images, which are also the titles.
+    hypotheses: one per file.
+    cell_centres: the grid of the weights.
+
+  Raises:
+    UserError: for a file that is missing or cannot be read as an image.
+  """
+  return [
+    CaptionOverlay(
+      picture=read_image(file, IMAGE_SIZE, max_upscale=math.inf),
+      words=hypothesis.tokens,
+      maps=weight_maps(hypothesis, cell_centres),
+      title=file,
+      cell_centres=cell_centres,
+    )
+    for file, hypothesis in zip(files, hypotheses, strict=True)
+  ]
+
+
+def token_boxes(boxes: Sequence[Box | None], caption: str, vocabulary: Vocabulary) -> list[Box | None]:
+  """Returns the gold box of each token of a caption; None for a token without one, such as white space.
+
+  Args:
+    boxes: the gold box of each word of the caption, None for words that have none.
+    caption: the caption.
+    vocabulary: cuts it into tokens.
+  """
+  return [boxes[word] if word >= 0 else None for word in vocabulary.word_ids(caption)]
+
+
+def overlay_rows(
+  pictures: Pictures,
+  rows: Sequence[int],
+  hypotheses: Sequence[Hypothesis],
+  cell_centres: CellCentres,
+  vocabulary: Vocabulary,
+) -> list[CaptionOverlay]:
+  """Returns the plots of pictures of a split: each with a hypothesis, its captions, and the boxes of its first caption.
+
+  The boxes are assigned to the tokens of a hypothesis only if they are those of the first caption.
+
+  Args:
+    pictures: the split.
+    rows: numbers of the pictures.
+    hypotheses: one per row.
+    cell_centres: the grid of the weights.
+    vocabulary: cuts captions into tokens.
+  """
+  overlays = []
+  for row, hypothesis in zip(rows, hypotheses, strict=True):
+    captions = [i for i, picture in enumerate(pictures.picture_index) if picture == row]
+    caption = pictures.captions[captions[0]]
+    boxes = [] if pictures.boxes is None else pictures.boxes[captions[0]]
+    is_reference = pictures.boxes is not None and vocabulary.tokenize(caption) == hypothesis.tokens
+    if pictures.files is None:
+      image = pictures.pictures[row]
+    else:
+      image = read_image(pictures.files[row], IMAGE_SIZE, max_upscale=math.inf)
+    overlays.append(
+      CaptionOverlay(
+        picture=image,
+        words=hypothesis.tokens,
+        maps=weight_maps(hypothesis, cell_centres),
+        title=pictures.names[row],
+        boxes=token_boxes(boxes, caption, vocabulary) if is_reference else None,
+        cell_centres=cell_centres,
+        references=[pictures.captions[i] for i in captions],
+        gold=list(dict.fromkeys(filter(None, boxes))),
+      )
+    )
+  return overlays

@@ -34,8 +34,7 @@ from attention_jax.systems.base import (
   parse_rows,
   trace_loss,
 )
-from attention_jax.systems.captioning import overlays as image_overlays
-from attention_jax.systems.captioning import plots as caption_overlays
+from attention_jax.systems.captioning import overlays
 from attention_jax.systems.captioning.config import CaptioningDataConfig
 from attention_jax.systems.captioning.data import (
   PICTURES,
@@ -293,20 +292,20 @@ class CaptioningSystem(System):
     """Writes one map per word: for a .png path, a picture and an animation (.gif) beside it; for .html, a page.
 
     Rows are pictures of the split, and `inputs` are image files. Image files are drawn at
-    caption_overlays.IMAGE_SIZE. A split with image files is drawn from them, as its pictures may be features.
+    overlays.IMAGE_SIZE. A split with image files is drawn from them, as its pictures may be features.
 
     Arguments: see `System.plot`.
     """
     if inputs:
       hypotheses = self._best_hypotheses(params, self._read_images(inputs), list(inputs))
-      overlays = caption_overlays.overlay_files(inputs, hypotheses, self._cell_centres)
+      items = overlays.overlay_files(inputs, hypotheses, self._cell_centres)
     else:
       pictures = self.pictures[choose(split, self.pictures, 'split')]
       row_numbers = parse_rows(rows, split, len(pictures.names))
       names = [pictures.names[row] for row in row_numbers]
       hypotheses = self._best_hypotheses(params, pictures.pictures[row_numbers], names)
-      overlays = caption_overlays.overlay_rows(pictures, row_numbers, hypotheses, self._cell_centres, self.vocabulary)
-    image_overlays.write(overlays, path)
+      items = overlays.overlay_rows(pictures, row_numbers, hypotheses, self._cell_centres, self.vocabulary)
+    overlays.write(items, path)
 
   def predict_lines(self, params: Any, lines: Sequence[str], name: str, first: int = 1) -> list[LinePrediction]:
     """Returns for each image file its caption, and a record with tokens and weights [tokens, rows, columns].
@@ -318,7 +317,7 @@ class CaptioningSystem(System):
     for best in self._best_hypotheses(params, images, lines):
       record = {'caption': best.text, 'score': best.score, 'log_prob': best.log_prob}
       outputs.append(
-        (best.text, record | {'tokens': best.tokens, 'weights': caption_overlays.weight_maps(best, self._cell_centres)})
+        (best.text, record | {'tokens': best.tokens, 'weights': overlays.weight_maps(best, self._cell_centres)})
       )
     return outputs
 
@@ -393,7 +392,7 @@ class CaptioningSystem(System):
   def _pointing_metrics(self, pictures: Pictures, weights: Iterable[np.ndarray | None]) -> dict[str, MetricValue]:
     """Pointing game: share of phrases ('pointing') or tokens ('pointing_words') whose argmax is in their gold box."""
     rows = [
-      (matrix, caption_overlays.token_boxes(boxes, caption, self.vocabulary))
+      (matrix, overlays.token_boxes(boxes, caption, self.vocabulary))
       for boxes, caption, matrix in zip(pictures.boxes, pictures.captions, weights, strict=True)
       if matrix is not None
     ]

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from attention_jax.data.batching import WHOLE_BATCH, BatchOrder, Share, eval_batch_rows
+from attention_jax.data.batching import WHOLE_BATCH, BatchOrder, OrderedBatches, Share, eval_batch_rows
 from attention_jax.data.text import format_count
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError
@@ -201,7 +201,7 @@ def assign_documents(encoded: EncodedDocuments, buckets: Sequence[tuple[int, int
   return bucket_index
 
 
-class DocumentBatches:
+class DocumentBatches(OrderedBatches):
   """Endless training batches of one split: `batches[step]` for any step >= 0, see batching.BatchOrder."""
 
   shape_names = 'rows, sentences, words'
@@ -219,19 +219,6 @@ class DocumentBatches:
     bucket_index = assign_documents(encoded, buckets)
     self._order = BatchOrder(bucket_index, buckets, size, seed=seed, share=share)
     self._encoded = encoded
-
-  def __len__(self) -> int:
-    """Batches in an epoch."""
-    return len(self._order)
-
-  @property
-  def shapes(self) -> list[tuple[int, int, int]]:
-    """The distinct (rows, sentences, words) of its batches."""
-    return self._order.shapes
-
-  def shape(self, step: int) -> tuple[int, int, int]:
-    """Returns the (rows, sentences, words) of a step."""
-    return self._order.shape(step)
 
   def __getitem__(self, step: int) -> LabelledBatch:
     _, rows, bucket = self._order[step]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attention_jax.data.batching import WHOLE_BATCH, BatchOrder, Share, eval_batch_rows
+from attention_jax.data.batching import WHOLE_BATCH, BatchOrder, OrderedBatches, Share, eval_batch_rows
 from attention_jax.data.files import join_path, read_arrays
 from attention_jax.data.tfds_sets import TfdsRows, open_tfds_set, tfds_split_parts
 from attention_jax.errors import UserError, choose
@@ -290,7 +290,7 @@ def _paste(canvas: np.ndarray, picture: np.ndarray, corner: tuple[int, int]) -> 
   np.maximum(region, picture, out=region)
 
 
-class DigitBatches:
+class DigitBatches(OrderedBatches):
   """Endless training batches of one split, see batching.BatchOrder. Canvases are drawn anew in each epoch."""
 
   shape_names = 'rows, height, width'
@@ -302,19 +302,6 @@ class DigitBatches:
     self._order = BatchOrder(np.zeros(len(split.labels), int), [shape], size, seed=seed, share=share)
     self._split = split
     self._seed = seed
-
-  def __len__(self) -> int:
-    """Batches in an epoch."""
-    return len(self._order)
-
-  @property
-  def shapes(self) -> list[tuple[int, int, int]]:
-    """The (rows, height, width) that occur: one."""
-    return self._order.shapes
-
-  def shape(self, step: int) -> tuple[int, int, int]:
-    """Returns the (rows, height, width) of a step."""
-    return self._order.shape(step)
 
   def __getitem__(self, step: int) -> DigitBatch:
     epoch, rows, _ = self._order[step]
