@@ -107,13 +107,14 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
     initial = open_initial_run(config, folder)
     check_initial_vectors(config, folder)
   system = load_once(config, str(folder) if is_resumed else None, initial and initial.system)
+  with peers.fail_together():
+    plan = _make_plan(config, folder, is_resumed, system, initial, log)
+    for check in PREFLIGHT:
+      check(plan, log)
+  peers.check_agreement(plan.digests_by_name())
   with contextlib.ExitStack() as stack:
     with peers.fail_together():
-      plan = _make_plan(config, folder, is_resumed, system, initial, log)
-      for check in PREFLIGHT:
-        check(plan, log)
-      stack.enter_context(lock_folder(folder.absolute(), log))
-    peers.check_agreement(plan.digests_by_name())
+      stack.enter_context(lock_folder(folder.absolute(), log))  # creates the folder
     state = (
       read_continued_state(config, system, plan.initializer) if config['initial_state'] and not plan.made else None
     )
