@@ -60,14 +60,18 @@ def write_folder_atomic(path: str | Path) -> Iterator[Path]:
     shutil.rmtree(temporary, ignore_errors=True)
 
 
-def write_text(path: str | Path, text: str) -> None:
+def write_text(path: str | os.PathLike, text: str) -> None:
   """Writes UTF-8 text atomically."""
-  with write_atomic(path) as temporary:
-    temporary.write_text(text, 'utf-8')
+  write_bytes(path, text.encode())
 
 
-def write_bytes(path: str | Path, data: bytes) -> None:
+def write_bytes(path: str | os.PathLike, data: bytes) -> None:
   """Writes bytes atomically."""
+  if '://' in os.fspath(path):  # an object of a bucket appears whole
+    from etils import epath  # of an extra
+
+    epath.Path(path).write_bytes(data)
+    return
   with write_atomic(path) as temporary:
     temporary.write_bytes(data)
 
@@ -98,6 +102,6 @@ def null_as_nan(record: dict[str, Any]) -> dict[str, Any]:
   return {name: math.nan if value is None else value for name, value in record.items()}
 
 
-def is_unfinished(path: Path) -> bool:
+def is_unfinished(path: Any) -> bool:
   """Returns whether a path is a temporary one of a `write_atomic` that was killed, or that still writes."""
   return path.name.startswith('.') and path.name.endswith(SUFFIX)

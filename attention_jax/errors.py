@@ -64,8 +64,10 @@ def suggest(name: str, options: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def report_write_errors(path: str | os.PathLike) -> Iterator[None]:
-  """Turns an OSError of its block into a UserError that names the path."""
+  """Turns an error of its block into a UserError that names the path."""
   try:
     yield
-  except OSError as error:
-    raise UserError(f'{path}: cannot be written ({error.strerror})') from error
+  except UserError:
+    raise
+  except Exception as error:  # not OSError alone: clients of buckets raise their own kinds
+    raise UserError(f'{path}: cannot be written ({getattr(error, "strerror", None) or error})') from error

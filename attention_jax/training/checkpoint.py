@@ -3,7 +3,7 @@
 Each is a folder named by its step, which orbax renames into place, so that it appears whole or not at all. Files are
 written in threads while training continues. A checkpoint contains a checksum of each of its arrays, which is verified
 whenever the array is read: tensorstore verifies its indices only. Resuming moves a latest checkpoint that cannot be
-read to `damaged/`, if there is an earlier one.
+read to `damaged-STEP-1`, if there is an earlier one.
 """
 
 import contextlib
@@ -13,11 +13,11 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
+from etils import epath
 from jax.experimental import multihost_utils
 
 from attention_jax.atomic import write_text
@@ -25,13 +25,14 @@ from attention_jax.errors import UserError
 from attention_jax.training.checksums import tree_checksums
 from attention_jax.training.orbax_messages import without_orbax_messages
 from attention_jax.training.partition import fetch
+from attention_jax.training.paths import absolute
 from attention_jax.training.state import TrainState, is_finite
 
 LATEST = 'checkpoints'
 BEST = 'best'
 SAVED_FILE = 'saved.json'  # the last saved step of each kind, to detect missing checkpoints
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-DAMAGED = 'damaged'  # the folder for checkpoints that cannot be read
+DAMAGED = 'damaged'  # the name, with its step and a number, of a checkpoint that cannot be read
 
 
 class DamagedCheckpointError(UserError):
@@ -70,7 +71,7 @@ class CheckpointRetention(NamedTuple):
     return [step in kept for step in steps]
 
 
-def make_writer(folder: Path, retention: CheckpointRetention) -> ocp.CheckpointManager:
+def make_writer(folder: epath.Path, retention: CheckpointRetention) -> ocp.CheckpointManager:
   """Returns the manager that reads and writes checkpoints.
 
   Args:
@@ -90,7 +91,7 @@ def make_writer(folder: Path, retention: CheckpointRetention) -> ocp.CheckpointM
     return ocp.CheckpointManager(folder, options=options)
 
 
-def make_reader(folder: Path) -> ocp.CheckpointManager | None:
+def make_reader(folder: epath.Path) -> ocp.CheckpointManager | None:
   """Returns a manager with which this process reads checkpoints on its own; None if there is no folder."""
   if not folder.is_dir():
     return None
@@ -105,7 +106,7 @@ def make_reader(folder: Path) -> ocp.CheckpointManager | None:
     return ocp.CheckpointManager(folder, options=options)
 
 
-def _multiprocessing_options(folder: Path, alone: bool) -> ocp.options.MultiprocessingOptions:
+def _multiprocessing_options(folder: epath.Path, alone: bool) -> ocp.options.MultiprocessingOptions:
   """Returns which processes use a manager together, and a prefix that makes the names of its barriers unique."""
   prefix = f'{folder.parent.name}.{folder.name}'  # the checkpoints of several seeds are written at once
   if not alone or jax.process_count() == 1:
@@ -147,8 +148,8 @@ class Checkpoints:
       is no such update, 0 for the initial state.
   """
 
-  def __init__(self, folder: str | Path, keep: int = 2, every: int = 1, *, read_only: bool = False):
-    self.folder = Path(folder).absolute()
+  def __init__(self, folder: epath.PathLike, keep: int = 2, every: int = 1, *, read_only: bool = False):
+    self.folder = absolute(folder)
     self._read_only = read_only
     self.pinned: int | None = None
     self._write: _Write | None = None
@@ -402,13 +403,11 @@ class Checkpoints:
       remedy = f'choose another folder, or delete {paths} to continue without it'
     return DamagedCheckpointError(f'checkpoint {path} cannot be read: {reason}', remedy)
 
-  def _set_aside(self, step: int) -> Path:
-    """Moves a checkpoint to the folder DAMAGED; returns its new path."""
-    folder = self.folder / DAMAGED
-    paths = (folder / f'{LATEST}-{step}-{number}' for number in itertools.count(1))
+  def _set_aside(self, step: int) -> epath.Path:
+    """Moves a checkpoint out of the way; returns its new path."""
+    paths = (self.folder / f'{DAMAGED}-{step}-{number}' for number in itertools.count(1))
     path = next(path for path in paths if not path.exists())
     if jax.process_index() == 0:
-      folder.mkdir(exist_ok=True)
       (self.folder / LATEST / str(step)).rename(path)
     if jax.process_count() > 1:
       multihost_utils.sync_global_devices('set_aside')
@@ -426,7 +425,7 @@ class Checkpoints:
     """The last step that was saved of each kind; 0 for a state that was lost and is made again."""
     path = self.folder / SAVED_FILE
     try:
-      return dict(json.loads(path.read_text('utf-8')))
+      return dict(json.loads(path.read_text()))
     except FileNotFoundError:
       return {}
     except (OSError, ValueError, TypeError, RecursionError) as error:
@@ -435,7 +434,7 @@ class Checkpoints:
       ) from error
 
 
-def updates_made(folder: str | Path) -> int:
+def updates_made(folder: epath.PathLike) -> int:
   """Returns the last step of the checkpoints of a run; a killed run may have its best state after its latest one."""
   with contextlib.closing(Checkpoints(folder, read_only=True)) as checkpoints:
     return max(checkpoints.latest(kind) or 0 for kind in (LATEST, BEST))

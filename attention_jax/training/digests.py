@@ -7,11 +7,11 @@ data, by split, in data.json: resuming with other data is an error.
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 
 from attention_jax.atomic import write_text
 from attention_jax.errors import UserError
@@ -20,7 +20,7 @@ FILE_DIGESTS = 'digests.json'
 DATA_DIGESTS_FILE = 'data.json'
 
 
-def check_file_digests(folder: str | Path) -> None:
+def check_file_digests(folder: epath.PathLike) -> None:
   """Checks that files of a run folder are those that the run wrote.
 
   Args:
@@ -29,7 +29,7 @@ def check_file_digests(folder: str | Path) -> None:
   Raises:
     UserError: for a file that is missing, has changed or cannot be read.
   """
-  folder = Path(folder)
+  folder = epath.Path(folder)
   changes = []
   for name, digest in _read(folder).items():
     path = folder / name
@@ -47,50 +47,49 @@ def check_file_digests(folder: str | Path) -> None:
     )
 
 
-def digested_files(folder: str | Path) -> list[str]:
+def digested_files(folder: epath.PathLike) -> list[str]:
   """Returns the names of the files of a run folder that have digests."""
-  return list(_read(Path(folder)))
+  return list(_read(epath.Path(folder)))
 
 
-def drop_file_digests(folder: str | Path, names: Iterable[str] = ()) -> None:
+def drop_file_digests(folder: epath.PathLike, names: Iterable[str] = ()) -> None:
   """Removes the digests of files before they are written, so that a killed writer leaves no wrong digests.
 
   Args:
     folder: the run folder.
     names: names of the files; if empty, all.
   """
-  digests = _read(Path(folder))
+  digests = _read(epath.Path(folder))
   dropped = set(names) or set(digests)
-  _write(Path(folder), {name: digest for name, digest in digests.items() if name not in dropped}, digests)
+  _write(epath.Path(folder), {name: digest for name, digest in digests.items() if name not in dropped}, digests)
 
 
-def add_file_digests(folder: str | Path, names: Iterable[str]) -> None:
+def add_file_digests(folder: epath.PathLike, names: Iterable[str]) -> None:
   """Stores digests of files as they are now.
 
   Args:
     folder: the run folder.
     names: names of files in it.
   """
-  digests = _read(Path(folder))
-  _write(Path(folder), digests | {name: _digest(Path(folder) / name) for name in names}, digests)
+  digests = _read(epath.Path(folder))
+  _write(epath.Path(folder), digests | {name: _digest(epath.Path(folder) / name) for name in names}, digests)
 
 
-def _digest(path: Path) -> str:
-  with open(path, 'rb') as file:
-    return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+def _digest(path: epath.Path) -> str:
+  return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
 
 
-def _read(folder: Path) -> dict[str, str]:
+def _read(folder: epath.Path) -> dict[str, str]:
   path = folder / FILE_DIGESTS
   try:
-    return dict(json.loads(path.read_text('utf-8')))
+    return dict(json.loads(path.read_text()))
   except (FileNotFoundError, NotADirectoryError):
     return {}
   except (OSError, ValueError, TypeError, RecursionError) as error:
     raise UserError(f'cannot read {path}: {" ".join(str(error).split())}; delete it to skip the check') from error
 
 
-def _write(folder: Path, digests: dict[str, str], before: dict[str, str]) -> None:
+def _write(folder: epath.Path, digests: dict[str, str], before: dict[str, str]) -> None:
   if digests != before:
     write_text(folder / FILE_DIGESTS, json.dumps(digests, indent=2) + '\n')
 
@@ -100,7 +99,7 @@ def compute_digests(splits: Mapping[str, Any]) -> dict[str, str]:
   return {name: _digest_of_arrays(tree) for name, tree in splits.items()}
 
 
-def check_digests(folder: str | Path, digests: Mapping[str, str], log: Callable[[str], None] = print) -> None:
+def check_digests(folder: epath.PathLike, digests: Mapping[str, str], log: Callable[[str], None] = print) -> None:
   """Compares the digests of the current data with those that the run stored at its start.
 
   Stores nothing: the caller then stores the current digests with `store_digests`.
@@ -113,12 +112,12 @@ def check_digests(folder: str | Path, digests: Mapping[str, str], log: Callable[
   Raises:
     UserError: if a split differs, or if the stored digests cannot be read.
   """
-  path = Path(folder) / DATA_DIGESTS_FILE
-  if not path.is_file():  # the run was killed before it stored them, or its version stored none
+  path = epath.Path(folder) / DATA_DIGESTS_FILE
+  if not path.exists():  # the run was killed before it stored them, or its version stored none
     log(f'{path} does not exist: cannot check that the data are unchanged; storing their digests now')
     return
   try:
-    stored = json.loads(path.read_text('utf-8'))
+    stored = json.loads(path.read_text())
     changed = [name for name in stored.keys() | digests.keys() if stored.get(name) != digests.get(name)]
   except (OSError, ValueError, AttributeError, RecursionError) as error:
     raise UserError(f'cannot read {path}: {" ".join(str(error).split())}') from error
@@ -129,10 +128,10 @@ def check_digests(folder: str | Path, digests: Mapping[str, str], log: Callable[
     )
 
 
-def store_digests(folder: str | Path, digests: Mapping[str, str]) -> None:
+def store_digests(folder: epath.PathLike, digests: Mapping[str, str]) -> None:
   """Writes the digests into a run folder; of several processes, only the first one writes."""
   if jax.process_index() == 0:
-    write_text(Path(folder) / DATA_DIGESTS_FILE, json.dumps(dict(digests), indent=2) + '\n')
+    write_text(epath.Path(folder) / DATA_DIGESTS_FILE, json.dumps(dict(digests), indent=2) + '\n')
 
 
 def _digest_of_arrays(tree: Any) -> str:

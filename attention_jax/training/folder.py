@@ -1,24 +1,32 @@
-"""The run folder: it belongs to one config, which is stored in it and compared when the run is resumed."""
+"""The run folder: it belongs to one config, which is stored in it and compared when the run is resumed.
+
+One process at a time trains in it. On a file system it holds a lock; in a bucket, which has no locks, the latest
+process to start owns the run, and an earlier one stops at its next checkpoint.
+"""
 
 import contextlib
 import json
 import os
+import secrets
+import socket
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import filelock
 import jax
+from etils import epath
 from flax.traverse_util import flatten_dict
 
 from attention_jax.atomic import is_unfinished, write_text
 from attention_jax.errors import UserError
 from attention_jax.specs import parse
 from attention_jax.training.partition import MESH_FIELDS
+from attention_jax.training.paths import BUCKETS, absolute, is_url
 from attention_jax.training.peers import fail_together
 
 CONFIG = 'config.json'
 LOCK = '.lock'  # an empty file, locked by the process that trains
+OWNER = 'owner.json'  # in a bucket: the process that trains
 FillDefaults = Callable[[dict[str, Any]], dict[str, Any]]
 
 # Fields that may differ when a run is resumed, beside those of the group `evaluation`. They change how long it runs,
@@ -41,7 +49,7 @@ MUTABLE_FIELDS = frozenset(
 METRIC_FIELDS = frozenset({'evaluation.metrics', 'evaluation.group_references', 'evaluation.unlinked_targets'})
 
 
-def prepare_folder(folder: str | Path, config: Mapping[str, Any], fill_defaults: FillDefaults = dict) -> Path:
+def prepare_folder(folder: epath.PathLike, config: Mapping[str, Any], fill_defaults: FillDefaults = dict) -> epath.Path:
   """Makes `folder` the folder of a new or resumed run, and stores the config in it.
 
   Args:
@@ -56,14 +64,14 @@ def prepare_folder(folder: str | Path, config: Mapping[str, Any], fill_defaults:
     UserError: if the folder cannot be used, or if it holds a config that differs in a field that may not change
       (the message lists them), or files but no config. Its content is then unchanged.
   """
-  folder = Path(folder).absolute()
+  folder = absolute(folder)
   with fail_together():
     if jax.process_index() == 0:
       _store_config(folder, _as_stored(config), fill_defaults)
   return folder
 
 
-def check_folder(folder: str | Path, config: Mapping[str, Any], fill_defaults: FillDefaults = dict) -> bool:
+def check_folder(folder: epath.PathLike, config: Mapping[str, Any], fill_defaults: FillDefaults = dict) -> bool:
   """Returns whether `folder` is the folder of a run with this config, except for fields that may change.
 
   Changes nothing.
@@ -76,22 +84,28 @@ def check_folder(folder: str | Path, config: Mapping[str, Any], fill_defaults: F
   Raises:
     UserError: as `prepare_folder`.
   """
-  folder = Path(folder).absolute()
+  folder = absolute(folder)
   return folder.is_dir() and _check_config(folder, _as_stored(config), fill_defaults) is not None
 
 
 @contextlib.contextmanager
-def lock_folder(folder: Path, log: Callable[[str], None]) -> Iterator[None]:
-  """Holds an exclusive lock on `folder`, in process 0 alone; the operating system releases it when the process ends.
+def own_folder(folder: epath.Path, log: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+  """Makes process 0 the one that trains in `folder`: by its lock, or in a bucket by an object that names the owner.
 
   Args:
     folder: the run folder; created if it does not exist.
     log: called with a line if the folder cannot be locked, for example because the file system has no locks. A folder
       that this process may not write to is neither locked nor reported.
 
+  Yields:
+    A function that raises UserError if another process has become the owner since; called before each checkpoint.
+
   Raises:
     UserError: if another process holds the lock.
   """
+  if is_url(folder):
+    yield take_over(folder) if jax.process_index() == 0 else _stay
+    return
   lock = filelock.FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)
   with contextlib.suppress(OSError):  # prepare_folder reports the error
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,20 +117,59 @@ def lock_folder(folder: Path, log: Callable[[str], None]) -> Iterator[None]:
   except (NotImplementedError, OSError) as error:
     log(f'cannot lock {folder} ({error}): another process that trains in it would not be detected')
   try:
-    yield
+    yield _stay
   finally:
     lock.release()
 
 
-def read_config(folder: str | Path) -> dict[str, Any]:
+def _stay() -> None:
+  """The owner of a folder with a lock stays the same."""
+
+
+def take_over(folder: epath.Path) -> Callable[[], None]:
+  """Makes this process the owner of a run in a bucket; returns a function that raises UserError once it is no more.
+
+  Of processes that start at the same time, each overwrites the object of the one before: it is written on the condition
+  that its generation is that which was read.
+  """
+  from google.api_core.exceptions import NotFound, PreconditionFailed
+  from google.cloud import storage
+
+  bucket, _, path = os.fspath(folder / OWNER).removeprefix(BUCKETS).partition('/')
+  blob = storage.Client().bucket(bucket).blob(path)
+  owner = {'id': secrets.token_hex(8), 'host': socket.gethostname(), 'process': os.getpid()}
+  while True:
+    try:
+      blob.reload()
+      generation = blob.generation
+    except NotFound:
+      generation = 0
+    try:
+      blob.upload_from_string(json.dumps(owner), if_generation_match=generation)
+      break
+    except PreconditionFailed:
+      continue
+
+  def check() -> None:
+    current = json.loads((folder / OWNER).read_text())
+    if current != owner:
+      raise UserError(
+        f'process {current["process"]} on {current["host"]} has taken over {folder}; this one stops before its next '
+        'checkpoint'
+      )
+
+  return check
+
+
+def read_config(folder: epath.PathLike) -> dict[str, Any]:
   """Returns the config that a run folder holds.
 
   Raises:
     UserError: if there is none, or if it cannot be read or is not a JSON object.
   """
-  path = Path(folder).absolute() / CONFIG
+  path = absolute(folder) / CONFIG
   try:
-    config = json.loads(path.read_text('utf-8'))
+    config = json.loads(path.read_text())
   except FileNotFoundError as error:
     raise UserError(f'{folder} holds no {CONFIG}; expected the folder of a training run') from error
   except (OSError, ValueError, RecursionError) as error:
@@ -131,7 +184,7 @@ def _as_stored(config: Mapping[str, Any]) -> dict[str, Any]:
   return json.loads(json.dumps(config))
 
 
-def _store_config(folder: Path, config: dict[str, Any], fill_defaults: FillDefaults) -> None:
+def _store_config(folder: epath.Path, config: dict[str, Any], fill_defaults: FillDefaults) -> None:
   """Creates the folder and writes the config, unless the same config is stored already."""
   try:
     folder.mkdir(parents=True, exist_ok=True)
@@ -141,10 +194,12 @@ def _store_config(folder: Path, config: dict[str, Any], fill_defaults: FillDefau
     raise UserError(f'cannot use {folder} as the folder of a run: {error.strerror}') from error
 
 
-def _check_config(folder: Path, config: dict[str, Any], fill_defaults: FillDefaults) -> dict[str, Any] | None:
+def _check_config(folder: epath.Path, config: dict[str, Any], fill_defaults: FillDefaults) -> dict[str, Any] | None:
   """Compares `config` with the stored config; returns the stored one, or None if the folder is empty."""
   try:
-    names = sorted(path.name for path in folder.iterdir() if path.name != LOCK and not is_unfinished(path))
+    names = sorted(path.name for path in folder.iterdir() if path.name not in (LOCK, OWNER) and not is_unfinished(path))
+  except FileNotFoundError:  # a folder of a bucket exists as soon as it has a file
+    names = []
   except OSError as error:
     raise UserError(f'cannot use {folder} as the folder of a run: {error.strerror}') from error
   if CONFIG in names:
@@ -157,7 +212,7 @@ def _check_config(folder: Path, config: dict[str, Any], fill_defaults: FillDefau
   return None
 
 
-def _compare(folder: Path, stored: dict[str, Any], config: dict[str, Any]) -> None:
+def _compare(folder: epath.Path, stored: dict[str, Any], config: dict[str, Any]) -> None:
   """Raises UserError if the configs differ in a field that must not change."""
   stored_fields = _fields(stored)
   fields = _fields(config)

@@ -3,10 +3,10 @@
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from etils import epath
 
 from attention_jax.errors import UserError, choose
 from attention_jax.training.checkpoint import BEST, Checkpoints
@@ -24,7 +24,7 @@ SPIKE_RATIO = 1.5  # and this multiple of their mean
 MAX_SPIKES = 5  # in a row; the loss has a new level after them
 
 Evaluate = Callable[[TrainState, Watch], Mapping[str, Any]]
-Writer = Callable[[int, Mapping[str, Any]], None]
+Progress = Callable[[int, Mapping[str, Any]], None]
 
 
 class InterruptReason(str):
@@ -112,20 +112,20 @@ class TrainedRun:
     awaits_evaluation: whether a signal has stopped the evaluation of the last step: it is made when the run is resumed.
   """
 
-  def __init__(self, folder: str | Path, training: Training, name: str, direction: str, log: Callable[[str], None]):
+  def __init__(self, folder: epath.PathLike, training: Training, name: str, direction: str, log: Callable[[str], None]):
     choose(direction, ('min', 'max'), 'direction')
     self.start = 0
     self.reason = ''
     self.best = BestEvaluation()
     self.awaits_evaluation = False
-    self._folder = Path(folder)
+    self._folder = epath.Path(folder)
     self._training = training
     self._name = name
     self._direction = direction
     self._log = log
     self._checkpoints = Checkpoints(folder, training.keep, training.checkpoint_every)
-    self._writers: list[Writer] = []
-    self._progress: Writer | None = None
+    self._writers: list[JsonLines | TensorBoard] = []
+    self._progress: Progress | None = None
     self._spikes = SpikeDetector()
     self._skipped_in_a_row = 0
 
@@ -155,14 +155,11 @@ class TrainedRun:
     self.decide_to_stop(self.start)
     return state
 
-  def open_writers(self, progress: Writer | None) -> None:
+  def open_writers(self, progress: Progress | None) -> None:
     """Opens the files of metrics, in the first process alone; `progress` is called with each evaluation too."""
     self._progress = progress
     if progress:
-      self._writers = [
-        JsonLines(self._folder, self.start, self.awaits_evaluation),
-        TensorBoard(self._folder, self.start),
-      ]
+      self._writers = [JsonLines(self._folder, self.start), TensorBoard(self._folder, self.start)]
 
   def write(self, step: int, record: Mapping[str, Any]) -> None:
     """Writes one record to the files of metrics."""
@@ -229,14 +226,16 @@ class TrainedRun:
       self._checkpoints.save(state, {'best': self.best._asdict()}, BEST)
     self.decide_to_stop(step)
 
-  def save(self, state: TrainState) -> None:
-    """Starts to write the latest state; later calls, and `close`, report an error of writing."""
+  def save(self, step: int, state: TrainState) -> None:
+    """Starts to write the latest state, that of `step`; later calls, and `close`, report an error of writing."""
     host = {
       'best': self.best._asdict(),
       'awaits_evaluation': self.awaits_evaluation,
       'pinned': self._checkpoints.pinned,
     }
     self._checkpoints.save(state, host)
+    for writer in self._writers:
+      writer.begin_part(step)
 
   def report_save_error(self) -> None:
     """Raises UserError if the last checkpoint could not be written; does not wait for one that is being written."""

@@ -2,11 +2,11 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from etils import epath
 from jax.sharding import Mesh
 
 from attention_jax.errors import UserError
@@ -38,7 +38,7 @@ class FitResult(NamedTuple):
 
 
 def fit(
-  folder: str | Path,
+  folder: epath.PathLike,
   training: Training,
   *,
   loss: Loss,
@@ -73,7 +73,7 @@ def fit(
 
 
 def fit_seeds(
-  folders: Sequence[str | Path],
+  folders: Sequence[epath.PathLike],
   seeds: Sequence[int],
   training: Training,
   *,
@@ -193,7 +193,7 @@ class _Loop:
       if is_end:
         self.check()  # the updates before an end are not repeated
       saved = (is_live and bool(saves or is_end or run.reason) for run, is_live in zip(self.runs, live, strict=True))
-      self.save(states, list(saved))
+      self.save(step, states, list(saved))
       if is_end:
         for run in self.runs:
           run.decide_to_stop(max(step, run.start))
@@ -244,13 +244,13 @@ class _Loop:
         return str(signal)
     return ''
 
-  def save(self, states: Any, selected: Sequence[bool]) -> None:
+  def save(self, step: int, states: Any, selected: Sequence[bool]) -> None:
     """Starts to write the latest states of the selected runs."""
     if any(selected):
       jax.block_until_ready(states)
     with self.clock.paused(SAVING):
       for i in np.flatnonzero(selected):
-        self.runs[i].save(self.update.select(states, i))
+        self.runs[i].save(step, self.update.select(states, i))
       for run in self.runs:
         run.report_save_error()
 

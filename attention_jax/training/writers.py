@@ -1,4 +1,4 @@
-"""Writers of a run's metrics: the progress line, metrics.jsonl and TensorBoard event files.
+"""Writers of a run's metrics: the progress line, JSON lines and TensorBoard event files.
 
 A writer is called with (step, record), where the record maps names such as 'train/loss' and 'validation/bleu' to
 numbers or strings, and is closed once.
@@ -10,17 +10,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import rich.console
 import rich.progress
+from etils import epath
 
-from attention_jax.atomic import null_as_nan, to_json, write_all, write_bytes
+from attention_jax.atomic import null_as_nan, to_json, write_bytes, write_text
 from attention_jax.errors import UserError, report_write_errors
 
 Record = Mapping[str, Any]
-METRICS_FILE = 'metrics.jsonl'
+METRICS = 'metrics'  # folder of the JSON lines
+MAX_LINES = 1000  # of a part
 FIRST_REPORT = 15.0  # seconds without a record after which a line reports compilation, except on a terminal
 RATE = 'train/steps_per_second'
 EVALUATION_PREFIX = 'validation/'
@@ -37,82 +38,95 @@ PROGRESS_LABELS = {
 
 
 class JsonLines:
-  """Writer that appends one JSON object per record to `metrics.jsonl`, each in one write; null is NaN or infinite.
+  """Writer of one JSON object per record, in which null is NaN or infinite, to the folder `metrics/`.
 
-  Records of steps after `start` are removed first: a run that is killed and resumed repeats these steps.
+  Objects of a bucket cannot be appended. Records are therefore written in parts, each of which appears whole: a part
+  begins at the start of the run and after each checkpoint, and is named by that step. A run that is killed and
+  resumed from a checkpoint repeats the records of the parts that begin there or later, which are removed.
 
   Args:
     folder: the run folder.
     start: the step that the run starts from.
-    awaits_evaluation: whether the evaluation of that step is made again, and its record removed.
 
   Raises:
-    UserError: if the file cannot be written, and when it is opened, if it cannot be read or parsed.
+    UserError: if a part cannot be written or removed.
   """
 
-  def __init__(self, folder: Path, start: int, awaits_evaluation: bool = False):
-    path = folder / METRICS_FILE
-    with report_write_errors(path):
-      _remove_later_records(path, start, awaits_evaluation)
-      self._file = open(path, 'ab', buffering=0)  # noqa: SIM115 - closed by close()
+  def __init__(self, folder: epath.Path, start: int):
+    self._folder = folder / METRICS
+    self.begin_part(start)
+    with report_write_errors(self._folder):
+      for path in _parts(folder):
+        if path.name >= self._path.name:
+          path.unlink()
+
+  def begin_part(self, step: int) -> None:
+    """Ends the current part at a step, from which the run may be resumed."""
+    self._path = self._folder / f'{step:010d}.jsonl'
+    self._lines: list[str] = []
 
   def __call__(self, step: int, record: Record) -> None:
-    with report_write_errors(self._file.name):
-      write_all(self._file, (to_json({'step': step, **record}, ensure_ascii=False) + '\n').encode())
+    if len(self._lines) == MAX_LINES:  # every record writes its part anew
+      self.begin_part(step - 1)
+    self._lines.append(to_json({'step': step, **record}, ensure_ascii=False) + '\n')
+    with report_write_errors(self._path):
+      self._folder.mkdir(exist_ok=True)
+      write_text(self._path, ''.join(self._lines))
 
   def close(self) -> None:
-    """Closes the file."""
-    self._file.close()
+    """Does nothing: every record is in its file."""
 
 
-def _remove_later_records(path: Path, start: int, awaits_evaluation: bool) -> None:
-  """Keeps the records before the next one; an unfinished last line of a killed run belongs to a later step."""
-
-  def is_earlier(record: Record) -> bool:
-    is_repeated = awaits_evaluation and any(name.startswith(EVALUATION_PREFIX) for name in record)
-    return record['step'] < start + (not is_repeated)
-
-  content = _read(path)
-  whole_lines = content[: content.rfind(b'\n') + 1]
-  lines = whole_lines.splitlines(keepends=True)
-  records = _parse(path, whole_lines)
-  earlier = b''.join(line for line, record in zip(lines, records, strict=True) if is_earlier(record))
-  if earlier != content:
-    write_bytes(path, earlier)
+def _parts(folder: epath.Path) -> list[epath.Path]:
+  """The files of metrics of a run, in the order of their steps."""
+  try:
+    return sorted(path for path in (folder / METRICS).iterdir() if path.name.endswith('.jsonl'))
+  except FileNotFoundError:
+    return []
 
 
-def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
-  """Reads `metrics.jsonl`.
+def read_metrics(folder: epath.PathLike) -> list[dict[str, Any]]:
+  """Reads the metrics of a run.
 
   Args:
     folder: the run folder.
 
   Returns:
-    One record per step, in the order of the steps; none if there is no file. Lines of the same step are merged: those
+    One record per step, in the order of the steps; none if there are no files. Lines of the same step are merged: those
     of training and of evaluation.
 
   Raises:
-    UserError: if the file cannot be read or parsed.
+    UserError: if a file cannot be read or parsed.
   """
-  path = Path(folder) / METRICS_FILE
   steps: dict[int, dict[str, Any]] = {}
-  for record in _parse(path, _read(path)):
-    steps[record['step']] = steps.get(record['step'], {}) | record
+  for path in _parts_for_reading(folder):
+    for record in _parse(path):
+      steps[record['step']] = steps.get(record['step'], {}) | record
   return [steps[step] for step in sorted(steps)]
 
 
-def _read(path: Path) -> bytes:
-  """The content of the file; empty if there is none. Raises UserError if it cannot be read."""
+def last_step(folder: epath.PathLike) -> int | None:
+  """Returns the last step of the metrics of a run; None if there are none, or if they cannot be read."""
   try:
-    return path.read_bytes()
-  except FileNotFoundError:
-    return b''
+    return max(record['step'] for record in _parse(_parts_for_reading(folder)[-1]))
+  except (UserError, IndexError, ValueError):
+    return None
+
+
+def _parts_for_reading(folder: epath.PathLike) -> list[epath.Path]:
+  folder = epath.Path(folder)
+  try:
+    return _parts(folder)
+  except OSError as error:
+    raise UserError(f'cannot read {folder / METRICS}: {error.strerror}; expected the metrics of a run') from error
+
+
+def _parse(path: epath.Path) -> list[dict[str, Any]]:
+  """The record of each line of a file. Raises UserError for a line without one."""
+  try:
+    content = path.read_bytes()
   except OSError as error:
     raise UserError(f'cannot read {path}: {error.strerror}; expected the metrics of a run') from error
-
-
-def _parse(path: Path, content: bytes) -> list[dict[str, Any]]:
-  """The record of each line. Raises UserError for a line without one."""
   records = []
   for number, line in enumerate(content.splitlines(), 1):
     try:
@@ -128,31 +142,37 @@ def _parse(path: Path, content: bytes) -> list[dict[str, Any]]:
 
 
 class TensorBoard:
-  """Writer of event files in `tensorboard/`, which opens them at the first record.
+  """Writer of event files in `tensorboard/`, one for each part, see JsonLines, which opens them at their first record.
 
   Args:
     folder: the run folder.
     start: the step that the run starts from; later points, of an interrupted run, are hidden.
   """
 
-  def __init__(self, folder: Path, start: int):
+  def __init__(self, folder: epath.Path, start: int):
     self._folder = folder
     self._start = start
     self._writer = None
 
+  def begin_part(self, step: int) -> None:
+    """Ends the current file."""
+    self.close()
+    self._start = step
+
   def __call__(self, step: int, record: Record) -> None:
     if self._writer is None:
-      summary_writer = _import_summary_writer()
-      self._writer = summary_writer(str(self._folder / 'tensorboard'), purge_step=self._start + 1)
+      options = {'purge_step': self._start + 1, 'filename_suffix': f'.{self._start}'}
+      self._writer = _import_summary_writer()(str(self._folder / 'tensorboard'), **options)
     for name, value in record.items():
       if isinstance(value, (int, float)):
         self._writer.add_scalar(name, value, step)
     self._writer.flush()
 
   def close(self) -> None:
-    """Closes the event files."""
+    """Closes the event file."""
     if self._writer:
       self._writer.close()
+      self._writer = None
 
 
 def _import_summary_writer() -> Callable[..., Any]:
@@ -163,11 +183,39 @@ def _import_summary_writer() -> Callable[..., Any]:
   hidden = [name for name in ('torch', 'boto3', 'google.cloud.storage') if name not in sys.modules]
   sys.modules.update(dict.fromkeys(hidden))  # an entry of None makes the import of that name fail
   try:
-    from tensorboardX import SummaryWriter
+    from tensorboardX import SummaryWriter, record_writer
   finally:
     for name in hidden:
       del sys.modules[name]
+  record_writer.register_writer_factory('gs', _ObjectFactory)
   return SummaryWriter
+
+
+class _Object:
+  """An object of a bucket for tensorboardX, which every `flush` writes anew."""
+
+  def __init__(self, path: str):
+    self._path = path
+    self._content = bytearray()
+
+  def write(self, data: bytes) -> None:
+    self._content += data
+
+  def flush(self) -> None:
+    write_bytes(self._path, bytes(self._content))
+
+  def close(self) -> None:
+    self.flush()
+
+
+class _ObjectFactory:
+  """Opens objects for tensorboardX."""
+
+  open = _Object
+
+  @staticmethod
+  def directory_check(path: str) -> None:
+    """Does nothing: folders of a bucket exist as soon as they have an object."""
 
 
 class Progress:

@@ -9,7 +9,7 @@ import pytest
 from attention_jax.analysis.alignment import parse_pharaoh
 from attention_jax.systems import runs
 from attention_jax.training.digests import FILE_DIGESTS
-from attention_jax.training.folder import lock_folder, read_config
+from attention_jax.training.folder import own_folder, read_config
 from attention_jax.training.writers import read_metrics
 from tests.experiments.helpers import read_tree, run, tiny_arguments, write_task
 
@@ -88,7 +88,7 @@ def test_resuming_with_different_data_is_an_error(tmp_path):
 
 def test_a_locked_folder_is_an_error(trained, task):
   before = read_tree(trained[0])
-  with lock_folder(trained[0], print):
+  with own_folder(trained[0], print):
     result = run('train', *tiny_arguments(task, trained[0], '--config.training.keep=9'))  # this field may differ
   assert result.code == 2 and 'another process is training in' in result.err and result.err.count('\n') == 1
   assert read_tree(trained[0]) == before

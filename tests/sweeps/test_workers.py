@@ -22,7 +22,7 @@ from attention_jax.sweeps.workers import (
   divide_resources,
   is_training,
 )
-from attention_jax.training.folder import lock_folder
+from attention_jax.training.folder import own_folder
 
 CORES = sorted(os.sched_getaffinity(0))
 
@@ -129,7 +129,7 @@ def test_a_folder_on_a_file_system_without_locks_is_never_locked(tmp_path, monke
     raise OSError(number, os.strerror(number))
 
   monkeypatch.setattr('fcntl.flock', flock)
-  with lock_folder(tmp_path, lambda line: None):
+  with own_folder(tmp_path, lambda line: None):
     pass
   assert (tmp_path / '.lock').exists() and not is_training(tmp_path)
   for _ in range(2):  # the first one may have been killed

@@ -211,19 +211,19 @@ def test_a_damaged_checkpoint_is_set_aside(saved, open_saved, damage):
   checkpoints = open_saved()
   state, host = checkpoints.resume(lambda: make_state(0), lines.append)
   assert state.step == 10 and host == {'step': 10} and checkpoints.steps() == [10]
-  aside = saved / 'damaged' / 'checkpoints-20-1'
+  aside = saved / 'damaged-20-1'
   assert aside.is_dir() and f'; moved to {aside}; resuming from step 10' in lines[0] and len(lines) == 1
   checkpoints.save(make_state(20, value=20), {'step': 20})
   assert checkpoints.resume(lambda: make_state(0), lines.append)[1] == {'step': 20} and len(lines) == 1
 
 
 def test_a_checkpoint_of_the_same_step_that_was_set_aside_before_is_not_overwritten(saved, open_saved):
-  earlier = saved / 'damaged' / 'checkpoints-20-2'  # checkpoints-20-1 was deleted
+  earlier = saved / 'damaged-20-2'  # damaged-20-1 was deleted
   earlier.mkdir(parents=True)
   (earlier / 'file').touch()
   empty_files(saved / LATEST / '20')
   open_saved().resume(lambda: make_state(0), [].append)
-  assert (earlier.parent / 'checkpoints-20-1').is_dir() and (earlier / 'file').exists()
+  assert (earlier.parent / 'damaged-20-1').is_dir() and (earlier / 'file').exists()
 
 
 def test_the_only_checkpoint_is_not_set_aside(saved, open_saved):

@@ -12,7 +12,7 @@ from attention_jax.training.folder import (
   LOCK,
   MUTABLE_FIELDS,
   check_folder,
-  lock_folder,
+  own_folder,
   prepare_folder,
   read_config,
 )
@@ -140,22 +140,22 @@ def test_an_unreadable_config_is_an_error(tmp_path):
 def test_a_locked_folder_cannot_be_locked_again(tmp_path):
   folder = tmp_path / 'new' / 'run'
   lines = []
-  with lock_folder(folder, lines.append):
+  with own_folder(folder, lines.append):
     assert (folder / LOCK).exists()
     with (
       pytest.raises(UserError, match=f'another process is training in {folder}; choose another folder'),
-      lock_folder(folder, lines.append),
+      own_folder(folder, lines.append),
     ):
       pass
-  with lock_folder(folder, lines.append):  # the first lock is released
+  with own_folder(folder, lines.append):  # the first lock is released
     pass
   assert not lines
 
 
 def test_a_failure_inside_releases_the_lock(tmp_path):
-  with pytest.raises(KeyError), lock_folder(tmp_path, print):
+  with pytest.raises(KeyError), own_folder(tmp_path, print):
     raise KeyError
-  with lock_folder(tmp_path, print):
+  with own_folder(tmp_path, print):
     pass
 
 
@@ -165,5 +165,5 @@ def test_a_file_system_without_locks_is_logged(tmp_path, monkeypatch):
 
   monkeypatch.setattr(filelock.FileLock, 'acquire', acquire)
   lines = []
-  with lock_folder(tmp_path, lines.append):
+  with own_folder(tmp_path, lines.append):
     assert lines == [f'cannot lock {tmp_path} (no locks): another process that trains in it would not be detected']

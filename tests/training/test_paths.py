@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from etils import epath
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,9 @@ from attention_jax.training.paths import run_path
 @pytest.mark.parametrize(
   ('name', 'message'),
   [
+    ('s3://a/b', "'s3://a/b': orbax does not write to S3; expected gs:// or a folder of a mounted bucket"),
+    ('gs://', 'names no folder of a bucket; expected gs://BUCKET/FOLDER'),
+    ('gs://bucket/', 'names no folder of a bucket'),
     ('https://a/b', "'https://a/b' is a URL"),
     ('https:/a', 'is a URL'),
     ('-', "'-' stands for no folder"),
@@ -20,7 +24,7 @@ from attention_jax.training.paths import run_path
     ('a\0b', r'cannot use .a\\x00b. as a folder: .*null'),
     ('\ud800', r'cannot use .\\ud800. as a folder: '),
     ('@dates', "'@dates' names a ready-made model"),
-    ('~nobody-has-this-name/x', 'cannot use .*: Could not determine home directory'),
+    ('~nobody-has-this-name/x', 'cannot use .*: could not determine the home directory'),
     ('a' * 300, r'cannot use .*aaa\.\.\.aaa.* as a folder: File name too long'),
   ],
 )
@@ -34,7 +38,7 @@ def test_invalid_names_are_errors(name, message):
 @given(st.text())
 def test_any_text_is_a_path_or_a_user_error(name):
   try:
-    assert isinstance(run_path(name), Path)
+    assert isinstance(run_path(name), epath.Path)
   except UserError as error:
     assert len(error.lines) == 1
 

@@ -26,7 +26,7 @@ from attention_jax.training.loss import Loss
 from attention_jax.training.partition import make_mesh
 from attention_jax.training.run import BestEvaluation, InterruptReason
 from attention_jax.training.seeds import prepare_training
-from attention_jax.training.writers import METRICS_FILE, read_metrics
+from attention_jax.training.writers import METRICS, read_metrics
 from tests import compiled
 from tests.training import helpers
 from tests.training.helpers import fit_toy, state_bits
@@ -40,6 +40,11 @@ BUCKET = helpers.BUCKETS[:1]
 def records_of(folder):
   """The metrics of a run, without those that differ from run to run."""
   return [{k: v for k, v in record.items() if k not in RATES} for record in read_metrics(folder)]
+
+
+def lines_of(folder):
+  """The lines of all files of metrics."""
+  return [line for path in sorted((folder / METRICS).iterdir()) for line in path.read_text('utf-8').splitlines()]
 
 
 def values_of(folder, name):
@@ -69,7 +74,7 @@ def test_a_run_learns_and_writes_all_files(uninterrupted):
     'best',
     'checkpoints',
     'config.json',
-    'metrics.jsonl',
+    'metrics',
     'saved.json',
     'tensorboard',
   ]
@@ -168,8 +173,7 @@ def test_an_evaluation_that_a_signal_stops_is_made_before_the_next_update(uninte
     assert state_bits(result.state) == state_bits(expected.state) and result.best == expected.best
     assert records_of(tmp_path) == records_of(expected_folder)
   assert steps == [20, 40, 40, 40, 60, 60, 60]
-  lines = (tmp_path / METRICS_FILE).read_text('utf-8')
-  assert lines.count('\n') == (expected_folder / METRICS_FILE).read_text('utf-8').count('\n')
+  assert len(lines_of(tmp_path)) == len(lines_of(expected_folder))
 
 
 def test_an_evaluation_after_the_last_step_that_a_signal_stops_is_made_although_steps_is_raised(tmp_path):
@@ -224,7 +228,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bits(uninterrupted, t
   for kind in (LATEST, BEST):
     assert sorted(os.listdir(folder / kind)) == sorted(os.listdir(expected_folder / kind))
   for name in ('train/loss', 'validation/loss'):
-    records = map(json.loads, (folder / 'metrics.jsonl').read_text().splitlines())
+    records = map(json.loads, lines_of(folder))
     steps = [record['step'] for record in records if name in record]
     assert steps == sorted(set(steps))  # no step occurs twice
 
@@ -331,10 +335,10 @@ def test_a_run_whose_only_checkpoint_is_damaged_does_not_start_over(tmp_path):
   fit_toy(tmp_path, steps=5, evaluate_every=0, **LIGHT)
   for file in (tmp_path / LATEST / '5').rglob('d/*'):
     file.write_bytes(b'')
-  lines = (tmp_path / 'metrics.jsonl').read_bytes()
+  lines = lines_of(tmp_path)
   with pytest.raises(UserError, match=r'checkpoints/5 cannot be read'):
     fit_toy(tmp_path, steps=10, evaluate_every=0, **LIGHT)
-  assert (tmp_path / 'metrics.jsonl').read_bytes() == lines
+  assert lines_of(tmp_path) == lines
 
 
 def test_a_run_resumes_exactly_from_the_checkpoint_before_a_damaged_one(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Writers: metrics.jsonl survives kills, and the progress line serves a terminal and a pipe."""
+"""Writers: metrics survive kills, and the progress line serves a terminal and a pipe."""
 
 import json
 import math
@@ -8,12 +8,13 @@ import time as real_time
 import types
 
 import pytest
+from etils import epath
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from attention_jax.errors import UserError
 from attention_jax.training import writers
-from attention_jax.training.writers import JsonLines, Progress, TensorBoard, read_metrics
+from attention_jax.training.writers import JsonLines, Progress, TensorBoard, last_step, read_metrics
 
 
 def write(writer, *records):
@@ -22,67 +23,66 @@ def write(writer, *records):
   writer.close()
 
 
-def test_later_records_and_a_truncated_last_line_are_removed(tmp_path):
-  path = tmp_path / 'metrics.jsonl'
-  write(JsonLines(tmp_path, 0), (5, {'train/loss': 0.2}), (10, {'train/loss': 0.1}))
-  kept = path.read_bytes()
-  write(JsonLines(tmp_path, 10), (15, {'train/loss': 9.0}))
-  path.write_bytes(path.read_bytes() + b'{"step": 20, "tr')
-  writer = JsonLines(tmp_path, 10)
-  assert path.read_bytes() == kept
+def test_parts_that_begin_at_the_start_of_a_resumed_run_or_later_are_removed(tmp_path):
+  first = JsonLines(epath.Path(tmp_path), 0)
+  write(first, (5, {'train/loss': 0.2}), (10, {'train/loss': 0.1}))
+  first.begin_part(10)  # a checkpoint
+  write(first, (15, {'train/loss': 9.0}))
+  assert sorted(path.name for path in (tmp_path / 'metrics').iterdir()) == ['0000000000.jsonl', '0000000010.jsonl']
+  writer = JsonLines(epath.Path(tmp_path), 10)
+  assert [record['step'] for record in read_metrics(tmp_path)] == [5, 10] and last_step(tmp_path) == 10
   write(writer, (15, {'validation/signature': 'é', 'train/loss': 2.0}))
-  assert [record['step'] for record in read_metrics(tmp_path)] == [5, 10, 15]
+  assert [record['step'] for record in read_metrics(tmp_path)] == [5, 10, 15] and last_step(tmp_path) == 15
   assert read_metrics(tmp_path)[-1] == {'step': 15, 'train/loss': 2.0, 'validation/signature': 'é'}
 
 
-def test_only_the_evaluation_that_is_made_again_is_removed(tmp_path):
-  evaluations = [(step, {'validation/loss': 1.0}) for step in (5, 10)]
-  write(JsonLines(tmp_path, 0), evaluations[0], (10, {'train/loss': 2.0}), evaluations[1])
-  JsonLines(tmp_path, 10, awaits_evaluation=True).close()
-  assert read_metrics(tmp_path) == [{'step': 5, 'validation/loss': 1.0}, {'step': 10, 'train/loss': 2.0}]
+def test_a_part_has_a_largest_number_of_lines(tmp_path, monkeypatch):
+  monkeypatch.setattr(writers, 'MAX_LINES', 2)
+  write(JsonLines(epath.Path(tmp_path), 0), *((step, {'train/loss': 1.0}) for step in range(1, 6)))
+  assert [len(path.read_text().splitlines()) for path in sorted((tmp_path / 'metrics').iterdir())] == [2, 2, 1]
+  assert [record['step'] for record in read_metrics(tmp_path)] == [1, 2, 3, 4, 5]
 
 
 def test_every_line_is_json_for_every_loss(tmp_path):
   write(
-    JsonLines(tmp_path, 0), (1, {'train/loss': math.inf}), (2, {'train/loss': -math.inf, 'train/accuracy': math.nan})
+    JsonLines(epath.Path(tmp_path), 0),
+    (1, {'train/loss': math.inf}),
+    (2, {'train/loss': -math.inf, 'train/accuracy': math.nan}),
   )
-  for line in (tmp_path / 'metrics.jsonl').read_text().splitlines():
+  for line in (tmp_path / 'metrics' / '0000000000.jsonl').read_text().splitlines():
     json.loads(line, parse_constant=pytest.fail)
   assert all(math.isnan(record['train/loss']) for record in read_metrics(tmp_path))
-  write(JsonLines(tmp_path, 1), (2, {'train/loss': 1.0}))
-  assert [record['step'] for record in read_metrics(tmp_path)] == [1, 2]
 
 
-def test_a_full_disk_is_a_user_error(tmp_path):
-  writer = JsonLines(tmp_path, 0)
-  writer.close()
-  with (
-    open('/dev/full', 'ab', buffering=0) as writer._file,
-    pytest.raises(UserError, match=r'cannot be written \(No space left on device\)'),
-  ):
-    writer(5, {'train/loss': 0.2})
-
-
-def test_a_file_of_one_truncated_line_becomes_empty(tmp_path):
-  (tmp_path / 'metrics.jsonl').write_text('{"step": 1')
-  JsonLines(tmp_path, 0).close()
-  assert (tmp_path / 'metrics.jsonl').read_bytes() == b''
-  assert read_metrics(tmp_path) == []
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
+  with pytest.raises(UserError, match=r'0000000000\.jsonl: cannot be written \(No such file or directory\)'):
+    JsonLines(epath.Path(tmp_path) / 'missing', 0)(1, {})
 
 
 def test_records_of_one_step_are_merged(tmp_path):
-  write(JsonLines(tmp_path, 0), (5, {'train/loss': 1.0}), (10, {'train/loss': 2.0}), (10, {'validation/loss': 3.0}))
+  write(
+    JsonLines(epath.Path(tmp_path), 0),
+    (5, {'train/loss': 1.0}),
+    (10, {'train/loss': 2.0}),
+    (10, {'validation/loss': 3.0}),
+  )
   assert read_metrics(tmp_path) == [
     {'step': 5, 'train/loss': 1.0},
     {'step': 10, 'train/loss': 2.0, 'validation/loss': 3.0},
   ]
 
 
+def part_of(folder):
+  (folder / 'metrics').mkdir(exist_ok=True)
+  return folder / 'metrics' / '0000000000.jsonl'
+
+
 @pytest.mark.parametrize('line', ['[]', '{"loss": 1}', '{"step": "x"}', '{"step": 1', '{"step": 1e999}'])
 def test_a_damaged_line_is_named(tmp_path, line):
-  (tmp_path / 'metrics.jsonl').write_text(f'{{"step": 1}}\n{line}\n')
-  with pytest.raises(UserError, match=r'metrics\.jsonl:2: not a record of metrics'):
-    JsonLines(tmp_path, 5)
+  part_of(tmp_path).write_text(f'{{"step": 1}}\n{line}\n')
+  with pytest.raises(UserError, match=r'0000000000\.jsonl:2: not a record of metrics'):
+    read_metrics(tmp_path)
+  assert last_step(tmp_path) is None
 
 
 PARTS = st.sampled_from([b'{"step":', b'1', b'-1e999', b'NaN', b'"x"', b'}', b'[', b']', b',', b'\n'])
@@ -91,23 +91,17 @@ PARTS = st.sampled_from([b'{"step":', b'1', b'-1e999', b'NaN', b'"x"', b'}', b'[
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary() | st.lists(PARTS).map(b''.join))
 def test_any_content_is_read_or_an_error_of_one_line(tmp_path, content):
-  (tmp_path / 'metrics.jsonl').write_bytes(content)
+  part_of(tmp_path).write_bytes(content)
   try:
     read_metrics(tmp_path)
   except UserError as error:
     assert '\n' not in str(error)
 
 
-def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
-  with pytest.raises(UserError, match=r'metrics\.jsonl: cannot be written \(No such file or directory\)'):
-    JsonLines(tmp_path / 'missing', 0)
-
-
-def test_a_folder_instead_of_the_file_is_an_error(tmp_path):
-  (tmp_path / 'metrics.jsonl').mkdir()
-  for use in (read_metrics, lambda folder: JsonLines(folder, 0)):
-    with pytest.raises(UserError, match=r'cannot read .*metrics\.jsonl: Is a directory'):
-      use(tmp_path)
+def test_a_folder_instead_of_a_file_is_an_error(tmp_path):
+  part_of(tmp_path).mkdir()
+  with pytest.raises(UserError, match=r'cannot read .*0000000000\.jsonl: Is a directory'):
+    read_metrics(tmp_path)
 
 
 def test_silence_before_the_first_record_is_reported(pipe, capsys, monkeypatch):
@@ -133,7 +127,7 @@ def test_progress_reports_what_is_compiled(pipe, capsys, monkeypatch):
 
 
 def test_tensorboard_files_are_written(tmp_path):
-  write(TensorBoard(tmp_path, start=0), (5, {'train/loss': 1.5, 'validation/signature': 'words'}))
+  write(TensorBoard(epath.Path(tmp_path), start=0), (5, {'train/loss': 1.5, 'validation/signature': 'words'}))
   (events,) = (tmp_path / 'tensorboard').iterdir()
   content = events.read_bytes()
   assert b'train/loss' in content and b'signature' not in content

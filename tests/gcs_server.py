@@ -1,0 +1,98 @@
+"""A bucket of Google Cloud Storage for tests: `python -m tests.gcs_server PORT FOLDER` serves the bucket `bucket`.
+
+It is gcp-storage-emulator, which keeps its objects in FOLDER, with what that lacks: generations in the headers of
+downloads, and requests that fail because of the generation of their object.
+"""
+
+import contextlib
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from http import HTTPStatus
+from pathlib import Path
+
+BUCKET = 'bucket'
+
+
+def _generation(storage, bucket: str, name: str) -> int:
+  """The generation of an object; 0 if it does not exist."""
+  from gcp_storage_emulator.exceptions import NotFound
+
+  try:
+    return int(storage.get_file_obj(bucket, name)['generation'])
+  except NotFound:
+    return 0
+
+
+def _with_generations(handle):
+  """A handler of requests that checks the conditions on generations, and returns the generation of a download."""
+
+  def handle_conditionally(request, response, storage, *args, **kwargs):
+    name = request.params.get('object_id') or request.query.get('name', [None])[0] or request.data['meta']['name']
+    generation = _generation(storage, request.params['bucket_name'], name)
+    expected = request.query.get('ifGenerationMatch')
+    excluded = request.query.get('ifGenerationNotMatch')
+    if expected and int(expected[0]) != generation:
+      response.status = HTTPStatus.PRECONDITION_FAILED
+    elif excluded and int(excluded[0]) == generation:
+      response.status = HTTPStatus.NOT_MODIFIED if request.method == 'GET' else HTTPStatus.PRECONDITION_FAILED
+    else:
+      handle(request, response, storage, *args, **kwargs)
+      response['x-goog-generation'] = str(_generation(storage, request.params['bucket_name'], name))
+
+  return handle_conditionally
+
+
+def serve(port: int, folder: str) -> None:
+  """Serves until the process is killed."""
+  from gcp_storage_emulator import server
+  from gcp_storage_emulator.handlers import objects
+
+  logging.disable()
+  conditional = {
+    handle: _with_generations(handle) for handle in (objects.insert, objects.get, objects.download, objects.delete)
+  }
+  for _, handlers in server.HANDLERS:
+    handlers |= {method: conditional.get(handle, handle) for method, handle in handlers.items()}
+  objects.insert = conditional[objects.insert]
+  Path(folder).mkdir(parents=True, exist_ok=True)
+  emulator = server.create_server('127.0.0.1', port, in_memory=False, default_bucket=BUCKET, data_dir=folder)
+  emulator.start()
+  signal.pause()
+
+
+@contextlib.contextmanager
+def running_server(folder: Path, port: int | None = None) -> Iterator[str]:
+  """Runs a server in a process of its own; yields its URL."""
+  if port is None:
+    with socket.socket() as probe:
+      probe.bind(('127.0.0.1', 0))
+      port = probe.getsockname()[1]
+  process = subprocess.Popen([sys.executable, '-m', 'tests.gcs_server', str(port), str(folder)])
+  try:
+    while True:
+      with contextlib.suppress(ConnectionError), socket.create_connection(('127.0.0.1', port)):
+        break
+      assert process.poll() is None
+      time.sleep(0.05)
+    yield f'http://127.0.0.1:{port}'
+  finally:
+    process.kill()
+    process.wait()
+
+
+def environment(url: str) -> dict[str, str]:
+  """The environment variables with which gcsfs, google-cloud-storage and tensorstore use a server."""
+  return {
+    'STORAGE_EMULATOR_HOST': url,
+    'TENSORSTORE_GCS_HTTP_URL': url,
+    'GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT': 'false',  # it asks for credentials to find the kind of the bucket
+  }
+
+
+if __name__ == '__main__':
+  serve(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,114 @@
+"""A run in a bucket is that on a disk, bit for bit; the latest process owns it; damaged objects are reported."""
+
+import functools
+import os
+
+import pytest
+
+from attention_jax.errors import UserError
+from attention_jax.training.checkpoint import LATEST
+from attention_jax.training.folder import own_folder
+from attention_jax.training.paths import run_path
+from attention_jax.training.writers import read_metrics
+from tests import gcs_server
+from tests.training import helpers
+from tests.training.helpers import fit_toy, state_bits
+
+fit_small = functools.partial(
+  fit_toy,
+  steps=8,
+  checkpoint_every=4,
+  evaluate_every=4,
+  accumulate=1,
+  stream=functools.partial(helpers.stream, lengths=helpers.BUCKETS[:1]),
+)
+
+
+@pytest.fixture(scope='module')
+def bucket(tmp_path_factory):
+  """The URL of a bucket, and the folder that holds its objects."""
+  folder = tmp_path_factory.mktemp('bucket')
+  with gcs_server.running_server(folder) as url, pytest.MonkeyPatch.context() as patch:
+    for name, value in gcs_server.environment(url).items():
+      patch.setenv(name, value)
+    yield f'gs://{gcs_server.BUCKET}', folder
+
+
+@pytest.fixture(scope='module')
+def on_disk(tmp_path_factory):
+  """The result and the folder of a run on a disk."""
+  folder = tmp_path_factory.mktemp('disk') / 'run'
+  return fit_small(folder), folder
+
+
+@pytest.fixture(scope='module')
+def in_bucket(bucket):
+  """The result and the folder of the same run in the bucket."""
+  folder = run_path(f'{bucket[0]}/runs/small')
+  return fit_small(folder), folder
+
+
+def damage_checkpoint(folder, step, change):
+  """Changes the objects that hold the arrays of a checkpoint."""
+  state = folder / LATEST / str(step) / 'state'
+  for path in [*state.glob('d/*'), *state.glob('*/d/*')]:
+    change(path)
+
+
+def test_a_run_in_a_bucket_is_that_on_a_disk(on_disk, in_bucket):
+  result, folder = in_bucket
+  expected, expected_folder = on_disk
+  assert state_bits(result.state) == state_bits(expected.state) and result.best == expected.best
+  names = {path.name for path in folder.iterdir()}
+  assert names == {path.name for path in expected_folder.iterdir()}
+  losses = [[record.get('train/loss') for record in read_metrics(path)] for path in (folder, expected_folder)]
+  assert losses[0] == losses[1]
+  assert {path.name for path in (folder / LATEST).iterdir()} == {'4', '8'}
+  assert fit_small(folder).reason == 'all 8 steps are done'
+
+
+@pytest.mark.parametrize(
+  'change',
+  [
+    lambda path: path.unlink(),
+    lambda path: path.write_bytes(path.read_bytes()[:-20]),
+    lambda path: path.write_bytes(bytes([*path.read_bytes()[:-9], 1, 2, 3, 4, 5, 6, 7, 8, 9])),
+  ],
+  ids=['deleted', 'truncated', 'flipped'],
+)
+def test_a_run_resumes_from_the_checkpoint_before_one_with_a_damaged_object(on_disk, in_bucket, change, capsys):
+  folder = in_bucket[1]
+  damage_checkpoint(folder, 8, change)
+  result = fit_small(folder)
+  assert f'{LATEST}/8 cannot be read' in capsys.readouterr().out
+  assert state_bits(result.state) == state_bits(on_disk[0].state)
+  assert any(path.name.startswith('damaged-8-') for path in folder.iterdir())
+
+
+def test_the_latest_process_owns_a_run_in_a_bucket(bucket):
+  folder = run_path(f'{bucket[0]}/runs/owned')
+  lines = []
+  with own_folder(folder, lines.append) as check_first:
+    check_first()
+    with own_folder(folder, lines.append) as check_second:
+      check_second()
+      message = rf'^process {os.getpid()} on .* has taken over {folder}; this one stops before its next checkpoint$'
+      with pytest.raises(UserError, match=message):
+        check_first()
+  assert lines == []
+
+
+def test_of_two_processes_that_start_at_once_one_overwrites_the_other(bucket):
+  from google.api_core.exceptions import PreconditionFailed
+  from google.cloud import storage
+
+  folder = run_path(f'{bucket[0]}/runs/race')
+  with own_folder(folder, print):
+    blob = storage.Client().bucket(gcs_server.BUCKET).get_blob('runs/race/owner.json')
+    with own_folder(folder, print), pytest.raises(PreconditionFailed):
+      blob.upload_from_string('{}', if_generation_match=blob.generation)
+
+
+def test_a_bucket_that_does_not_exist_is_an_error(bucket):
+  with pytest.raises(UserError, match=r"^cannot use gs://nowhere/run: there is no bucket 'nowhere', or it may not be"):
+    run_path('gs://nowhere/run')
