@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
 from attention_jax.errors import UserError, choose
@@ -103,7 +103,7 @@ def parse_config(config: ConfigDict | Mapping[str, Any], name: str = 'the config
     )
   for field, value in flat.items():
     _check_type(f'{name}: config.{field}', value, flat_default[field])
-  return _replace(default, config)
+  return _replace(default, unflatten_dict(flat, sep='.'))
 
 
 def read_run_config(folder: str | Path) -> RunConfig:

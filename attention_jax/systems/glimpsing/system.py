@@ -336,7 +336,7 @@ def _loss(model: nn.Module, config: RunConfig, training: Training) -> Loss:
   as the policy does not choose it. The loss is the mean over config.model.samples sampled paths of each picture;
   label smoothing changes its first term.
   """
-  samples = GlimpseConfig(**config.model).samples
+  samples = config.model.samples
 
   def path_loss(params, batch, rng):
     outputs = _apply(model, params, batch, rng)
