@@ -83,7 +83,9 @@ def add_run(
   """Adds a finished run to a sweep; `others` are more of its metrics."""
   unit_folder = f'{setting.id}/seed_{seed}'
   unit = Unit(unit_folder, setting.id, dict(setting.setting), setting.path, setting.overrides, (seed,), unit_folder)
-  config = to_dict(dataclasses.replace(setting.config, training=dataclasses.replace(setting.config.training, seed=seed)))
+  config = to_dict(
+    dataclasses.replace(setting.config, training=dataclasses.replace(setting.config.training, seed=seed))
+  )
   metrics = {'loss': 0.5, 'exact_match': exact_match, 'alignment_error_rate': error_rate, 'entropy': 1.0}
   results = {'test': metrics | others}
   curve = list(np.linspace(10, exact_match, 5))
