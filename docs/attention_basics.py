@@ -25,7 +25,6 @@
 # `[S, V]`.
 
 # %%
-import dataclasses
 import os
 
 import jax
@@ -74,8 +73,8 @@ def sample_batch(rng, rows=64):
 
 def train_copier(decoder, alignment='softmax'):
   """Trains a model that copies its source; returns the model and its parameters."""
-  config = dataclasses.asdict(ModelConfig(encoder='birnn(features=64)', decoder=decoder, embedding=16))
-  config['attention'] = {'score': 'additive', 'alignment': alignment, 'features': 32}
+  attention = aj.Attention('additive', alignment, features=32)
+  config = ModelConfig(encoder='birnn(features=64)', decoder=decoder, embedding=16, attention=attention)
   model = build(config, FIRST_ID + SYMBOLS, FIRST_ID + SYMBOLS)
   rng = np.random.default_rng(0)
   ids, mask = sample_batch(rng)

@@ -114,8 +114,8 @@ def _align(workdir: str, corpus) -> list:
   if not run.model.traits.attends:
     raise UserError(f'{workdir}: this run has no attention; expected a run whose decoder attends')
   linked = corpus._replace(links=[()] * len(corpus.source))  # the words that are linked must be those of the files
-  corpus = normalize_corpus(linked, run.config['data']['normalization'])
-  scored = score_pairs(run.model, run.params, corpus, *vocabularies, run.config['data']['buckets'])
+  corpus = normalize_corpus(linked, run.config.data.normalization)
+  scored = score_pairs(run.model, run.params, corpus, *vocabularies, run.config.data.buckets)
   return align(corpus, scored, *vocabularies)
 
 

@@ -1,28 +1,24 @@
 """The fields of a config as text for a terminal."""
 
 import textwrap
-from collections.abc import Mapping
-from typing import Any
 
-from flax.traverse_util import flatten_dict
-
-from attention_jax.systems.config import describe_config
+from attention_jax.systems.config import RunConfig, describe_config, flatten_config
 
 WIDTH = 100
 
 
-def format_config_help(config: Mapping[str, Any]) -> str:
+def format_config_help(config: RunConfig) -> str:
   """Lists every field of a config by group, with its type, range, value and meaning.
 
   Args:
-    config: the config as a dictionary, as `systems.config.default_config` lays it out.
+    config: the config.
 
   Returns:
     Lines of text.
   """
-  values = flatten_dict(config, sep='.')
+  values = flatten_config(config)
   lines = []
-  for group, fields in describe_config(config['system']).items():
+  for group, fields in describe_config(config.system).items():
     prefix = f'config.{group}' if group else 'config'
     lines.append(f'{prefix}:')
     for name, field in fields.items():

@@ -60,6 +60,7 @@ def main() -> None:
   from attention_jax.sweeps.bins import SOURCE_PROPERTIES
   from attention_jax.systems import runs
   from attention_jax.systems.base import SupportsCorpus, SupportsTranslation
+  from attention_jax.systems.config import to_dict
   from attention_jax.training.watch import BatchProgress
 
   overrides = search_overrides()
@@ -90,7 +91,7 @@ def main() -> None:
   results, predictions = runs.evaluate_split(run, FLAGS.split, progress)
   steps = ', '.join(map(str, run.steps))
   label = f'steps {steps}' if len(run.steps) > 1 else f'step {steps}'
-  evaluation = run.config['evaluation'] | {'dtype': run.config['model']['dtype']}
+  evaluation = to_dict(run.config.evaluation) | {'dtype': run.config.model.dtype}
   lines = run.system.format_predictions(predictions)
   bins = _evaluate_bins(run, lines, plot)
   _print_evaluation(label, results, {'split': FLAGS.split, 'steps': run.steps, 'evaluation': evaluation}, bins)
@@ -179,7 +180,7 @@ def _has_teacher_forcing_metrics(system: Any) -> bool:
 
 def _check_binned_metrics(run: Any) -> None:
   """Raises UserError if there are no metrics for --by."""
-  if not run.config['evaluation']['metrics'] and not _has_teacher_forcing_metrics(run.system):
+  if not run.config.evaluation.metrics and not _has_teacher_forcing_metrics(run.system):
     raise UserError(
       f'--by={FLAGS.by} needs metrics of texts, and config.evaluation.metrics of the run is empty; set --metrics'
     )
@@ -202,11 +203,11 @@ def _evaluate_bins(run: Any, lines: Sequence[str], plot: str | None) -> Any:
 
   system = run.system_with(SupportsCorpus)
   corpora = system.corpus(FLAGS.split), system.corpus('train')
-  bins = evaluate_bins(*corpora, lines, run.config['evaluation'], FLAGS.by, FLAGS.bins)
+  bins = evaluate_bins(*corpora, lines, run.config.evaluation, FLAGS.by, FLAGS.bins)
   if _has_teacher_forcing_metrics(system):
     vocabularies = (run.predictor.source_vocab, run.predictor.target_vocab)
-    pairs = score_pairs(run.model, run.params, corpora[0], *vocabularies, run.config['data']['buckets'])
-    unlinked_targets = run.config['evaluation']['unlinked_targets']
+    pairs = score_pairs(run.model, run.params, corpora[0], *vocabularies, run.config.data.buckets)
+    unlinked_targets = run.config.evaluation.unlinked_targets
     attends = run.model.traits.attends
     bins = add_teacher_forcing_metrics(bins, *corpora, pairs, vocabularies, attends, unlinked_targets)
   if plot:

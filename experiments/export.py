@@ -44,7 +44,7 @@ def main() -> None:
   predictor = run.predictor
   request = ExportRequest(
     FLAGS.max_length or predictor.max_length,
-    FLAGS.beams or run.config['evaluation']['beams'],
+    FLAGS.beams or run.config.evaluation.beams,
     predictor.ranking,
     FLAGS.source_length,
     FLAGS.platforms,

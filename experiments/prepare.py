@@ -11,7 +11,7 @@ import sys
 
 from absl import flags
 
-from attention_jax.errors import UserError, choose
+from attention_jax.errors import UserError
 from experiments.launch import FLAGS, define_config, launch, require_flag
 
 define_config('a file of configs/ and a preset: configs/wmt14.py:gnmt2016')
@@ -22,16 +22,15 @@ def main() -> None:
   """Prepares the training split of --config. Raises UserError if --config is missing or has no pairs of texts."""
   from attention_jax.data import tasks
   from attention_jax.data.preparing import prepare
-  from attention_jax.systems.registry import SYSTEMS
-  from attention_jax.systems.translation.config import TranslationDataConfig
+  from attention_jax.systems.config import parse_config
 
   if FLAGS.config is None:
     raise UserError('--config is missing; for example --config=configs/wmt14.py:transformer2017_base')
-  config = FLAGS.config.to_dict()
-  if SYSTEMS[choose(config['system'], SYSTEMS, 'system')].config_groups.get('data') is not TranslationDataConfig:
-    raise UserError(f'only pairs of texts can be prepared, got a config of system {config["system"]!r}')
-  tasks.check(config['data'])
-  prepare(config['data'], require_flag('output'), lambda line: print(line, file=sys.stderr, flush=True))
+  config = parse_config(FLAGS.config)
+  if not isinstance(config.data, tasks.TranslationDataConfig):
+    raise UserError(f'only pairs of texts can be prepared, got a config of system {config.system!r}')
+  tasks.check(config.data)
+  prepare(config.data, require_flag('output'), lambda line: print(line, file=sys.stderr, flush=True))
 
 
 if __name__ == '__main__':

@@ -39,7 +39,7 @@ def main() -> None:
     corpus,
     predictor.source_vocab,
     predictor.target_vocab,
-    run.config['data']['buckets'],
+    run.config.data.buckets,
     with_layer_weights=FLAGS.layers,
   )
   for line in corpus.report:

@@ -36,9 +36,10 @@ def main() -> None:
   if FLAGS.config is None:
     raise UserError('--config is missing; for example --config=configs/dates.py:bahdanau2015_deep_tanh')
   if FLAGS.help_config:
+    from attention_jax.systems.config import parse_config
     from experiments.config_help import format_config_help
 
-    print(format_config_help(FLAGS.config.to_dict()))
+    print(format_config_help(parse_config(FLAGS.config)))
     return
   folder = require_flag('workdir')
   with several_processes():
@@ -53,7 +54,7 @@ def _train(folder: str) -> None:
   def log(line: str) -> None:
     console.print(line, markup=False, soft_wrap=True)
 
-  results = experiment.train(FLAGS.config.to_dict(), folder, log)
+  results = experiment.train(FLAGS.config, folder, log)
   if results is None:
     sys.exit(INTERRUPTED)
   if results and jax.process_index() == 0:

@@ -118,7 +118,7 @@ def _translate_lines(run, sampling) -> None:
   from attention_jax.data.files import read_lines
   from attention_jax.data.vocab import unknown_characters
 
-  beams = run.config['evaluation']['beams']
+  beams = run.config.evaluation.beams
   hypothesis_count = FLAGS.samples or beams
   nbest = FLAGS.nbest or (1 if FLAGS.mbr else FLAGS.samples) or 1
   _check_hypothesis_count(nbest, hypothesis_count)
@@ -274,7 +274,7 @@ def _translate_stream(run) -> None:
   from attention_jax.data.vocab import unknown_characters
   from attention_jax.decoding.streaming import StreamingTranslator
 
-  if run.config['evaluation']['replace_unknown']:
+  if run.config.evaluation.replace_unknown:
     raise UserError('--stream cannot replace unknown words, but the config of the run does; use --noreplace_unknown')
   predictor = run.predictor
   max_length = predictor.max_length

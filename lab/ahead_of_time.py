@@ -16,7 +16,7 @@ from attention_jax.errors import UserError
 from attention_jax.kernels.target import compile_for, trace_for_counting
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import build
-from attention_jax.systems.config import fill_defaults
+from attention_jax.systems.config import RunConfig
 from attention_jax.systems.costs import count_in_jaxpr, matmul_flop
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.translation.system import initial_params
@@ -68,7 +68,7 @@ class Inputs(NamedTuple):
 
 
 def compile_updates(
-  config: Mapping[str, Any], mesh: Mesh, platform: str, *, vocabulary_size: int | None = None, largest: bool = False
+  config: RunConfig, mesh: Mesh, platform: str, *, vocabulary_size: int | None = None, largest: bool = False
 ) -> Iterator[CompiledUpdate]:
   """Compiles the update of each batch shape of a config, for all its seeds together.
 
@@ -90,15 +90,14 @@ def compile_updates(
     DoesNotFitError: if an update does not fit into the memory of a device, and for a mesh that training rejects,
       because it cannot shard the largest parameter.
   """
-  config = fill_defaults(config, 'the config')
-  training = Training(**config['training'])
+  training = config.training
   share = Share(multiple=row_devices(mesh) * training.accumulate)
   if vocabulary_size is None:
     inputs = _inputs_from_data(config, share)
   else:
-    inputs = _inputs_of_translation(config, training, vocabulary_size, share)
+    inputs = _inputs_of_translation(config, vocabulary_size, share)
   _check_placement(inputs.params, mesh)
-  seeds = config['seeds']
+  seeds = config.seeds
   update, state = _build_update(training, inputs, mesh, stacked=seeds > 1)
   root = _stack(jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))), seeds)
   state = _place(state, mesh, seeds)
@@ -171,28 +170,29 @@ def _place(state: TrainState, mesh: Mesh, seeds: int) -> TrainState:
   )
 
 
-def _inputs_from_data(config: Mapping[str, Any], share: Share) -> Inputs:
+def _inputs_from_data(config: RunConfig, share: Share) -> Inputs:
   """Loads the data of a config, and returns the inputs of its updates."""
-  system = SYSTEMS[config['system']].load(config, None)
-  seed = config['training']['seed']
+  system = SYSTEMS[config.system].load(config, None)
+  seed = config.training.seed
   initializer = system.initializer()
   batches = system.batches(seed, share)
   by_shape = {}
-  for step in first_step_of_each_shape(batches, 0, config['training']['steps']):
+  for step in first_step_of_each_shape(batches, 0, config.training.steps):
     by_shape[batches.shape(step)] = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batches[step])
   return Inputs(system.loss, jax.eval_shape(lambda: initializer(seed)), by_shape)
 
 
-def _inputs_of_translation(config: Mapping[str, Any], training: Training, vocabulary_size: int, share: Share) -> Inputs:
+def _inputs_of_translation(config: RunConfig, vocabulary_size: int, share: Share) -> Inputs:
   """Returns the inputs of a translation config with vocabularies of `vocabulary_size`, without data."""
-  if config['system'] != 'translation':
-    raise UserError(f"config.system must be 'translation' to compile without data, got {config['system']!r}")
-  model = build(config['model'], vocabulary_size, vocabulary_size)
+  if config.system != 'translation':
+    raise UserError(f"config.system must be 'translation' to compile without data, got {config.system!r}")
+  model = build(config.model, vocabulary_size, vocabulary_size)
+  training = config.training
   loss = sequence_loss(model, training.label_smoothing, training.auxiliary, training.objective)
-  data = config['data']
+  data = config.data
   batches = {}
-  for source, target in check_buckets(data['buckets']):
-    rows = share.pad(BATCH_UNITS[data['batch_unit']](data['batch_size'], (source, target)))
+  for source, target in check_buckets(data.buckets):
+    rows = share.pad(BATCH_UNITS[data.batch_unit](data.batch_size, (source, target)))
     batches[rows, source, target] = _batch_shapes(rows, source, target, loss.needs_links)
   return Inputs(loss, jax.eval_shape(lambda: initial_params(model, 0)), batches)
 

@@ -197,18 +197,18 @@ def bin_rows(
     by: the property, a key of bins.PROPERTIES.
   """
   config = settings[0].config
-  system = SYSTEMS[config['system']].open(config, str(settings[0].runs[0].folder))
+  system = SYSTEMS[config.system].open(config, str(settings[0].runs[0].folder))
   corpora = system.corpus(split), system.corpus('train')
 
   def evaluate(run: FinishedRun) -> Any:
     lines = read_lines(str(run.folder / f'hypotheses.{split}.txt'))
-    return evaluate_bins(*corpora, lines, config['evaluation'], by, bins)
+    return evaluate_bins(*corpora, lines, config.evaluation, by, bins)
 
   rows = []
   for setting in settings:
     tables = [evaluate(run) for run in setting.runs]
     for i, bin in enumerate(tables[0].bins):
-      names = [parse(spec, 'metric')[0] for spec in config['evaluation']['metrics']]
+      names = [parse(spec, 'metric')[0] for spec in config.evaluation.metrics]
       entries = {f'{split}/{name}': summarize([table.metrics[name][i].value for table in tables]) for name in names}
       rows.append(claim_row(setting, factors, {by.replace('_', ' '): bin.name}, entries))
   return rows

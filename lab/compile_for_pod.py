@@ -41,12 +41,13 @@ def main() -> None:
     raise UserError(
       '--config is missing; for example --config=configs/wmt14.py:transformer2017_base --vocabulary_size=32000'
     )
+  from attention_jax.systems.config import parse_config
   from lab import pods
 
   devices = topology_devices(FLAGS.topology)
   chip = pods.chip_of(devices)
   print(f'{describe_devices(devices)}, {chip.memory / 2**30:.0f} GiB each', flush=True)
-  arguments = (FLAGS.config.to_dict(), devices, chip, devices[0].platform)
+  arguments = (parse_config(FLAGS.config), devices, chip, devices[0].platform)
   if FLAGS.try_meshes:
     reason = ''
     for sizes, cost, reason in pods.try_meshes(*arguments, vocabulary_size=FLAGS.vocabulary_size):

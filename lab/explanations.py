@@ -102,7 +102,7 @@ def document_examples(system: Any, split: str, count: int) -> Example:
   """
   encoded = system.encoded[split]
   rows = spread_rows(encoded.rows, count)
-  batch = gather_documents(encoded, rows, largest_bucket(check_document_buckets(system.config['data']['buckets'])))
+  batch = gather_documents(encoded, rows, largest_bucket(check_document_buckets(system.config.data.buckets)))
   return Example(batch.source[:, 0], batch.source_mask[:, 0], batch.label[:, None], np.ones([len(rows), 1], bool))
 
 
@@ -145,7 +145,7 @@ def explanation_rows(
 
 
 def _reader_and_loader(run: Run) -> tuple[ExampleReader, Callable[[System, str, int], Example]]:
-  name = run.config['system']
+  name = run.config.system
   return READERS[name], EXAMPLES[name]
 
 

@@ -8,14 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flax.traverse_util import flatten_dict
-
 from attention_jax.decoding.metrics import mean_and_deviation
 from attention_jax.errors import UserError
 from attention_jax.sweeps.collect import UNREPORTED_FIELDS, SettingRuns, collect_sweep, read_runs
 from attention_jax.sweeps.estimate import format_seconds
 from attention_jax.sweeps.ledger import LEDGER, read_state
-from attention_jax.systems.config import fill_defaults
+from attention_jax.systems.config import RunConfig, flatten_config, parse_config
 from lab.records import Row, Table
 
 MAX_DIGITS = 4  # decimal places that a record keeps
@@ -60,7 +58,7 @@ def _measured_row(
   setting: SettingRuns, table: Table, path: str, load: Callable[[str], Mapping[str, Any]], hardware: str
 ) -> Row:
   file, _, preset = path.partition(':')
-  flags = changed_flags(setting.config, fill_defaults(load(path), path), table.flags)
+  flags = changed_flags(setting.config, parse_config(load(path), path), table.flags)
   metrics = {}
   for column in table.columns:
     split, _, metric = column.metric.partition('/')
@@ -115,7 +113,7 @@ def summarize(values: Sequence[float]) -> dict[str, Any]:
   return entry
 
 
-def changed_flags(config: Mapping[str, Any], base: Mapping[str, Any], common: str = '') -> str:
+def changed_flags(config: RunConfig, base: RunConfig, common: str = '') -> str:
   """Returns the flags that turn `base` into `config`, quoted for a shell, without those of UNREPORTED_FIELDS.
 
   Args:
@@ -123,7 +121,7 @@ def changed_flags(config: Mapping[str, Any], base: Mapping[str, Any], common: st
     base: the config that the flags start from.
     common: flags of all rows, which precede those of a row.
   """
-  values, base_values = (flatten_dict(dict(x), sep='.') for x in (config, base))
+  values, base_values = (flatten_config(x) for x in (config, base))
   before = {field: _as_text(value) for field, value in base_values.items()}
   before |= re.findall(r'^--config\.([\w.]+)=(.*)', '\n'.join(shlex.split(common)), re.MULTILINE)
   changed = {

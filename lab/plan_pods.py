@@ -81,6 +81,7 @@ def _check_mesh(topology: str, devices: Sequence[Any]) -> None:
 
 def _plan(topology: str, devices: Sequence[Any]) -> list[str]:
   """Returns the cells of the row of one slice."""
+  from attention_jax.systems.config import parse_config
   from lab import pods
   from lab.ahead_of_time import DoesNotFitError
 
@@ -92,7 +93,7 @@ def _plan(topology: str, devices: Sequence[Any]) -> list[str]:
   platform = devices[0].platform
   try:
     (cost,) = pods.update_costs(
-      config.to_dict(), devices, chip, platform, vocabulary_size=FLAGS.vocabulary_size, largest=True
+      parse_config(config), devices, chip, platform, vocabulary_size=FLAGS.vocabulary_size, largest=True
     )
   except DoesNotFitError:
     return [topology, chips, *[''] * (len(COLUMNS) - 3), 'does not fit']

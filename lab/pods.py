@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from attention_jax.errors import choose
+from attention_jax.systems.config import RunConfig
 from attention_jax.training.partition import MeshConfig, format_bytes, make_mesh
 from lab.ahead_of_time import CompiledUpdate, DoesNotFitError, compile_updates
 
@@ -97,7 +98,7 @@ def count_chips(devices: Sequence[Any]) -> int:
 
 
 def update_costs(
-  config: Mapping[str, Any],
+  config: RunConfig,
   devices: Sequence[Any],
   chip: Chip,
   platform: str,
@@ -118,13 +119,13 @@ def update_costs(
     UserError: for mistakes in the config or its data.
     DoesNotFitError: see ahead_of_time.compile_updates.
   """
-  mesh = make_mesh(devices, seeds=config['seeds'], sizes=MeshConfig(**config['mesh']))
+  mesh = make_mesh(devices, seeds=config.seeds, sizes=config.mesh)
   for update in compile_updates(config, mesh, platform, vocabulary_size=vocabulary_size, largest=largest):
     yield _cost(update, chip, len(devices))
 
 
 def try_meshes(
-  config: Mapping[str, Any], devices: Sequence[Any], chip: Chip, platform: str, *, vocabulary_size: int | None = None
+  config: RunConfig, devices: Sequence[Any], chip: Chip, platform: str, *, vocabulary_size: int | None = None
 ) -> Iterator[Attempt]:
   """Tries meshes for the longest sequences, in the order of `_candidates`, and ends with the first that fits.
 
@@ -134,7 +135,7 @@ def try_meshes(
     UserError: for mistakes in the config or its data.
   """
   for sizes in _candidates(len(devices)):
-    mesh_config = dict(config, mesh=dataclasses.asdict(sizes))
+    mesh_config = dataclasses.replace(config, mesh=sizes)
     try:
       (cost,) = update_costs(mesh_config, devices, chip, platform, vocabulary_size=vocabulary_size, largest=True)
     except DoesNotFitError as error:

@@ -45,7 +45,7 @@ class PairStream(NamedTuple):
   lines: Sequence[int] | None = None
 
 
-def open_pairs(config: Mapping[str, Any]) -> tuple[PairStream, dict[str, Corpus]]:
+def open_pairs(config: tasks.TranslationDataConfig) -> tuple[PairStream, dict[str, Corpus]]:
   """Returns the training split of a task as a stream, and its other splits.
 
   Tasks without a row in STREAMS are read into memory.
@@ -58,7 +58,7 @@ def open_pairs(config: Mapping[str, Any]) -> tuple[PairStream, dict[str, Corpus]
       opened or, if it is read into memory, has a mistake, and for a data set that is prepared already.
   """
   stream, other_splits = _open_task(config)
-  normalization = config['normalization']
+  normalization = config.normalization
 
   def normalized_pairs() -> Iterator[tuple[Pair, float]]:
     for pair, share in stream.pairs():
@@ -68,10 +68,10 @@ def open_pairs(config: Mapping[str, Any]) -> tuple[PairStream, dict[str, Corpus]
   return stream._replace(pairs=normalized_pairs), corpora
 
 
-def _open_task(config: Mapping[str, Any]) -> tuple[PairStream, dict[str, Corpus]]:
+def _open_task(config: tasks.TranslationDataConfig) -> tuple[PairStream, dict[str, Corpus]]:
   """The training split and the others as they were read."""
-  name, read, options = bind(config['task'], tasks.TASKS, 'task')
-  folder = os.path.expanduser(config['folder'] or '')
+  name, read, options = bind(config.task, tasks.TASKS, 'task')
+  folder = os.path.expanduser(config.folder or '')
   if name in STREAMS:
     return STREAMS[name](folder, **options)
   corpora = read(folder, **options)

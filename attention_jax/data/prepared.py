@@ -165,13 +165,12 @@ class PreparedSplit:
     except Exception as error:  # ArrayRecord verifies the checksums of what it reads
       raise UserError(f'{self.folder}: cannot read its rows ({" ".join(str(error).split())[:200]})') from error
 
-  def check_config(self, config: Mapping[str, Any]) -> None:
+  def check_config(self, config: Any) -> None:
     """Raises UserError if `config`, the group config.data, has other vocabularies than the data set."""
     for field in VOCABULARY_FIELDS:
-      if config[field] != self._manifest[field]:
-        raise UserError(
-          f'config.data.{field} is {config[field]!r}, but {self.folder} was prepared with {self._manifest[field]!r}'
-        )
+      value, expected = getattr(config, field), self._manifest[field]
+      if value != expected:
+        raise UserError(f'config.data.{field} is {value!r}, but {self.folder} was prepared with {expected!r}')
 
   @functools.cached_property
   def _records(self) -> Any:

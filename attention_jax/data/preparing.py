@@ -63,7 +63,7 @@ class _NumberedPair(NamedTuple):
   share: float
 
 
-def prepare(config: Mapping[str, Any], folder: str | Path, log: Log = print) -> Path:
+def prepare(config: tasks.TranslationDataConfig, folder: str | Path, log: Log = print) -> Path:
   """Prepares the data set of a config, or finishes an interrupted preparation.
 
   Args:
@@ -98,9 +98,9 @@ def prepare(config: Mapping[str, Any], folder: str | Path, log: Log = print) -> 
   return folder
 
 
-def _request(config: Mapping[str, Any], stream: PairStream) -> dict[str, Any]:
-  fields = {'format': FORMAT, 'task': config['task'], 'name': stream.name, 'files': stream.fingerprint}
-  return json.loads(json.dumps(fields | {field: config[field] for field in VOCABULARY_FIELDS}))
+def _request(config: tasks.TranslationDataConfig, stream: PairStream) -> dict[str, Any]:
+  fields = {'format': FORMAT, 'task': config.task, 'name': stream.name, 'files': stream.fingerprint}
+  return json.loads(json.dumps(fields | {field: getattr(config, field) for field in VOCABULARY_FIELDS}))
 
 
 def _is_finished(folder: Path, request: Mapping[str, Any], other_splits: Mapping[str, Corpus]) -> bool:
@@ -183,12 +183,12 @@ def _without_blanks(
 
 
 def _load_or_train_vocabularies(
-  config: Mapping[str, Any], folder: Path, stream: PairStream, log: Log
+  config: tasks.TranslationDataConfig, folder: Path, stream: PairStream, log: Log
 ) -> tuple[vocab.Vocabulary, vocab.Vocabulary]:
   for side, columns in tasks.columns_by_side(config).items():
-    if vocab.load_stored(config['vocabulary'], str(folder), side) is None:
-      log(f'making the {side} vocabulary {config["vocabulary"]}')
-      vocab.train(config['vocabulary'], _Lines(stream, columns)).save(str(folder), side)
+    if vocab.load_stored(config.vocabulary, str(folder), side) is None:
+      log(f'making the {side} vocabulary {config.vocabulary}')
+      vocab.train(config.vocabulary, _Lines(stream, columns)).save(str(folder), side)
   return tasks.load_vocabularies(config, str(folder))
 
 

@@ -1,6 +1,7 @@
 """Tasks of pairs of texts: a row of TASKS turns a folder and options into the splits of a corpus."""
 
 import collections
+import dataclasses
 import itertools
 import os
 from collections.abc import Callable, Mapping
@@ -34,7 +35,41 @@ from attention_jax.data.text import (
   read_tsv,
 )
 from attention_jax.errors import UserError, choose
-from attention_jax.specs import Count, Fraction, bind
+from attention_jax.specs import Count, Fraction, Probability, Size, bind, check_fields
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslationDataConfig:
+  """Fields of `config.data`.
+
+  Attributes:
+    task: a spec of data.tasks.TASKS.
+    folder: folder that relative paths of the task start from; for the task 'prepared', the prepared data set itself;
+      also where tfds data sets, such as dates, are stored.
+    vocabulary: a spec of data.vocab.VOCABULARIES.
+    shared_vocabulary: whether source and target have one vocabulary.
+    normalization: Unicode normal form of all text, 'NFC', 'NFKC' or 'none': data, sources to translate, and the
+      hypotheses and references of metrics.
+    buckets: maximum (source, target) lengths, the end-of-sentence token included. In training, a pair is padded to the
+      smallest bucket that holds it; each bucket is one compilation.
+    max_left_out: largest share of the pairs of a split that fit no bucket; they are left out of training and loss. A
+      larger share is an error.
+    batch_size, batch_unit: size of a batch, in rows ('sentences') or in tokens ('tokens'): rows times the longer side
+      of the bucket, padding included. By tokens, the number of rows is a multiple of 8, at least 8.
+  """
+
+  task: str = 'dates'
+  folder: str = 'data'
+  vocabulary: str = 'char'
+  shared_vocabulary: bool = False
+  normalization: str = 'none'
+  buckets: tuple[tuple[int, int], ...] = ((42, 11),)
+  max_left_out: Probability = 0.5
+  batch_size: Size = 128
+  batch_unit: str = 'sentences'
+
+  def __post_init__(self):
+    check_fields(self, 'config.data')
 
 
 class TranslationData(NamedTuple):
@@ -252,59 +287,58 @@ def _read_splits(read: Callable[[str, Any], Corpus], *paths: Any) -> dict[str, C
   return {split: read(split, path) for split, path in zip(SPLITS, paths, strict=True) if path is not None}
 
 
-def load_corpora(config: Mapping[str, Any]) -> dict[str, Corpus]:
-  """Returns the splits of the task `config['task']` from `config['folder']`; 'train' is always among them.
+def load_corpora(config: TranslationDataConfig) -> dict[str, Corpus]:
+  """Returns the splits of the task `config.task` from `config.folder`; 'train' is always among them.
 
   Raises:
     UserError: for an unknown task or an invalid option, without a training split, and as the task does.
   """
-  name, row, options = bind(config['task'], TASKS, 'task')
-  corpora = row(os.path.expanduser(config['folder'] or ''), **options)
+  name, row, options = bind(config.task, TASKS, 'task')
+  corpora = row(os.path.expanduser(config.folder or ''), **options)
   if 'train' not in corpora:
     raise UserError(f'task {name!r} needs train, got None')
   return corpora
 
 
-def load_vocabularies(config: Mapping[str, Any], run_folder: str) -> tuple[vocab.Vocabulary, vocab.Vocabulary]:
+def load_vocabularies(config: TranslationDataConfig, run_folder: str) -> tuple[vocab.Vocabulary, vocab.Vocabulary]:
   """Returns the source and target vocabularies that a run stored.
 
   Raises:
     UserError: if the folder lacks one of them, and as `vocab.load_stored` does.
   """
-  by_side = {side: vocab.load_stored(config['vocabulary'], run_folder, side) for side in columns_by_side(config)}
+  by_side = {side: vocab.load_stored(config.vocabulary, run_folder, side) for side in columns_by_side(config)}
   if missing := [side for side, vocabulary in by_side.items() if vocabulary is None]:
     raise UserError(f'{run_folder}: contains no {" and no ".join(missing)} vocabulary; expected a run folder')
   return _source_and_target(config, by_side)
 
 
-def check(config: Mapping[str, Any]) -> None:
+def check(config: TranslationDataConfig) -> None:
   """Checks a config without reading files.
 
   Raises:
     UserError: for an invalid task, vocabulary, bucket, batch unit or normalization.
   """
-  bind(config['task'], TASKS, 'task')
-  vocab.parse_kind(config['vocabulary'])
-  check_buckets(config['buckets'])
-  choose(config['batch_unit'], BATCH_UNITS, 'batch unit')
-  choose(config['normalization'], NORMALIZATIONS, 'normalization')
+  bind(config.task, TASKS, 'task')
+  vocab.parse_kind(config.vocabulary)
+  check_buckets(config.buckets)
+  choose(config.batch_unit, BATCH_UNITS, 'batch unit')
+  choose(config.normalization, NORMALIZATIONS, 'normalization')
 
 
-def load(config: Mapping[str, Any], run_folder: str | None) -> TranslationData:
+def load(config: TranslationDataConfig, run_folder: str | None) -> TranslationData:
   """Reads the task of a config, trains or restores the vocabularies of the run, and encodes every split.
 
   Args:
-    config: task (a spec of TASKS), folder (where relative paths start), vocabulary (a spec of VOCABULARIES),
-      shared_vocabulary (one for both sides), normalization (a key of NORMALIZATIONS), buckets.
+    config: the group `data` of the config.
     run_folder: the run folder whose stored vocabularies are used; None for a new run. Vocabularies that it lacks are
       read from the folder of a prepared data set, or trained for any other task.
 
   Raises:
     UserError: for anything that is wrong with the config or the files.
   """
-  buckets = check_buckets(config['buckets'])
-  kind = vocab.parse_kind(config['vocabulary'])
-  corpora = {split: normalize_corpus(corpus, config['normalization']) for split, corpus in load_corpora(config).items()}
+  buckets = check_buckets(config.buckets)
+  kind = vocab.parse_kind(config.vocabulary)
+  corpora = {split: normalize_corpus(corpus, config.normalization) for split, corpus in load_corpora(config).items()}
   by_side, report = _load_or_train_vocabularies(config, corpora['train'], run_folder)
   source_vocab, target_vocab = _source_and_target(config, by_side)
   encoded = {split: encode_split(corpus, source_vocab, target_vocab) for split, corpus in corpora.items()}
@@ -321,10 +355,10 @@ def load(config: Mapping[str, Any], run_folder: str | None) -> TranslationData:
 
 
 def _load_or_train_vocabularies(
-  config: Mapping[str, Any], train: Corpus, run_folder: str | None
+  config: TranslationDataConfig, train: Corpus, run_folder: str | None
 ) -> tuple[dict[str, vocab.Vocabulary], list[str]]:
   """The vocabulary of each side, and a line of report for each."""
-  spec = config['vocabulary']
+  spec = config.vocabulary
   prepared_folder = None
   if train.prepared is not None:
     train.prepared.check_config(config)
@@ -358,7 +392,7 @@ def _check_fits(encoded: EncodedSplit, buckets: Buckets, description: str) -> No
 
 
 def save_vocabularies(
-  config: Mapping[str, Any], source_vocab: vocab.Vocabulary, target_vocab: vocab.Vocabulary, run_folder: str
+  config: TranslationDataConfig, source_vocab: vocab.Vocabulary, target_vocab: vocab.Vocabulary, run_folder: str
 ) -> list[str]:
   """Stores both vocabularies where `load` reads them; returns the names of the files.
 
@@ -375,19 +409,19 @@ def save_vocabularies(
   return names
 
 
-def columns_by_side(config: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+def columns_by_side(config: TranslationDataConfig) -> dict[str, tuple[str, ...]]:
   """Returns the side of each vocabulary, 'source' and 'target' or 'shared', and the columns of the corpus it covers."""
-  if config['shared_vocabulary']:
+  if config.shared_vocabulary:
     return {'shared': ('source', 'target')}
   return {'source': ('source',), 'target': ('target',)}
 
 
 def _source_and_target(
-  config: Mapping[str, Any], by_side: Mapping[str, vocab.Vocabulary]
+  config: TranslationDataConfig, by_side: Mapping[str, vocab.Vocabulary]
 ) -> tuple[vocab.Vocabulary, vocab.Vocabulary]:
   shared = by_side.get('shared')
   source, target = shared or by_side['source'], shared or by_side['target']
-  if normalize := NORMALIZATIONS[config['normalization']]:
+  if normalize := NORMALIZATIONS[config.normalization]:
     source, target = (vocab.NormalizedVocabulary(vocabulary, normalize) for vocabulary in (source, target))
   return source, target
 

@@ -257,6 +257,7 @@ class ModelConfig:
       layer; in Transformers also of the results of sublayers; in convolutional models also of the inputs of layers and
       before the output layer.
     dtype: dtype of the computation, 'float32' or 'bfloat16'; parameters are float32.
+    attention: the attention of the decoder.
   """
 
   encoder: str = 'birnn'
@@ -266,13 +267,23 @@ class ModelConfig:
   share_embeddings: bool = False
   dropout: Fraction = 0.0
   dtype: str = 'float32'
+  attention: Attention = dataclasses.field(default_factory=Attention)
+
+  def __post_init__(self):
+    check_fields(self, 'config.model')
+    check_fields(self.attention, 'config.model.attention')
+
+  @property
+  def shared_fields(self) -> dict[str, Any]:
+    """The fields that all modules of the model share. Raises UserError for an unknown dtype."""
+    return {'dtype': DTYPES[choose(self.dtype, DTYPES, 'dtype')], 'dropout': self.dropout}
 
 
-def build(model: Mapping[str, Any], source_size: int, target_size: int) -> EncoderDecoder:
+def build(config: ModelConfig, source_size: int, target_size: int) -> EncoderDecoder:
   """Builds the model of a config.
 
   Args:
-    model: `config.model`, with its group `attention`.
+    config: the group `model` of the config.
     source_size: number of tokens in the source vocabulary.
     target_size: number of tokens in the target vocabulary.
 
@@ -282,55 +293,36 @@ def build(model: Mapping[str, Any], source_size: int, target_size: int) -> Encod
   Raises:
     UserError: for unknown names and options, values out of range, and options that contradict each other.
   """
-  options, shared_fields = parse_model_config(model)
-  if options.share_embeddings and source_size != target_size:
+  shared_fields = config.shared_fields
+  if config.share_embeddings and source_size != target_size:
     raise UserError(f'share_embeddings needs a shared vocabulary, got {source_size} and {target_size} tokens')
-  target_embedding = Embedding(target_size, options.embedding, **shared_fields)
+  target_embedding = Embedding(target_size, config.embedding, **shared_fields)
   source_embedding = target_embedding
-  if not options.share_embeddings:
-    source_embedding = Embedding(source_size, options.embedding, **shared_fields)
-  encoder = make_module(options.encoder, ENCODERS, 'encoder', embedding=source_embedding, **shared_fields)
-  encoder_decoder = assemble(options, shared_fields, model['attention'], encoder, target_size, target_embedding)
-  _check_copies(options.output, encoder_decoder, source_size, target_size)
+  if not config.share_embeddings:
+    source_embedding = Embedding(source_size, config.embedding, **shared_fields)
+  encoder = make_module(config.encoder, ENCODERS, 'encoder', embedding=source_embedding, **shared_fields)
+  encoder_decoder = assemble(config, encoder, target_size, target_embedding)
+  _check_copies(config.output, encoder_decoder, source_size, target_size)
   return encoder_decoder
 
 
-def parse_model_config(model: Mapping[str, Any]) -> tuple[ModelConfig, dict[str, Any]]:
-  """Checks `config.model`; returns its fields, and those that all modules of the model share: dropout and dtype.
-
-  Raises:
-    UserError: for a field of another type or outside its range, and for an unknown dtype.
-  """
-  options = ModelConfig(**{field.name: model[field.name] for field in dataclasses.fields(ModelConfig)})
-  check_fields(options, 'config.model')
-  check_fields(Attention(**model['attention']), 'config.model.attention')
-  return options, {'dtype': DTYPES[choose(options.dtype, DTYPES, 'dtype')], 'dropout': options.dropout}
-
-
-def assemble(
-  options: ModelConfig,
-  shared_fields: Mapping[str, Any],
-  attention: Mapping[str, Any],
-  encoder: nn.Module,
-  size: int,
-  embedding: Embedding | None = None,
-) -> EncoderDecoder:
+def assemble(config: ModelConfig, encoder: nn.Module, size: int, embedding: Embedding | None = None) -> EncoderDecoder:
   """Combines an encoder with the decoder and the output layer of a config.
 
   Args:
-    options: fields of `config.model`.
-    shared_fields: values of the fields that all modules share, as `parse_model_config` returns them.
-    attention: `config.model.attention`.
+    config: the group `model` of the config.
     encoder: the encoder.
     size: number of tokens in the target vocabulary.
     embedding: embedding of the target; by default a new one.
   """
-  embedding = embedding or Embedding(size, options.embedding, **shared_fields)
-  attention_module = Attention(**attention, dtype=shared_fields['dtype'])
-  attentions = {'attention': attention_module, 'layer_attentions': ()}
-  decoder_module = make_module(options.decoder, DECODERS, 'decoder', **attentions, **shared_fields)
-  decoder = decoder_of(decoder_module, options.dropout)
-  output = make_module(options.output, OUTPUTS, 'output', size=size, embedding=embedding, dtype=shared_fields['dtype'])
+  shared_fields = config.shared_fields
+  embedding = embedding or Embedding(size, config.embedding, **shared_fields)
+  attention = config.attention.clone(dtype=shared_fields['dtype'])
+  decoder_module = make_module(
+    config.decoder, DECODERS, 'decoder', attention=attention, layer_attentions=(), **shared_fields
+  )
+  decoder = decoder_of(decoder_module, config.dropout)
+  output = make_module(config.output, OUTPUTS, 'output', size=size, embedding=embedding, dtype=shared_fields['dtype'])
   return EncoderDecoder(encoder, decoder, embedding, output)
 
 

@@ -5,16 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flax.traverse_util import flatten_dict
-
 from attention_jax.errors import UserError
 from attention_jax.sweeps.collect import check_finished
 from attention_jax.sweeps.ledger import FINISHED, PLANNED, SweepState, Unit, planned_event
 from attention_jax.sweeps.plan import run_folders
 from attention_jax.sweeps.resolve import IRRELEVANT_FIELDS, Resolved, config_id
-from attention_jax.systems.config import fill_defaults
-from attention_jax.systems.runs import run_seeds
-from attention_jax.training.folder import read_config
+from attention_jax.systems.config import flatten_config, read_run_config
 from attention_jax.training.paths import run_path
 
 MAX_DIFFERENCES = 3  # fields named in an error
@@ -45,14 +41,14 @@ def plan_adoption(state: SweepState, sweep_folder: Path, folder: Path, resolved:
     UserError: if the folder has no config, the run is not finished, or no setting has its config.
   """
   folder = run_path(folder).absolute()
-  config = fill_defaults(read_config(folder), f'{folder}/config.json')
-  fields = flatten_dict(config, sep='.')
+  config = read_run_config(folder)
+  fields = flatten_config(config)
   setting = next((setting for setting in resolved if setting.id == config_id(fields)), None)
   if setting is None:
     raise UserError(
       f'--adopt={folder}: no setting of the sweep has its config; {_nearest_difference(fields, resolved)}'
     )
-  seeds = tuple(run_seeds(config))
+  seeds = tuple(config.run_seeds)
   if covered := sorted(state.covered_seeds(setting.id) & set(seeds)):
     return Adoption((), f'{folder}: the sweep has a unit with seed {covered[0]} of this setting already')
   unit = Unit(str(folder), setting.id, dict(setting.setting), setting.path, setting.overrides, seeds, str(folder))
@@ -70,7 +66,7 @@ def _nearest_difference(fields: Mapping[str, Any], resolved: Sequence[Resolved])
   """
   differences = []
   for setting in resolved:
-    expected = flatten_dict(setting.config, sep='.')
+    expected = flatten_config(setting.config)
     names = expected if fields['system'] == expected['system'] else ['system']  # other systems have other fields
     differing = [
       f'{name} is {fields[name]!r}, expected {expected[name]!r}'

@@ -112,7 +112,7 @@ def evaluate_bins(
   bins = divide_rows(values, count)
   metrics = {}
   units = {}
-  for spec in options['metrics']:
+  for spec in options.metrics:
     name, _ = parse(spec, 'metric')
     units[name] = compute_metric(spec, texts.hypotheses, texts.references).unit
     metrics[name] = [

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flax.traverse_util import flatten_dict
-
 from attention_jax.atomic import null_as_nan
 from attention_jax.errors import UserError
 from attention_jax.specs import parse
@@ -15,11 +13,11 @@ from attention_jax.sweeps.ledger import SweepState
 from attention_jax.sweeps.plan import run_folders
 from attention_jax.sweeps.resolve import IRRELEVANT_FIELDS, config_id
 from attention_jax.sweeps.space import PRESET, label, short_names
-from attention_jax.systems.config import fill_defaults
+from attention_jax.systems.config import RunConfig, flatten_config, read_run_config
 from attention_jax.systems.experiment import RESULTS
-from attention_jax.systems.runs import run_seeds, seed_folder
+from attention_jax.systems.runs import seed_folder
 from attention_jax.training.digests import check_file_digests, digested_files
-from attention_jax.training.folder import CONFIG, read_config
+from attention_jax.training.folder import CONFIG
 from attention_jax.training.writers import METRICS_FILE, RATE, read_metrics
 
 UNREPORTED_FIELDS = IRRELEVANT_FIELDS | {'data.folder'}  # not reported as differences between runs
@@ -42,7 +40,7 @@ class FinishedRun(NamedTuple):
 
   seed: int
   folder: Path
-  config: Mapping[str, Any]
+  config: RunConfig
   results: Mapping[str, Mapping[str, Mapping[str, Any]]]
   step: int
   parameters: int
@@ -81,7 +79,7 @@ class SettingRuns(NamedTuple):
   id: str
   label: str
   factors: Mapping[str, Any]
-  config: Mapping[str, Any]
+  config: RunConfig
   runs: Sequence[FinishedRun]
 
   def values(self, split: str, metric: str) -> dict[int, float]:
@@ -114,7 +112,7 @@ def read_run(folder: Path) -> FinishedRun:
     UserError: if it has not finished, or if its files have changed or cannot be read.
   """
   check_file_digests(folder)
-  config = fill_defaults(read_config(folder), f'{folder}/config.json')
+  config = read_run_config(folder)
   check_finished(folder)
   try:
     record = json.loads((folder / RESULTS).read_text('utf-8'), object_hook=null_as_nan)
@@ -122,7 +120,7 @@ def read_run(folder: Path) -> FinishedRun:
   except (OSError, ValueError) as error:
     raise UserError(f'cannot read the results of {folder}: {" ".join(str(error).split())}') from error
   return FinishedRun(
-    seed=config['training']['seed'],
+    seed=config.training.seed,
     folder=folder,
     config=config,
     results=record['results'],
@@ -130,7 +128,7 @@ def read_run(folder: Path) -> FinishedRun:
     parameters=record.get('parameters', 0),
     commit=record.get('commit', ''),
     records=records,
-    runs_in_process=_runs_beside(folder, config['training']['seed']),
+    runs_in_process=_runs_beside(folder, config.training.seed),
   )
 
 
@@ -141,10 +139,10 @@ def read_runs(folder: Path) -> list[FinishedRun]:
     UserError: as `read_run`, for any of the runs.
   """
   folder = folder.expanduser()
-  config = fill_defaults(read_config(folder), f'{folder}/config.json')
-  if config['seeds'] == 1:
+  config = read_run_config(folder)
+  if config.seeds == 1:
     return [read_run(folder)]
-  return [read_run(seed_folder(folder, seed)) for seed in run_seeds(config)]
+  return [read_run(seed_folder(folder, seed)) for seed in config.run_seeds]
 
 
 def _runs_beside(folder: Path, seed: int) -> int:
@@ -152,7 +150,7 @@ def _runs_beside(folder: Path, seed: int) -> int:
   parent = folder.absolute().parent
   if folder.absolute() != seed_folder(parent, seed) or not (parent / CONFIG).is_file():
     return 1
-  seeds = run_seeds(fill_defaults(read_config(parent), f'{parent}/{CONFIG}'))
+  seeds = read_run_config(parent).run_seeds
   return len(seeds) if seed in seeds else 1
 
 
@@ -181,7 +179,7 @@ def collect_sweep(folder: Path, state: SweepState) -> list[SettingRuns]:
   runs = {
     setting_id: sorted(runs[setting_id], key=lambda run: run.seed) for setting_id in settings if setting_id in runs
   }
-  configs = {setting_id: flatten_dict(members[0].config, sep='.') for setting_id, members in runs.items()}
+  configs = {setting_id: flatten_config(members[0].config) for setting_id, members in runs.items()}
 
   def factors_of(setting_id, fields):
     # If a setting was planned before a field was varied, the value of the field is read from its config.
@@ -236,7 +234,7 @@ def collect_folders(folders: Sequence[Path]) -> list[SettingRuns]:
   if repeated := [folder for i, folder in enumerate(folders) if resolved[i] in resolved[:i]]:
     raise UserError(f'expected different run folders, got {repeated[0]} twice')
   groups = [(folder, read_runs(folder)) for folder in folders]
-  flat = [flatten_dict(runs[0].config, sep='.') for _, runs in groups]
+  flat = [flatten_config(runs[0].config) for _, runs in groups]
   fields = [
     field
     for field in flat[0]

@@ -1,7 +1,6 @@
 """Compares every setting of a report with the baseline: over seeds, and over the rows of the outputs."""
 
 import functools
-import json
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -160,7 +159,7 @@ class _OutputComparer:
 
   def __init__(self, log: Log):
     self._log = functools.cache(log)
-    self._systems: dict[str, SupportsCorpus] = {}  # by the config of their data
+    self._systems: dict[tuple, SupportsCorpus] = {}  # by the config of their data
 
   def compare(self, pairs: Sequence[tuple[FinishedRun, FinishedRun]], column: MetricColumn) -> list[RowComparison]:
     """Returns a comparison for each pair; none if the config has no such text metric, or outputs cannot be compared."""
@@ -187,19 +186,19 @@ class _OutputComparer:
     lines = read_lines(str(path))
     if len(lines) != len(corpus.source):
       raise UserError(f'{path} has {len(lines)} lines, the data now have {len(corpus.source)} rows; expected as many')
-    return select_texts(corpus, lines, run.config['evaluation'])
+    return select_texts(corpus, lines, run.config.evaluation)
 
   def _corpus(self, run: FinishedRun, split: str) -> Any:
-    key = json.dumps([run.config['system'], run.config['data']], sort_keys=True)
+    key = (run.config.system, run.config.data)
     if key not in self._systems:
-      system = SYSTEMS[run.config['system']].open(run.config, str(run.folder))
+      system = SYSTEMS[run.config.system].open(run.config, str(run.folder))
       if not isinstance(system, SupportsCorpus):
-        raise UserError(f'system {run.config["system"]!r} has no reference texts')
+        raise UserError(f'system {run.config.system!r} has no reference texts')
       self._systems[key] = system
     return self._systems[key].corpus(split)
 
 
 def _metric_spec(run: FinishedRun, metric: str) -> str | None:
   """The spec of a text metric in the config of a run, or None."""
-  specs = {parse(spec, 'metric')[0]: spec for spec in run.config['evaluation'].get('metrics', ())}
+  specs = {parse(spec, 'metric')[0]: spec for spec in getattr(run.config.evaluation, 'metrics', ())}
   return specs.get(metric)

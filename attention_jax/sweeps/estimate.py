@@ -1,7 +1,6 @@
 """Costs of a sweep: parameters and FLOP of each setting, and an estimate of the time with its source."""
 
 import datetime
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 from attention_jax.sweeps.ledger import COSTS, SweepState
 from attention_jax.sweeps.resolve import Resolved
 from attention_jax.systems.base import System
+from attention_jax.systems.config import RunConfig
 from attention_jax.systems.costs import update_flop
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.training.state import count_parameters
@@ -32,9 +32,7 @@ class Costs(NamedTuple):
   update_flop: float
 
 
-def measure_costs(
-  configs: Iterable[tuple[str, Mapping[str, Any]]], measured: Mapping[str, Any]
-) -> Iterable[tuple[str, Costs]]:
+def measure_costs(configs: Iterable[tuple[str, RunConfig]], measured: Mapping[str, Any]) -> Iterable[tuple[str, Costs]]:
   """Counts parameters and FLOP; reads the data once for all settings that share them.
 
   Args:
@@ -49,9 +47,9 @@ def measure_costs(
     if setting_id in measured:
       yield setting_id, Costs(measured[setting_id]['parameters'], measured[setting_id]['update_flop'])
       continue
-    key = json.dumps([config['system'], config['data']], sort_keys=True)
+    key = (config.system, config.data)
     if key not in systems:
-      systems[key] = SYSTEMS[config['system']].load(config, None)
+      systems[key] = SYSTEMS[config.system].load(config, None)
     system = systems[key].with_config(config)
     initializer = system.initializer()
     yield setting_id, Costs(count_parameters(jax.eval_shape(lambda: initializer(0))), update_flop(system))  # noqa: B023
@@ -111,8 +109,7 @@ def estimate_seconds(
     return TimeEstimate({}, 'unknown until a unit has finished: the devices are not those of this process')
   flop_per_second = rate()
   seconds = {
-    setting.id: costs[setting.id].update_flop * setting.config['training']['steps'] / flop_per_second
-    for setting in resolved
+    setting.id: costs[setting.id].update_flop * setting.config.training.steps / flop_per_second for setting in resolved
   }
   source = (
     'FLOP of the matrix products at the rate of a float32 matrix product on this machine, '

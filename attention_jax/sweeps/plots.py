@@ -113,7 +113,7 @@ def _draw_cell(axes: Any, cell: ReportCell, y: float, style: Mapping[str, Any]) 
 
 def _draw_curves(report: Report) -> Picture | None:
   """The validation metric that training.select of the baseline names, by updates: mean and range over seeds."""
-  select = report.baseline.config['training']['select']
+  select = report.baseline.config.training.select
   name = f'validation/{select}'
   curves = [(row, *_mean_curve(row, name)) for row in _curve_rows(report)]
   curves = [curve for curve in curves if len(curve[1]) > 1]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from flax.traverse_util import flatten_dict
 
 from attention_jax.decoding.metrics import mean_and_deviation
 from attention_jax.errors import UserError, choose
@@ -29,6 +28,7 @@ from attention_jax.sweeps.statistics import (
   bootstrap_mean,
 )
 from attention_jax.systems.base import Log
+from attention_jax.systems.config import flatten_config
 from attention_jax.systems.experiment import selectable_metrics
 
 FEW_SEEDS = 5  # below, bootstrap intervals over seeds are noticeably too narrow
@@ -156,7 +156,7 @@ def folders_report(folders: Sequence[Path], options: ReportOptions, log: Log) ->
   if len(folders) < 2:
     raise UserError(f'expected at least two run folders to compare, got {len(folders)}')
   settings = collect_folders(folders)
-  systems = {setting.config['system'] for setting in settings}
+  systems = {setting.config.system for setting in settings}
   if len(systems) > 1:
     raise UserError(f'only runs of one system can be compared, got {", ".join(sorted(systems))}')
   costs = {}
@@ -223,8 +223,8 @@ def _columns(settings: Sequence[SettingRuns], metrics: Sequence[str]) -> list[Me
   measured = dict.fromkeys(name for values in results.values() for name in values)
   for metric in metrics:
     choose(metric, measured, 'metric of the report')
-  text = [parse(spec, 'metric')[0] for spec in config['evaluation'].get('metrics', ())]
-  defaults = dict.fromkeys([config['training']['select'], *text, ALIGNMENT_ERROR])
+  text = [parse(spec, 'metric')[0] for spec in getattr(config.evaluation, 'metrics', ())]
+  defaults = dict.fromkeys([config.training.select, *text, ALIGNMENT_ERROR])
   names = list(metrics) or [name for name in defaults if name in measured] or list(measured)
   directions = functools.reduce(operator.or_, (selectable_metrics(setting.config) for setting in settings))
   return [
@@ -239,7 +239,7 @@ def _find_baseline(settings: Sequence[SettingRuns], fields: Setting | None) -> S
   """The setting that has the values of `fields`; the first setting if `fields` is empty."""
   if not fields:
     return settings[0]
-  values = [flatten_dict(dict(setting.config), sep='.') | dict(setting.factors) for setting in settings]
+  values = [flatten_config(setting.config) | dict(setting.factors) for setting in settings]
   for field in fields:
     if not all(field in member for member in values):
       choose(field, settings[0].factors, 'field of --baseline')

@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from attention_jax.errors import UserError, UserErrors, choose
 from attention_jax.specs import Option, check_value, format_spec, parse
 from attention_jax.sweeps.space import PRESET, Setting, label, short_names
-from attention_jax.systems.config import fill_defaults
+from attention_jax.systems.config import RunConfig, flatten_config, parse_config
 from attention_jax.systems.experiment import check_config, measurable_metrics
 from attention_jax.systems.initial_run import check_initial_run
 from attention_jax.training.partition import MESH_FIELDS
@@ -76,7 +76,7 @@ class Resolved(NamedTuple):
   setting: Setting
   path: str
   overrides: Fields
-  config: dict[str, Any]
+  config: RunConfig
   id: str
 
 
@@ -93,9 +93,8 @@ def resolve_settings(base: Base, settings: Sequence[Setting]) -> list[Resolved]:
   for setting in settings:
     try:
       result = resolve(base, setting)
-      config = fill_defaults(result.config, result.path)  # the file may set fields that do not exist
-      check_config(config)
-      check_initial_run(config)
+      check_config(result.config)
+      check_initial_run(result.config)
       resolved.setdefault(result.id, result)
     except UserError as error:
       for line in error.lines:
@@ -147,7 +146,7 @@ def check_metrics(resolved: Sequence[Resolved], metrics: Sequence[str], has_earl
 
 
 def _has_values(result: Resolved, values: Setting) -> bool:
-  fields = flatten_dict(result.config, sep='.') | dict(result.setting)
+  fields = flatten_config(result.config) | dict(result.setting)
   return all(field in fields and is_value(field, value, fields[field]) for field, value in values.items())
 
 
@@ -191,7 +190,8 @@ def resolve(base: Base, setting: Setting) -> Resolved:
     raise UserErrors(mistakes)
   typed = {field: typed[field] for field in setting}
   overrides = {field: value for field, value in fields.items() if value != preset[field]}
-  return Resolved(typed, path, overrides, unflatten_dict(fields, sep='.'), config_id(fields))
+  config = parse_config(unflatten_dict(fields, sep='.'), path)
+  return Resolved(typed, path, overrides, config, config_id(fields))
 
 
 def config_id(fields: Mapping[str, Any]) -> str:

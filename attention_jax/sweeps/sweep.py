@@ -181,7 +181,7 @@ def _store_costs(ledger: Ledger, resolved: Sequence[Resolved], log: Log) -> None
 
 def requested_seeds(request: SweepRequest, resolved: Sequence[Resolved]) -> list[int]:
   """Returns the seeds of every setting."""
-  first = resolved[0].config['training']['seed']
+  first = resolved[0].config.training.seed
   return [first + i for i in range(request.seeds)]
 
 

@@ -24,16 +24,16 @@ from attention_jax.errors import UserError
 from attention_jax.kernels import auto
 from attention_jax.models.encoder_decoder import EncoderDecoder
 from attention_jax.modules.attention import Attention
+from attention_jax.systems.config import RunConfig
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.compiling import jit_once
 from attention_jax.training.config import Training
 from attention_jax.training.frozen import check_frozen
 from attention_jax.training.loss import Loss
-from attention_jax.training.partition import MeshConfig, fetch, make_mesh, process_share, replicate, row_devices
+from attention_jax.training.partition import fetch, make_mesh, process_share, replicate, row_devices
 from attention_jax.training.step import step_rngs
 from attention_jax.training.watch import Watch, unwatched
 
-Config = Mapping[str, Any]
 Log = Callable[[str], None]
 LinePrediction = tuple[str, dict[str, Any]]  # one line of output, and the same with scores and weights for JSON
 FIRST_ROWS = 4  # rows of a split that a plot shows by default
@@ -66,8 +66,7 @@ class System(abc.ABC):
   """A model with its data, loss and metrics. Each row of registry.SYSTEMS is a subclass.
 
   Attributes:
-    config_groups: the dataclasses of the groups of the config by dotted path, without those of all systems (training,
-      mesh); outer groups come first.
+    config_groups: the dataclasses of the groups `data`, `model` and `evaluation` of the config.
     plot_filename: default file name of `plot`.
     extra_plot_suffixes: suffixes of the files that `plot` writes beside that file.
     extra_metrics: names of the metrics that `evaluate` may return in addition to `selectable_metrics`.
@@ -79,22 +78,22 @@ class System(abc.ABC):
   plot_filename: ClassVar[str]
   extra_plot_suffixes: ClassVar[Sequence[str]] = ()
   extra_metrics: ClassVar[Sequence[str]] = ()
-  config: Config
+  config: RunConfig
   model: nn.Module
 
   @classmethod
   @abc.abstractmethod
-  def check(cls, config: Config, training: Training) -> None:
+  def check(cls, config: RunConfig) -> None:
     """Raises UserError for mistakes in a config that can be found without its data."""
 
   @classmethod
   @abc.abstractmethod
-  def selectable_metrics(cls, config: Config) -> dict[str, bool]:
+  def selectable_metrics(cls, config: RunConfig) -> dict[str, bool]:
     """Returns name -> whether a higher value is better, of the validation metrics that training.select may name."""
 
   @classmethod
   @abc.abstractmethod
-  def load(cls, config: Config, folder: str | None) -> 'System':
+  def load(cls, config: RunConfig, folder: str | None) -> 'System':
     """Returns the system with its data, for training. Writes nothing into `folder`.
 
     Args:
@@ -104,7 +103,7 @@ class System(abc.ABC):
 
   @classmethod
   @abc.abstractmethod
-  def open(cls, config: Config, folder: str) -> 'System':
+  def open(cls, config: RunConfig, folder: str) -> 'System':
     """Returns the system of the run in `folder`. Data are read on first use.
 
     Args:
@@ -116,7 +115,7 @@ class System(abc.ABC):
     """
 
   @abc.abstractmethod
-  def with_config(self, config: Config) -> 'System':
+  def with_config(self, config: RunConfig) -> 'System':
     """Returns the system of another config with the same group `data`, without reading the data again."""
 
   @property
@@ -215,7 +214,7 @@ class System(abc.ABC):
   @functools.cached_property
   def training_mesh(self) -> Mesh:
     """Mesh of all devices of all processes."""
-    return make_mesh(seeds=self.config['seeds'], sizes=MeshConfig(**self.config['mesh']))
+    return make_mesh(seeds=self.config.seeds, sizes=self.config.mesh)
 
   @property
   def share(self) -> Share:
@@ -224,13 +223,13 @@ class System(abc.ABC):
     Filler rows pad each batch to a multiple of the number of its shards times config.training.accumulate.
     """
     index, count = process_share(self.training_mesh)
-    return Share(index, count, row_devices(self.training_mesh) * self.config['training']['accumulate'])
+    return Share(index, count, row_devices(self.training_mesh) * self.config.training.accumulate)
 
   @property
   def evaluation_rows(self) -> int:
     """Rows of an evaluation batch: config.evaluation.batch_size, rounded up to a multiple of the number of devices."""
     devices = self.mesh.devices.size
-    return -(-self.config['evaluation']['batch_size'] // devices) * devices
+    return -(-self.config.evaluation.batch_size // devices) * devices
 
   def replicate_params(self, params: Any) -> Any:
     """Copies parameters to every device of `mesh`."""

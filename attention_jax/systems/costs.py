@@ -27,7 +27,7 @@ def update_flop(system: System) -> float:
   Args:
     system: a system with its data.
   """
-  batches = system.batches(system.config['training']['seed'])
+  batches = system.batches(system.config.training.seed)
   count = flop_counter(system)
   flop_of: dict[tuple[int, ...], float] = {}
   total = 0.0

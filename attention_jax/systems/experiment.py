@@ -1,6 +1,7 @@
 """Trains a whole experiment from its config: data, model, training and test metrics."""
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,12 +11,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from ml_collections import ConfigDict
 
 from attention_jax.data.pipeline import first_of_each_shape, stream
 from attention_jax.decoding.metrics import MetricSummary, MetricValue, aggregate_runs
 from attention_jax.errors import UserError, choose
-from attention_jax.systems.base import BatchSequence, Config, Log, System
-from attention_jax.systems.config import MAX_SEEDS, fill_defaults
+from attention_jax.systems.base import BatchSequence, Log, System
+from attention_jax.systems.config import RunConfig, parse_config, read_run_config, to_dict
 from attention_jax.systems.initial_run import (
   InitialRun,
   describe_start,
@@ -35,7 +37,6 @@ from attention_jax.systems.runs import (
   check_run_files,
   evaluate_split,
   restore_params,
-  run_seeds,
   seed_folder,
   write_json,
   write_lines,
@@ -44,7 +45,6 @@ from attention_jax.systems.variants import check_added_rows, store_variants
 from attention_jax.training import peers
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.checkpoint import BEST, Checkpoints, updates_made
-from attention_jax.training.config import Training
 from attention_jax.training.digests import (
   DATA_DIGESTS_FILE,
   add_file_digests,
@@ -53,10 +53,10 @@ from attention_jax.training.digests import (
   drop_file_digests,
   store_digests,
 )
-from attention_jax.training.folder import CONFIG, check_folder, lock_folder, prepare_folder, read_config
+from attention_jax.training.folder import CONFIG, check_folder, lock_folder, prepare_folder
 from attention_jax.training.interrupts import Interrupted, StopSignals
 from attention_jax.training.optim import describe_warmup, make_optimizer, make_schedule
-from attention_jax.training.partition import MeshConfig, describe_placement, make_mesh
+from attention_jax.training.partition import describe_placement, make_mesh
 from attention_jax.training.paths import run_path
 from attention_jax.training.run import InterruptReason
 from attention_jax.training.state import TrainState, count_parameters, evaluation_params
@@ -73,12 +73,12 @@ Results = dict[str, dict[str, MetricValue]]  # split -> metric -> value
 Summaries = dict[str, dict[str, MetricSummary]]
 
 
-def train(config: Config, folder: str | Path, log: Log = print) -> Results | Summaries | None:
+def train(config: ConfigDict | Mapping[str, Any], folder: str | Path, log: Log = print) -> Results | Summaries | None:
   """Trains in `folder`, or resumes an interrupted run of the same config; then evaluates the test splits.
 
   Without a test split, the validation split is evaluated.
 
-  With config['seeds'] above 1, that many runs are trained side by side, each in a folder seed_N below `folder`. In a
+  With config.seeds above 1, that many runs are trained side by side, each in a folder seed_N below `folder`. In a
   multi-process run, process 0 alone logs and writes files, except for checkpoints in a folder that all processes share.
 
   Args:
@@ -99,7 +99,7 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
   peers.check_agreement(peers.package_versions())
   log = log if jax.process_index() == 0 else _discard
   with peers.fail_together():  # also a barrier: no config is stored before all processes have checked theirs
-    config = fill_defaults(config, 'the config')
+    config = parse_config(config)
     folder = run_path(folder)
     is_resumed = _check_before_loading(config, folder)
   peers.check_agreement(comparable_fields(config) | {'a run in the folder': 'present' if is_resumed else 'absent'})
@@ -115,9 +115,7 @@ def train(config: Config, folder: str | Path, log: Log = print) -> Results | Sum
   with contextlib.ExitStack() as stack:
     with peers.fail_together():
       stack.enter_context(lock_folder(folder.absolute(), log))  # creates the folder
-    state = (
-      read_continued_state(config, system, plan.initializer) if config['initial_state'] and not plan.made else None
-    )
+    state = read_continued_state(config, system, plan.initializer) if config.initial_state and not plan.made else None
     if state is not None:
       log(f'continues the optimiser of {plan.origin} at step {state.step}')
     folder = _prepare_run_folder(folder, config, system, plan.arrays, log)
@@ -150,7 +148,7 @@ class RunPlan(NamedTuple):
     digests: digests of the splits by name.
   """
 
-  config: Config
+  config: RunConfig
   folder: Path
   is_resumed: bool
   made: int
@@ -170,27 +168,27 @@ class RunPlan(NamedTuple):
     return data
 
 
-def _check_before_loading(config: Config, folder: Path) -> bool:
+def _check_before_loading(config: RunConfig, folder: Path) -> bool:
   """Checks the config, the variants and the folder, which needs no data; returns whether the folder holds this run."""
   check_config(config)
   check_added_rows()
-  make_mesh(seeds=config['seeds'], sizes=MeshConfig(**config['mesh']))  # for its errors
+  make_mesh(seeds=config.seeds, sizes=config.mesh)  # for its errors
   check_run_files(folder)
-  return check_folder(folder, config, _make_completion(folder))
+  return check_folder(folder, to_dict(config), _make_completion(folder))
 
 
 def _make_plan(
-  config: Config, folder: Path, is_resumed: bool, system: System, initial: InitialRun | None, log: Log
+  config: RunConfig, folder: Path, is_resumed: bool, system: System, initial: InitialRun | None, log: Log
 ) -> RunPlan:
   """Returns the plan of a run whose config and folder have been checked, and logs where its parameters come from."""
-  seeds = run_seeds(config)
+  seeds = config.run_seeds
   initializer = system.initializer()
   params = jax.eval_shape(lambda: initializer(seeds[0]))
   arrays = initial.arrays if initial else read_initial_vectors(config, system, folder, params, log)
   origin = ''
   if arrays:
     field = 'initial_run' if initial else 'initial_vectors'
-    origin = f'config.{field}={config[field]!r}'
+    origin = f'config.{field}={getattr(config, field)!r}'
     describe_start(arrays, params, origin, log)
     initializer = start_from(initializer, arrays)
   made = max(updates_made(path) for path in [folder, *(seed_folder(folder, seed) for seed in seeds)])
@@ -200,9 +198,9 @@ def _make_plan(
 
 
 def _train_and_evaluate(
-  config: Config,
+  config: RunConfig,
   folder: Path,
-  runs: Sequence[tuple[Config, Path]],
+  runs: Sequence[tuple[RunConfig, Path]],
   system: System,
   initializer: Callable[[int], Any],
   batches: Sequence[BatchSequence],
@@ -225,11 +223,11 @@ def _train_and_evaluate(
     return None
   if len(runs) == 1:
     return results[0]
-  return _summarize(folder, run_seeds(config), results, log)
+  return _summarize(folder, config.run_seeds, results, log)
 
 
 def _fit(
-  config: Config,
+  config: RunConfig,
   folders: Sequence[Path],
   system: System,
   initializer: Callable[[int], Any],
@@ -237,14 +235,14 @@ def _fit(
   log: Log,
 ) -> list[FitResult]:
   """Trains one run, or several side by side."""
-  training = Training(**config['training'])
+  training = config.training
 
   def stream_of_all(start: int, stop: int) -> Iterator[tuple]:
     return zip(*(stream(run_batches, start, stop) for run_batches in batches), strict=True)
 
   return fit_seeds(
     folders,
-    run_seeds(config),
+    config.run_seeds,
     training,
     loss=system.loss,
     init_params=initializer,
@@ -257,12 +255,12 @@ def _fit(
   )
 
 
-def _prepare_run_folder(folder: Path, config: Config, system: System, arrays: Arrays | None, log: Log) -> Path:
+def _prepare_run_folder(folder: Path, config: RunConfig, system: System, arrays: Arrays | None, log: Log) -> Path:
   """Stores the files of a run, and their digests; a resumed run may have been killed before it had stored them."""
   with peers.fail_together():
     if jax.process_index() == 0:
       drop_file_digests(folder)
-  folder = prepare_folder(folder, config, _make_completion(folder))
+  folder = prepare_folder(folder, to_dict(config), _make_completion(folder))
   with peers.fail_together():
     if jax.process_index() == 0:
       store_version(folder, log)
@@ -273,27 +271,27 @@ def _prepare_run_folder(folder: Path, config: Config, system: System, arrays: Ar
   return folder
 
 
-def _make_completion(folder: str | Path) -> Callable[[Config], Config]:
+def _make_completion(folder: str | Path) -> Callable[[RunConfig], RunConfig]:
   """Returns stored config of `folder` -> the same config with every field."""
-  return lambda stored: fill_defaults(stored, f'{folder}/{CONFIG}')
+  return lambda stored: to_dict(parse_config(stored, f'{folder}/{CONFIG}'))
 
 
 def _prepare_runs(
-  config: Config, folder: Path, system: System, arrays: Arrays | None, log: Log
-) -> list[tuple[Config, Path]]:
+  config: RunConfig, folder: Path, system: System, arrays: Arrays | None, log: Log
+) -> list[tuple[RunConfig, Path]]:
   """Returns the config and the folder of each run. For several seeds, each config is that of a single run."""
-  if config['seeds'] == 1:
+  if config.seeds == 1:
     return [(config, folder)]
   runs = []
-  for seed in run_seeds(config):
-    run_config = dict(config, seeds=1, training=config['training'] | {'seed': seed})
+  for seed in config.run_seeds:
+    run_config = dataclasses.replace(config, seeds=1, training=dataclasses.replace(config.training, seed=seed))
     with peers.fail_together():
       check_run_files(seed_folder(folder, seed))
     runs.append((run_config, _prepare_run_folder(seed_folder(folder, seed), run_config, system, arrays, log)))
   return runs
 
 
-def check_config(config: Config) -> None:
+def check_config(config: RunConfig) -> None:
   """Checks a config without its data.
 
   Args:
@@ -302,32 +300,20 @@ def check_config(config: Config) -> None:
   Raises:
     UserError: for mistakes that can be found from the config alone.
   """
-  if config['seeds'] < 1:
-    raise UserError(f'config.seeds must be at least 1, got {config["seeds"]}')
-  if config['seeds'] > MAX_SEEDS:
-    raise UserError(f'config.seeds must be at most {MAX_SEEDS}, got {config["seeds"]}; start several runs instead')
-  if config['initial_run'] and config['initial_vectors']:
-    raise UserError('config.initial_run and config.initial_vectors are both set; expected one of them at most')
-  if config['initial_state'] and (not config['initial_run'] or config['seeds'] > 1):
-    raise UserError('config.initial_state requires config.initial_run, and config.seeds to be 1')
-  for field in ('initial_run', 'initial_vectors'):
-    if not isinstance(config[field], str):
-      raise UserError(f'config.{field} must be a string, got {config[field]!r}')
-  MeshConfig(**config['mesh'])
-  training = Training(**config['training'])
+  training = config.training
   make_optimizer(training.optimizer, make_schedule(training.schedule, training.steps), training.clip)
-  SYSTEMS[config['system']].check(config, training)
+  SYSTEMS[config.system].check(config)
   choose(training.select, selectable_metrics(config), 'metric in training.select:')
 
 
-def selectable_metrics(config: Config) -> dict[str, bool]:
+def selectable_metrics(config: RunConfig) -> dict[str, bool]:
   """Returns name -> whether a higher value is better, of the metrics that training.select of a config may name."""
-  return SYSTEMS[config['system']].selectable_metrics(config)
+  return SYSTEMS[config.system].selectable_metrics(config)
 
 
-def measurable_metrics(config: Config) -> set[str]:
+def measurable_metrics(config: RunConfig) -> set[str]:
   """Returns the names of all metrics that runs of a config may have; some of them depend on the data."""
-  return {*selectable_metrics(config), *SYSTEMS[config['system']].extra_metrics}
+  return {*selectable_metrics(config), *SYSTEMS[config.system].extra_metrics}
 
 
 def _check_data(plan: RunPlan, log: Log) -> None:
@@ -345,7 +331,7 @@ def _check_memory(plan: RunPlan, log: Log) -> None:
 
 def _check_resumed(plan: RunPlan, log: Log) -> None:
   """Raises UserError if a run to be resumed has other data, or has made more updates than its results would state."""
-  steps = plan.config['training']['steps']
+  steps = plan.config.training.steps
   if not plan.is_resumed:
     return
   check_digests(plan.folder, plan.digests, log)
@@ -354,19 +340,19 @@ def _check_resumed(plan: RunPlan, log: Log) -> None:
       f'config.training.steps is {steps}, but the run in {plan.folder} has made {plan.made} updates; '
       f'expected at least {plan.made}, or another folder'
     )
-  for line in _describe_raised_steps(read_config(plan.folder), plan.config, plan.params, plan.made):
+  for line in _describe_raised_steps(read_run_config(plan.folder), plan.config, plan.params, plan.made):
     log(line)
 
 
-def _describe_raised_steps(stored: Config, config: Config, params: Any, made: int) -> list[str]:
+def _describe_raised_steps(stored: RunConfig, config: RunConfig, params: Any, made: int) -> list[str]:
   """Lines about schedules that another number of steps changes, for a run that has made some updates.
 
   `stored` is the config that the run had before, `params` are parameters or their shapes.
   """
-  training = config['training']
-  lengths = (stored['training']['steps'], training['steps'])
+  training = config.training
+  lengths = (stored.training.steps, training.steps)
   before, after = (
-    {'learning rate': make_schedule(training['schedule'], steps)} | make_anneal(training['anneal'], params, steps)
+    {'learning rate': make_schedule(training.schedule, steps)} | make_anneal(training.anneal, params, steps)
     for steps in lengths
   )
   lines = []
@@ -390,7 +376,7 @@ def _describe(plan: RunPlan, log: Log) -> None:
   model = f'{count_parameters(plan.params):,} parameters; attention implementation {system.implementation}'
   lines = [
     *system.report,
-    describe_warmup(config['training']['schedule'], config['training']['steps']),
+    describe_warmup(config.training.schedule, config.training.steps),
     f'{model}; {len(devices)} x {devices[0].device_kind}',
     _describe_precision(config),
     describe_placement(plan.params, system.training_mesh),
@@ -404,9 +390,9 @@ def _describe(plan: RunPlan, log: Log) -> None:
 PREFLIGHT: Sequence[Callable[[RunPlan, Log], None]] = (_describe, _check_memory, _check_data, _check_resumed)
 
 
-def _describe_precision(config: Config, cpu_info: Path = Path('/proc/cpuinfo')) -> str:
+def _describe_precision(config: RunConfig, cpu_info: Path = Path('/proc/cpuinfo')) -> str:
   """Returns a line about a 16-bit run on a CPU without AMX, whose products are slower than in float32; '' otherwise."""
-  dtype = config['model']['dtype']
+  dtype = config.model.dtype
   if dtype == 'float32' or jax.devices()[0].platform != 'cpu':
     return ''
   if cpu_info.exists() and 'amx_bf16' in cpu_info.read_text().split():
@@ -433,7 +419,7 @@ def _make_validation(system: System) -> Callable[[TrainState, Watch], dict[str, 
   return validate
 
 
-def _evaluate_and_store(config: Config, folder: Path, system: System, signals: StopSignals, log: Log) -> Results:
+def _evaluate_and_store(config: RunConfig, folder: Path, system: System, signals: StopSignals, log: Log) -> Results:
   """Evaluates the splits of `_splits_to_evaluate` with the best parameters, and writes results and hypotheses."""
   params, steps = restore_params(folder, system, 'best')
   run = Run(folder, system, params, steps)
@@ -448,14 +434,14 @@ def _evaluate_and_store(config: Config, folder: Path, system: System, signals: S
     results[split], predictions = evaluate_split(run, split, watch)
     write_lines(folder / name, system.format_predictions(predictions))
   splits = ' and '.join(results) or 'nothing, as the task has only a training split'
-  selection = _describe_selection(folder, system, config['training']['select'])
+  selection = _describe_selection(folder, system, config.training.select)
   log(f'measured: {splits}; parameters: step {run.step}, {selection}')
   record = {
     'step': run.step,
     'parameters': count_parameters(params),
     'implementation': system.implementation,
     'commit': ', '.join(read_versions(folder)),
-    'evaluation': config['evaluation'],
+    'evaluation': to_dict(config.evaluation),
     'results': _as_json(results),
   }
   write_json(folder / RESULTS, record)

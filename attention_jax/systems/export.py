@@ -64,7 +64,7 @@ def _write_run(run: Run, folder: Path, checkpoint: str) -> None:
       shutil.copyfile(run.folder / name, folder / name)
   drop_file_digests(folder, sorted(omitted))
   empty_state = TrainState(step=np.int32(run.step), params=(), opt_state=(), average=(), running={})
-  state = empty_state._replace(**{evaluation_field(run.config['training']['average']): run.params})
+  state = empty_state._replace(**{evaluation_field(run.config.training.average): run.params})
   checkpoints = Checkpoints(folder)
   try:
     checkpoints.save(state, host_values={}, kind=BEST)

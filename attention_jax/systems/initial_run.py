@@ -18,13 +18,11 @@ from attention_jax.atomic import write_atomic
 from attention_jax.data.files import read_arrays
 from attention_jax.errors import UserError
 from attention_jax.modules.weights import abbreviate_names, flatten_names, unflatten_names
-from attention_jax.systems.base import Config, Log, System
-from attention_jax.systems.config import fill_defaults
+from attention_jax.systems.base import Log, System
+from attention_jax.systems.config import RunConfig, read_run_config
 from attention_jax.systems.ready_made import resolve_folder
 from attention_jax.systems.runs import open_run
 from attention_jax.training.checkpoint import Checkpoints
-from attention_jax.training.config import Training
-from attention_jax.training.folder import read_config
 from attention_jax.training.run import BestEvaluation
 from attention_jax.training.seeds import prepare_training
 from attention_jax.training.state import TrainState
@@ -48,28 +46,26 @@ class InitialRun(NamedTuple):
   system: System | None
 
 
-def check_initial_run(config: Config) -> None:
+def check_initial_run(config: RunConfig) -> None:
   """Compares a config with that of its initial run, if it names one. Reads no parameters.
 
   Raises:
     UserError: if the folder holds no run, or one of another system or another kind of vocabulary.
   """
-  if not config['initial_run']:
+  if not config.initial_run:
     return
-  name = f'config.initial_run={config["initial_run"]!r}'
-  folder = resolve_folder(config['initial_run'])
-  initial_config = fill_defaults(read_config(folder), f'{folder}/config.json')
-  if initial_config['system'] != config['system']:
-    raise UserError(
-      f'{name} is a run of system {initial_config["system"]!r}; expected a run of system {config["system"]!r}'
-    )
+  name = f'config.initial_run={config.initial_run!r}'
+  folder = resolve_folder(config.initial_run)
+  initial_config = read_run_config(folder)
+  if initial_config.system != config.system:
+    raise UserError(f'{name} is a run of system {initial_config.system!r}; expected a run of system {config.system!r}')
   for field in DATA_FIELDS:
-    values = [run_config.get('data', {}).get(field) for run_config in (config, initial_config)]
+    values = [getattr(run_config.data, field, None) for run_config in (config, initial_config)]
     if values[0] != values[1]:
       raise UserError(f'config.data.{field} must be that of {name}, {values[1]!r}; got {values[0]!r}')
 
 
-def open_initial_run(config: Config, folder: Path) -> InitialRun | None:
+def open_initial_run(config: RunConfig, folder: Path) -> InitialRun | None:
   """Returns the parameters that a run starts from: those stored in its folder, or the best ones of config.initial_run.
 
   Args:
@@ -82,17 +78,17 @@ def open_initial_run(config: Config, folder: Path) -> InitialRun | None:
   Raises:
     UserError: as `check_initial_run` and `open_run`, and for a stored file that cannot be read.
   """
-  if not config['initial_run']:
+  if not config.initial_run:
     return None
   if stored := read_stored_initial(folder):
     return InitialRun(stored, None)
   check_initial_run(config)
-  run = open_run(config['initial_run'])
+  run = open_run(config.initial_run)
   arrays = {name: np.asarray(leaf) for name, leaf in flatten_names(jax.device_get(run.params)).items()}
   return InitialRun(arrays, run.system)
 
 
-def read_continued_state(config: Config, system: System, initializer: Initializer) -> TrainState:
+def read_continued_state(config: RunConfig, system: System, initializer: Initializer) -> TrainState:
   """Returns the latest state of config.initial_run, which the run continues with other options of training or data.
 
   Args:
@@ -104,9 +100,9 @@ def read_continued_state(config: Config, system: System, initializer: Initialize
     UserError: if the initial run has no such state, or that of another model or optimiser, and if it has made as many
       updates as this run will have.
   """
-  training = Training(**config['training'])
+  training = config.training
   _, state_initializer = prepare_training(training, system.loss, initializer, system.training_mesh, training.seed)
-  with contextlib.closing(Checkpoints(resolve_folder(config['initial_run']), read_only=True)) as checkpoints:
+  with contextlib.closing(Checkpoints(resolve_folder(config.initial_run), read_only=True)) as checkpoints:
     state, _ = checkpoints.restore(state_initializer.shapes)
   if state.step >= training.steps:
     raise UserError(

@@ -11,7 +11,8 @@ from attention_jax.data.files import iter_raw_lines, read_arrays
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError
 from attention_jax.modules.weights import flatten_names
-from attention_jax.systems.base import Config, Log, SupportsWordVectors, System
+from attention_jax.systems.base import Log, SupportsWordVectors, System
+from attention_jax.systems.config import RunConfig
 from attention_jax.systems.initial_run import INITIAL_FILE, read_stored_initial
 from attention_jax.tokens import SPECIAL_TOKENS
 
@@ -33,13 +34,11 @@ def embedding_tables(system: System, params: Any) -> dict[str, Vocabulary]:
   names = flatten_names(params)
   in_model = {name: vocabulary for name, vocabulary in tables.items() if name + TABLE in names}
   if not in_model:
-    raise UserError(
-      f'the model of system {system.config["system"]!r} has no embeddings that can start from word vectors'
-    )
+    raise UserError(f'the model of system {system.config.system!r} has no embeddings that can start from word vectors')
   return in_model
 
 
-def check_initial_vectors(config: Config, folder: Path) -> None:
+def check_initial_vectors(config: RunConfig, folder: Path) -> None:
   """Checks that the files of config.initial_vectors can be read, unless the field is empty.
 
   The files are not checked if the run folder has stored the vectors already.
@@ -51,17 +50,17 @@ def check_initial_vectors(config: Config, folder: Path) -> None:
   Raises:
     UserError: for a file that cannot be read, and for a field that consists of commas and spaces, and names no file.
   """
-  if not config['initial_vectors'] or (folder / INITIAL_FILE).exists():
+  if not config.initial_vectors or (folder / INITIAL_FILE).exists():
     return
   paths = list(filter(None, _parse_paths(config)))
   if not paths:
-    raise UserError(f'config.initial_vectors={config["initial_vectors"]!r} names no file; expected at least one')
+    raise UserError(f'config.initial_vectors={config.initial_vectors!r} names no file; expected at least one')
   for path in paths:
     next(iter_raw_lines(path))
 
 
 def read_initial_vectors(
-  config: Config, system: System, folder: Path, params: Any, log: Log
+  config: RunConfig, system: System, folder: Path, params: Any, log: Log
 ) -> Mapping[str, np.ndarray] | None:
   """Returns the embeddings that a run starts from: those stored in its folder, or those of config.initial_vectors.
 
@@ -78,7 +77,7 @@ def read_initial_vectors(
   Raises:
     UserError: as `read_stored_initial`, `embedding_tables` and `read_word_vectors`, and for more files than tables.
   """
-  if not config['initial_vectors']:
+  if not config.initial_vectors:
     return None
   if stored := read_stored_initial(folder):
     return stored
@@ -86,7 +85,7 @@ def read_initial_vectors(
   paths = _parse_paths(config)
   if len(paths) > len(tables):
     raise UserError(
-      f'config.initial_vectors={config["initial_vectors"]!r} names {len(paths)} files; expected at most one '
+      f'config.initial_vectors={config.initial_vectors!r} names {len(paths)} files; expected at most one '
       f'for each of {", ".join(tables)}'
     )
   arrays = {}
@@ -97,9 +96,9 @@ def read_initial_vectors(
   return arrays
 
 
-def _parse_paths(config: Config) -> list[str]:
+def _parse_paths(config: RunConfig) -> list[str]:
   """The files of config.initial_vectors; '' for embeddings that start from random vectors."""
-  paths = config['initial_vectors']
+  paths = config.initial_vectors
   return [paths] if os.path.exists(os.path.expanduser(paths)) else [path.strip() for path in paths.split(',')]
 
 

@@ -4,20 +4,19 @@ import tempfile
 from pathlib import Path
 
 import jax
-from flax.traverse_util import flatten_dict
 
-from attention_jax.systems.base import Config, System
+from attention_jax.systems.base import System
+from attention_jax.systems.config import RunConfig, flatten_config
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.training import peers
 
 
-def comparable_fields(config: Config) -> dict[str, str]:
+def comparable_fields(config: RunConfig) -> dict[str, str]:
   """Returns the fields of a config as text, by dotted name, as peers.check_agreement compares them."""
-  fields = flatten_dict(dict(config), keep_empty_nodes=True, sep='.')
-  return {f'config.{name}': repr(value) for name, value in fields.items()}
+  return {f'config.{name}': repr(value) for name, value in flatten_config(config).items()}
 
 
-def load_once(config: Config, folder: str | None, initial: System | None = None) -> System:
+def load_once(config: RunConfig, folder: str | None, initial: System | None = None) -> System:
   """Loads a system so that of several processes only the first one makes vocabularies; the others receive its files.
 
   Args:
@@ -28,7 +27,7 @@ def load_once(config: Config, folder: str | None, initial: System | None = None)
   Raises:
     UserError: in every process, if loading fails in any of them.
   """
-  load = SYSTEMS[config['system']].load
+  load = SYSTEMS[config.system].load
   if not initial and (folder or jax.process_count() == 1):
     with peers.fail_together():
       return load(config, folder)

@@ -8,13 +8,14 @@ import jax
 import numpy as np
 
 from attention_jax.errors import UserError
-from attention_jax.systems.base import BatchSequence, Config
+from attention_jax.systems.base import BatchSequence
+from attention_jax.systems.config import RunConfig
 from attention_jax.training.optim import make_optimizer, make_schedule
 
 BYTES_PER_POSITION = 5  # an id, int32, and its mask, bool
 
 
-def check_state_memory(config: Config, params: Any) -> None:
+def check_state_memory(config: RunConfig, params: Any) -> None:
   """Checks that parameters, moving average, gradients and optimiser state fit into the memory of all devices.
 
   Args:
@@ -24,23 +25,22 @@ def check_state_memory(config: Config, params: Any) -> None:
   Raises:
     UserError: if they do not fit; the message names the largest array.
   """
-  training = config['training']
-  schedule = make_schedule(training['schedule'], training['steps'])
-  optimizer = make_optimizer(training['optimizer'], schedule, training['clip'], training['frozen'])
-  copies = 2 if training['average'] else 1  # parameters, moving average
+  training = config.training
+  schedule = make_schedule(training.schedule, training.steps)
+  optimizer = make_optimizer(training.optimizer, schedule, training.clip, training.frozen)
+  copies = 2 if training.average else 1  # parameters, moving average
   state = (params,) * copies, jax.eval_shape(optimizer.init, params)
-  needed = config['seeds'] * _total_bytes(state) + _total_bytes(params)  # runs may be updated in turn
+  needed = config.seeds * _total_bytes(state) + _total_bytes(params)  # runs may be updated in turn
   path, largest = max(jax.tree.leaves_with_path(params), key=lambda leaf: _bytes(leaf[1]))
   name = jax.tree_util.keystr(path, simple=True, separator='/')
   _check(
-    f'parameters, {"moving average, " if training["average"] else ""}gradients and the state of '
-    f'{training["optimizer"]} need',
+    f'parameters, {"moving average, " if training.average else ""}gradients and the state of {training.optimizer} need',
     needed,
     f'the largest array is {name} {list(largest.shape)}; lower the sizes of config.model or config.data.vocabulary',
   )
 
 
-def check_batch_memory(config: Config, batches: BatchSequence) -> None:
+def check_batch_memory(config: RunConfig, batches: BatchSequence) -> None:
   """Checks that the largest batch fits into memory, as if each of its positions had an id and a mask only.
 
   Args:
@@ -53,10 +53,10 @@ def check_batch_memory(config: Config, batches: BatchSequence) -> None:
 
   def needed_bytes(shape):
     rows, *lengths = shape
-    return config['seeds'] * rows * max(batches.min_row_positions(lengths), 1) * BYTES_PER_POSITION
+    return config.seeds * rows * max(batches.min_row_positions(lengths), 1) * BYTES_PER_POSITION
 
   shape = max(batches.shapes, key=needed_bytes)
-  fields = [f'config.data.{name}' for name in ('batch_size', 'buckets', 'lengths') if name in config.get('data', {})]
+  fields = [f'config.data.{name}' for name in ('batch_size', 'buckets', 'lengths') if hasattr(config.data, name)]
   _check(
     f'a batch of shape ({batches.shape_names}) {shape} needs',
     needed_bytes(shape),

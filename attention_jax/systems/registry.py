@@ -2,8 +2,10 @@
 
 import pkgutil
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from attention_jax.systems.base import System
+if TYPE_CHECKING:
+  from attention_jax.systems.base import System
 
 CLASSES = {
   'captioning': 'attention_jax.systems.captioning.system:CaptioningSystem',
@@ -14,10 +16,10 @@ CLASSES = {
 }
 
 
-class _Systems(Mapping[str, type[System]]):
+class _Systems(Mapping[str, 'type[System]']):
   """Maps the names of `CLASSES` to the classes, which it imports."""
 
-  def __getitem__(self, name: str) -> type[System]:
+  def __getitem__(self, name: str) -> 'type[System]':
     return pkgutil.resolve_name(CLASSES[name])
 
   def __iter__(self) -> Iterator[str]:

@@ -11,16 +11,14 @@ import optax
 
 from attention_jax.data.pipeline import stream
 from attention_jax.errors import UserError
-from attention_jax.systems.config import fill_defaults
+from attention_jax.systems.config import read_run_config
 from attention_jax.systems.initial_run import read_stored_initial, start_from
 from attention_jax.systems.ready_made import resolve_folder
 from attention_jax.systems.registry import SYSTEMS
-from attention_jax.systems.runs import check_run_files, run_seeds, seed_folder
+from attention_jax.systems.runs import check_run_files, seed_folder
 from attention_jax.training.anneal import make_anneal, zero_scheduled
 from attention_jax.training.checkpoint import Checkpoints
-from attention_jax.training.config import Training
 from attention_jax.training.digests import check_digests, compute_digests
-from attention_jax.training.folder import read_config
 from attention_jax.training.frozen import freeze_loss
 from attention_jax.training.partition import MeshConfig
 from attention_jax.training.seeds import prepare_training
@@ -65,15 +63,14 @@ def replay(folder: str | Path, update: int) -> Replay:
   """
   folder = resolve_folder(folder)
   check_run_files(folder)
-  config = fill_defaults(read_config(folder), f'{folder}/config.json')
-  config |= {'mesh': dataclasses.asdict(MeshConfig())}  # that of this machine, which may have fewer devices
-  training = Training(**config['training'])
-  if config['seeds'] > 1:
-    seeds = ', '.join(seed_folder(folder, seed).name for seed in run_seeds(config))
+  config = dataclasses.replace(read_run_config(folder), mesh=MeshConfig())  # this machine may have fewer devices
+  training = config.training
+  if config.seeds > 1:
+    seeds = ', '.join(seed_folder(folder, seed).name for seed in config.run_seeds)
     raise UserError(f'{folder} has the runs of several seeds; expected the folder of one of them: {seeds}')
   if not 1 <= update <= training.steps:
     raise UserError(f'the update must be 1 to {training.steps}, the steps of the run, got {update}')
-  system = SYSTEMS[config['system']].load(config, str(folder))
+  system = SYSTEMS[config.system].load(config, str(folder))
   check_digests(folder, compute_digests(system.arrays), print)
   initializer = system.initializer()
   if initial := read_stored_initial(folder):

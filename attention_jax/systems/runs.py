@@ -16,16 +16,14 @@ from attention_jax.decoding.metrics import MetricValue
 from attention_jax.decoding.predictor import Predictor
 from attention_jax.errors import UserError, choose
 from attention_jax.modules.weights import SUFFIX, load_weights, read_metadata
-from attention_jax.systems.base import Config, SupportsCorpus, SupportsEnsembles, SupportsTranslation, System
-from attention_jax.systems.config import fill_defaults
+from attention_jax.systems.base import SupportsCorpus, SupportsEnsembles, SupportsTranslation, System
+from attention_jax.systems.config import RunConfig, read_run_config, to_dict
 from attention_jax.systems.ready_made import resolve_folder
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.text_evaluation import text_metrics
 from attention_jax.systems.variants import check_variants
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
-from attention_jax.training.config import Training
 from attention_jax.training.digests import check_file_digests
-from attention_jax.training.folder import read_config
 from attention_jax.training.partition import make_mesh, replicate, sharding
 from attention_jax.training.state import evaluation_field
 from attention_jax.training.watch import Watch, unwatched
@@ -57,7 +55,7 @@ class Run:
     return self.steps[-1]
 
   @property
-  def config(self) -> Config:
+  def config(self) -> RunConfig:
     """The whole config of the run."""
     return self.system.config
 
@@ -83,7 +81,7 @@ class Run:
     if isinstance(self.system, protocol):
       return self.system
     names = _systems_with(protocol)
-    raise UserError(f'{self.folder} is a run of system {self.config["system"]!r}; expected one of: {names}')
+    raise UserError(f'{self.folder} is a run of system {self.config.system!r}; expected one of: {names}')
 
 
 def _systems_with(protocol: type) -> str:
@@ -111,7 +109,7 @@ def open_run_or_ensemble(
     return runs[0]
   for run in runs:
     if not isinstance(run.system, SupportsEnsembles):
-      name = run.config['system']
+      name = run.config.system
       names = _systems_with(SupportsEnsembles)
       raise UserError(f'{run.folder}: runs of system {name!r} cannot be an ensemble; expected runs of one of: {names}')
   try:
@@ -144,17 +142,16 @@ def open_run(
   """
   folder = resolve_folder(folder)
   check_run_files(folder)
-  config = fill_defaults(read_config(folder), f'{folder}/config.json')
+  config = read_run_config(folder)
   for field in evaluation:
-    choose(field, config['evaluation'], f'field of config.evaluation of {folder}:')
-  config['evaluation'] |= evaluation
-  SYSTEMS[config['system']].config_groups['evaluation'](**config['evaluation'])  # raises UserError for an invalid value
+    choose(field, to_dict(config.evaluation), f'field of config.evaluation of {folder}:')
+  config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, **evaluation))
   if dtype:
-    config['model']['dtype'] = dtype
-  if config['seeds'] > 1:
-    members = ', '.join(str(seed_folder(folder, seed)) for seed in run_seeds(config))
-    raise UserError(f'{folder} holds {config["seeds"]} runs, one for each seed; expected one of: {members}')
-  system = SYSTEMS[config['system']].open(config, str(folder))
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
+  if config.seeds > 1:
+    members = ', '.join(str(seed_folder(folder, seed)) for seed in config.run_seeds)
+    raise UserError(f'{folder} holds {config.seeds} runs, one for each seed; expected one of: {members}')
+  system = SYSTEMS[config.system].open(config, str(folder))
   params, steps = restore_params(folder, system, checkpoint)
   return Run(folder, system, params, steps)
 
@@ -166,7 +163,7 @@ def system_of(folder: str | Path) -> tuple[str, type[System]]:
     UserError: if the folder holds no run.
   """
   folder = resolve_folder(folder)
-  name = fill_defaults(read_config(folder), f'{folder}/config.json')['system']
+  name = read_run_config(folder).system
   return name, SYSTEMS[name]
 
 
@@ -212,17 +209,12 @@ def evaluate_hypotheses(run: Run, split: str, lines: Sequence[str]) -> dict[str,
   """
   choose(split, run.system.splits, 'split')
   corpus = run.system_with(SupportsCorpus).corpus(split)
-  if not run.config['evaluation']['metrics']:
+  if not run.config.evaluation.metrics:
     raise UserError('config.evaluation.metrics of the run is empty; expected metrics of texts, as in --metrics=bleu')
   if len(lines) != len(corpus.source):
     counts = f'{len(lines)} hypotheses for the {len(corpus.source)} rows of {split}; expected one for each row'
     raise UserError('; '.join([counts, *corpus.report]))  # the report names the lines that are no rows
-  return text_metrics(corpus, lines, run.config['evaluation'])
-
-
-def run_seeds(config: Config) -> list[int]:
-  """Returns the seeds of the runs of a config."""
-  return [config['training']['seed'] + i for i in range(config['seeds'])]
+  return text_metrics(corpus, lines, run.config.evaluation)
 
 
 def seed_folder(folder: Path, seed: int) -> Path:
@@ -243,7 +235,7 @@ def restore_params(folder: Path, system: System, checkpoint: str) -> tuple[Any, 
   """
   if checkpoint.endswith(SUFFIX):
     return _load_params(system, checkpoint)
-  training = Training(**system.config['training'])
+  training = system.config.training
   field = evaluation_field(training.average)
   placement = sharding(make_mesh(jax.local_devices()), 'state')
   checkpoints = Checkpoints(folder, read_only=True)

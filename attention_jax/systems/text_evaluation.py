@@ -1,7 +1,7 @@
 """Metrics of a split: loss, metrics of the output text, properties of the weights, and their agreement with links."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -29,7 +29,6 @@ from attention_jax.errors import UserError
 from attention_jax.losses.sequence import output_loss
 from attention_jax.models.encoder_decoder import EncoderDecoder, replace_unreachable_targets
 from attention_jax.specs import Count, OutputLength, Repeats, Size, check_fields, parse
-from attention_jax.systems.base import Config
 from attention_jax.training.compiling import CompiledForRuns
 from attention_jax.training.partition import fetch, make_mesh, replicate, shard_batch
 from attention_jax.training.peers import map_batches
@@ -287,7 +286,7 @@ def lagging_metric(predictions: Iterable[Prediction]) -> dict[str, MetricValue]:
 
 
 def predict_and_evaluate(
-  corpus: Corpus, predictor: Predictor, options: Mapping[str, Any], *, beams: int, watch: Watch = unwatched
+  corpus: Corpus, predictor: Predictor, options: TextEvaluationConfig, *, beams: int, watch: Watch = unwatched
 ) -> tuple[dict[str, MetricValue], list[Prediction]]:
   """Predicts every source of a corpus, and computes the metrics of the best hypotheses.
 
@@ -301,14 +300,14 @@ def predict_and_evaluate(
   Returns:
     The metrics by name, and one prediction per row of the corpus.
   """
-  sources = group_references(corpus)[0] if options['group_references'] else list(corpus.source)
+  sources = group_references(corpus)[0] if options.group_references else list(corpus.source)
   prediction_of = dict(zip(sources, predictor(sources, beams=beams, watch=watch), strict=True))
   predictions = [prediction_of[source] for source in corpus.source]
   texts = [prediction.hypotheses[0].text if prediction.hypotheses else '' for prediction in predictions]
   return text_metrics(corpus, texts, options), predictions
 
 
-def text_metrics(corpus: Corpus, hypotheses: Sequence[str], options: Mapping[str, Any]) -> dict[str, MetricValue]:
+def text_metrics(corpus: Corpus, hypotheses: Sequence[str], options: TextEvaluationConfig) -> dict[str, MetricValue]:
   """Computes the metrics of output text that a config selects.
 
   Args:
@@ -318,7 +317,7 @@ def text_metrics(corpus: Corpus, hypotheses: Sequence[str], options: Mapping[str
   """
   texts = select_texts(corpus, hypotheses, options)
   return {
-    parse(spec, 'metric')[0]: compute_metric(spec, texts.hypotheses, texts.references) for spec in options['metrics']
+    parse(spec, 'metric')[0]: compute_metric(spec, texts.hypotheses, texts.references) for spec in options.metrics
   }
 
 
@@ -338,7 +337,7 @@ class ComparedTexts(NamedTuple):
   rows: list[int]
 
 
-def select_texts(corpus: Corpus, hypotheses: Sequence[str], options: Mapping[str, Any]) -> ComparedTexts:
+def select_texts(corpus: Corpus, hypotheses: Sequence[str], options: TextEvaluationConfig) -> ComparedTexts:
   """Returns the rows that metrics of text compare: one per row of the corpus, or per source if references are grouped.
 
   Hypotheses are normalised as the corpus is.
@@ -352,7 +351,7 @@ def select_texts(corpus: Corpus, hypotheses: Sequence[str], options: Mapping[str
     UserError: if references are grouped, and the hypotheses of a source differ.
   """
   hypotheses = normalize_lines(hypotheses, corpus.normalization)
-  if not options['group_references']:
+  if not options.group_references:
     references = [[target] for target in corpus.target]
     return ComparedTexts(list(corpus.source), hypotheses, references, [*range(len(references))])
   sources, references, rows = group_references(corpus)
@@ -373,7 +372,7 @@ def evaluate_corpus(
   encoded: EncodedCorpus,
   scorer: TeacherForcedScorer,
   predictor: Predictor,
-  options: Mapping[str, Any],
+  options: TextEvaluationConfig,
   *,
   beams: int,
   watch: Watch = unwatched,
@@ -404,10 +403,10 @@ def evaluate_corpus(
     metrics |= lagging_metric(predictions)
   if predictor.model.traits.attends:
     vocabularies = (predictor.source_vocab, predictor.target_vocab)
-    metrics |= alignment_metrics(corpus, forced.weights, *vocabularies, options['unlinked_targets'])
+    metrics |= alignment_metrics(corpus, forced.weights, *vocabularies, options.unlinked_targets)
   return metrics, predictions
 
 
-def text_metric_directions(config: Config) -> dict[str, bool]:
-  """Returns the names of the text metrics of a config, and whether a higher value is better."""
-  return {parse(spec, 'metric')[0]: higher_is_better(spec) for spec in config['evaluation']['metrics']}
+def text_metric_directions(options: TextEvaluationConfig) -> dict[str, bool]:
+  """Returns the names of the text metrics of config.evaluation, and whether a higher value is better."""
+  return {parse(spec, 'metric')[0]: higher_is_better(spec) for spec in options.metrics}

@@ -22,6 +22,7 @@ from attention_jax.data.pipeline import stream
 from attention_jax.data.preparing import prepare
 from attention_jax.data.text import read_parallel
 from attention_jax.errors import UserError
+from attention_jax.systems.config import RunConfig, parse_config
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.training.digests import compute_digests
 from experiments.config_files import load_config
@@ -117,19 +118,19 @@ def _read(fields: dict[str, Any], start: float) -> dict[str, float]:
   """
   count = fields.pop('batches')
   config = _config(fields)
-  system = SYSTEMS[config['system']].load(config, None)
+  system = SYSTEMS[config.system].load(config, None)
   compute_digests(system.arrays)
-  batches = stream(system.batches(config['training']['seed']), 0, count + 1)
+  batches = stream(system.batches(config.training.seed), 0, count + 1)
   next(batches)
   first = time.monotonic()
   tokens = sum(int(batch.target_mask.sum()) for batch in batches)
   return {'first': first - start, 'seconds': time.monotonic() - first, 'tokens': tokens}
 
 
-def _config(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _config(fields: Mapping[str, Any]) -> RunConfig:
   config = load_config(CONFIG)
   config.update_from_flattened_dict(fields)
-  return config.to_dict()
+  return parse_config(config)
 
 
 STEPS = {'prepare': _prepare, 'read': _read}

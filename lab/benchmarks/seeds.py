@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 from attention_jax.data.batching import Batch
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import build
+from attention_jax.systems.config import parse_config
 from attention_jax.systems.translation.system import initializer
 from attention_jax.training.config import Training
 from attention_jax.training.partition import make_mesh
@@ -67,8 +68,9 @@ def _side_by_side(config: ConfigDict, vocab_sizes: tuple[int, int], batch: Batch
 
 def _model_functions(config: ConfigDict, vocab_sizes: tuple[int, int]) -> tuple[Callable, Callable, Training]:
   """Returns the loss, the initialiser and the settings of training."""
-  model = build(config.model.to_dict(), *vocab_sizes)
-  return sequence_loss(model), initializer(model), Training(**config.training.to_dict())
+  parsed = parse_config(config)
+  model = build(parsed.model, *vocab_sizes)
+  return sequence_loss(model), initializer(model), parsed.training
 
 
 def repeated_update(step: Callable, state: Any, batch: Batch, repetitions: int) -> Side:

@@ -17,6 +17,7 @@ from attention_jax.data.pipeline import stream
 from attention_jax.errors import UserError
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import build
+from attention_jax.systems.config import parse_config
 from attention_jax.systems.costs import count_matmuls
 from attention_jax.systems.translation.system import initial_params, initializer
 from attention_jax.training.config import Training
@@ -111,7 +112,7 @@ def _make_model(name: str, dtype: str):
   config = multi30k.get_config(preset)
   config.update_from_flattened_dict(fields)
   config.model.update({'dropout': DROPOUT, 'dtype': dtype})
-  return build(config.model.to_dict(), *VOCAB_SIZES)
+  return build(parse_config(config).model, *VOCAB_SIZES)
 
 
 def jax_update(name: str, batch: Batch, dtype: str = 'float32') -> Side:

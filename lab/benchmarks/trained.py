@@ -16,6 +16,7 @@ from attention_jax.data.files import read_lines
 from attention_jax.data.text import Corpus
 from attention_jax.decoding.metrics import compute_metric
 from attention_jax.errors import UserError
+from attention_jax.modules.attention import Attention
 from attention_jax.systems.runs import Run, open_run
 from attention_jax.tokens import UNK
 from experiments.launch import program_command
@@ -99,7 +100,7 @@ def _torch_translator(run: Run, beams: int, dtype: str) -> tuple[Callable, int]:
   """Returns PyTorch's translator with the parameters of a run, and the size of the source vocabulary."""
   params = jax.device_get(run.params)
   try:
-    _check_same_model(run.config['model']['attention'], params)
+    _check_same_model(run.config.model.attention, params)
     sizes = {
       'source_size': params['encoder']['embedding']['table']['embedding'].shape[0],
       'target_size': params['output']['kernel'].shape[1],
@@ -115,9 +116,9 @@ def _torch_translator(run: Run, beams: int, dtype: str) -> tuple[Callable, int]:
   return translate, sizes['source_size']
 
 
-def _check_same_model(attention: dict[str, Any], params: Any) -> None:
+def _check_same_model(attention: Attention, params: Any) -> None:
   """Raises KeyError unless PyTorch has this attention and this number of layers."""
-  if any(attention.get(field, value) != value for field, value in TORCH_ATTENTION.items()):
+  if any(getattr(attention, field) != value for field, value in TORCH_ATTENTION.items()):
     raise KeyError('attention')
   if len(params['decoder']['cell']['stack']) != 2:  # a bridge and one layer
     raise KeyError('stack')

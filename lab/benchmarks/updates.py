@@ -8,8 +8,8 @@ from ml_collections import ConfigDict
 
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import build
+from attention_jax.systems.config import parse_config
 from attention_jax.systems.translation.system import initializer
-from attention_jax.training.config import Training
 from attention_jax.training.partition import make_mesh
 from attention_jax.training.seeds import prepare_training
 from configs import cmudict, dates, multi30k
@@ -95,9 +95,8 @@ def _make_config(case: Case, implementation: str) -> ConfigDict:
 
 
 def _make_side(case: Case, implementation: str) -> Side:
-  config = _make_config(case, implementation)
+  config = parse_config(_make_config(case, implementation))
   batch = make_batch(config.data.batch_size, case.vocab_sizes, case.bucket)
-  model = build(config.model.to_dict(), *case.vocab_sizes)
-  training = Training(**config.training.to_dict())
-  step, init_state = prepare_training(training, sequence_loss(model), initializer(model), make_mesh(), 0)
+  model = build(config.model, *case.vocab_sizes)
+  step, init_state = prepare_training(config.training, sequence_loss(model), initializer(model), make_mesh(), 0)
   return repeated_update(step, init_state(0), batch, 1)

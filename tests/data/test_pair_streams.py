@@ -7,6 +7,7 @@ import pytest
 
 from attention_jax.data.files import iter_raw_lines, read_lines
 from attention_jax.data.pair_streams import iter_lines, open_pairs
+from attention_jax.data.tasks import TranslationDataConfig
 from attention_jax.errors import UserError
 
 TEXT = "text(train='train', source='de', target='en')"
@@ -31,7 +32,7 @@ def write(path, data):
 
 
 def read(folder, task):
-  stream, _ = open_pairs({'task': task, 'folder': folder, 'normalization': 'none'})
+  stream, _ = open_pairs(TranslationDataConfig(task, folder))
   return stream, list(stream.pairs())
 
 
@@ -48,7 +49,7 @@ def test_pairs_of_text_and_tsv_tasks_are_read_in_order(folder):
 
 def test_what_a_task_leaves_out_is_noted(tmp_path):
   write(f'{tmp_path}/pairs.txt', b'Go.\tVa !\n\nRun!\tCours !\nHelp!\tA l aide !\n')
-  stream, _ = open_pairs({'task': "pairs(path='pairs.txt')", 'folder': str(tmp_path), 'normalization': 'none'})
+  stream, _ = open_pairs(TranslationDataConfig("pairs(path='pairs.txt')", str(tmp_path)))
   assert len(stream.notes) == 1 and '1 blank' in stream.notes[0]
 
 
@@ -74,7 +75,7 @@ def test_the_lines_are_those_of_read_lines(folder, name, content):
 @pytest.mark.parametrize(('task', 'name'), [(TEXT, 'train.de'), (TABLE, 'train.tsv')])
 def test_a_missing_file_is_reported_before_pairs_are_read(folder, task, name):
   with pytest.raises(UserError, match=rf'^{folder}/{name}: no such file'):
-    open_pairs({'task': task, 'folder': folder, 'normalization': 'none'})
+    open_pairs(TranslationDataConfig(task, folder))
 
 
 def test_an_error_of_the_file_system_is_reported_in_one_line(monkeypatch):
@@ -84,4 +85,4 @@ def test_an_error_of_the_file_system_is_reported_in_one_line(monkeypatch):
   monkeypatch.setattr(fsspec, 'open', fail)
   for task in (TEXT, TABLE):
     with pytest.raises(UserError, match=r'^s3://bucket/train.*: cannot be read \(Unable to locate credentials\)$'):
-      open_pairs({'task': task, 'folder': 's3://bucket', 'normalization': 'none'})
+      open_pairs(TranslationDataConfig(task, 's3://bucket'))

@@ -3,7 +3,7 @@
 import pytest
 
 from attention_jax.data.pairs import pytorch, tensorflow
-from attention_jax.data.tasks import load, load_corpora
+from attention_jax.data.tasks import TranslationDataConfig, load, load_corpora
 from attention_jax.errors import UserError
 
 TABLE = """Go.	Va !	CC-BY 2.0 (France)
@@ -21,14 +21,7 @@ PREFIXES = ('i am ', 'i m ', 'he is', 'she s ')
 def make_config(folder, **options):
   values = {'path': 'fra.txt', 'validation': 0.0, 'test': 0.0} | options
   spec = ', '.join(f'{name}={value!r}' for name, value in values.items())
-  config = {
-    'task': f'pairs({spec})',
-    'folder': str(folder),
-    'vocabulary': 'word',
-    'shared_vocabulary': False,
-    'normalization': 'none',
-  }
-  return config | {'buckets': ((12, 12),)}
+  return TranslationDataConfig(f'pairs({spec})', str(folder), vocabulary='word', buckets=((12, 12),))
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Prepared data sets: the same batches as from memory, each process reads its own rows, damage raises UserError."""
 
+import dataclasses
 import json
 import types
 
@@ -12,7 +13,7 @@ from attention_jax.data.batching import WHOLE_BATCH, Batches, Share
 from attention_jax.data.pipeline import stream
 from attention_jax.data.prepared import INDEX, MANIFEST, READ_ROWS, PreparedLines, PreparedSplit, pack_row, unpack_row
 from attention_jax.data.preparing import prepare
-from attention_jax.data.tasks import load, save_vocabularies
+from attention_jax.data.tasks import TranslationDataConfig, load, save_vocabularies
 from attention_jax.errors import UserError
 
 TEXT = "text(train='train', validation='val', source='en', target='de')"
@@ -21,13 +22,7 @@ ROWS = 50
 
 
 def make_config(folder, task, vocabulary='word', shared=False):
-  fields = {'folder': str(folder), 'task': task, 'vocabulary': vocabulary, 'shared_vocabulary': shared}
-  return fields | {
-    'normalization': 'none',
-    'buckets': BUCKETS,
-    'batch_size': 6,
-    'batch_unit': 'sentences',
-  }
+  return TranslationDataConfig(task, str(folder), vocabulary, shared, buckets=BUCKETS, batch_size=6)
 
 
 @pytest.fixture
@@ -84,17 +79,17 @@ def test_reports_and_corpora_are_those_from_memory(both):
 
 
 def test_prepared_text_is_normalised(folder):
-  config = make_config(folder, TEXT) | {'normalization': 'NFC'}
+  config = dataclasses.replace(make_config(folder, TEXT), normalization='NFC')
   for side in ('en', 'de'):
     path = folder / f'train.{side}'
     path.write_text(path.read_text('utf-8').replace('ü', 'u\u0308'), 'utf-8')
   output = prepare(config, folder / 'prepared', log=lambda line: None)
-  fields = {'folder': str(output), 'task': 'prepared'}
-  in_memory, prepared = load(config, None), load(config | fields, None)
+  config_of_prepared = dataclasses.replace(config, folder=str(output), task='prepared')
+  in_memory, prepared = load(config, None), load(config_of_prepared, None)
   assert list(prepared.corpora['train'].source) == in_memory.corpora['train'].source
   assert_same(batches(prepared)[0], batches(in_memory)[0])
   with pytest.raises(UserError, match=r"config.data.normalization is 'none', but .* was prepared with 'NFC'"):
-    load(config | fields | {'normalization': 'none'}, None)
+    load(dataclasses.replace(config_of_prepared, normalization='none'), None)
 
 
 def test_a_line_is_read_without_a_list_of_all_rows():

@@ -68,4 +68,4 @@ def test_generation_is_deterministic_across_processes():
 )
 def test_invalid_options_are_reported(options, message):
   with pytest.raises(UserError, match=message):
-    tasks.load_corpora({'task': f'records({options})', 'folder': ''})
+    tasks.load_corpora(tasks.TranslationDataConfig(f'records({options})', ''))

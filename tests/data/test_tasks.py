@@ -1,5 +1,6 @@
 """Tasks: splits, vocabularies and ids from a config, and one line for each mistake."""
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from attention_jax.data import tasks
 from attention_jax.data.pair_streams import open_pairs
 from attention_jax.data.splits import SPLITS
-from attention_jax.data.tasks import get_split, load, load_vocabularies, save_vocabularies
+from attention_jax.data.tasks import TranslationDataConfig, get_split, load, load_vocabularies, save_vocabularies
 from tests.data.helpers import error_message, write_tfds_set
 
 BUCKETS = ((4, 4), (8, 8))
@@ -20,14 +21,7 @@ TEXT = "text(train='train', validation='val', source='en', target='de')"
 
 
 def make_config(task, folder='', vocabulary='word', shared=False, buckets=BUCKETS, normalization='none'):
-  return {
-    'task': task,
-    'folder': str(folder),
-    'vocabulary': vocabulary,
-    'shared_vocabulary': shared,
-    'normalization': normalization,
-    'buckets': buckets,
-  }
+  return TranslationDataConfig(task, str(folder), vocabulary, shared, normalization, buckets)
 
 
 @pytest.fixture
@@ -69,19 +63,18 @@ def test_text_is_normalised(folder):
   assert (
     data.source_vocab.encode('fu\u0308r') == data.source_vocab.encode('für') == data.encoded['train'].row(0)[0][:-1]
   )
-  assert load(config | {'normalization': 'NFKC'}, None).corpora['train'].source[1] == 'no 10'
+  assert load(dataclasses.replace(config, normalization='NFKC'), None).corpora['train'].source[1] == 'no 10'
   stream, _ = open_pairs(config)
   assert next(stream.pairs())[0] == ('für', 'für')
   message = "unknown normalization 'NFD'"
-  with_batches = config | {'batch_unit': 'sentences', 'normalization': 'NFD'}
-  assert error_message(tasks.check, with_batches).startswith(message)
+  assert error_message(tasks.check, dataclasses.replace(config, normalization='NFD')).startswith(message)
 
 
 def test_normalization_that_moves_links_is_an_error(folder):
   (folder / 'train.tsv').write_text('no\u00a010 x\ta b\t0-0 1-1\n', 'utf-8')
   config = make_config("tsv(train='train.tsv')", folder, normalization='NFC')
   assert load(config, None).encoded['train'].links.tolist() == [[0, 0], [1, 0], [2, 1]]
-  assert error_message(load, config | {'normalization': 'NFKC'}, None).startswith(
+  assert error_message(load, dataclasses.replace(config, normalization='NFKC'), None).startswith(
     f'{folder}/train.tsv:1: NFKC changes the number of words of the source, in which links are counted'
   )
 

@@ -31,11 +31,11 @@ def test_a_task_is_read_from_a_folder_behind_a_url(folder):
     write(f'{folder}/{split}.de', b'eins zwei\ndrei\n')
     write(f'{folder}/{split}.en.gz', gzip.compress(b'one two\nthree\n'))
   spec = "text(source='de', target='en', train='train', validation='dev')"
-  corpora = tasks.load_corpora({'task': spec, 'folder': folder})
+  corpora = tasks.load_corpora(tasks.TranslationDataConfig(spec, folder))
   assert corpora['train'].source == ['eins zwei', 'drei']
   assert corpora['validation'].target == ['one two', 'three']
   spec = f"text(train=('{folder}/train.de', '{folder}/train.en.gz'))"
-  assert tasks.load_corpora({'task': spec, 'folder': 'data'})['train'].target == ['one two', 'three']
+  assert tasks.load_corpora(tasks.TranslationDataConfig(spec, 'data'))['train'].target == ['one two', 'three']
 
 
 def test_arrays_and_images_are_read_from_urls(folder):

@@ -1,6 +1,5 @@
 """Small encoder-decoders, with a different size on every axis where the formulas permit it."""
 
-import dataclasses
 import functools
 
 import jax
@@ -8,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig, build, shift_right
+from attention_jax.modules.attention import Attention
 from attention_jax.specs import parse
 
 B, T, S = 3, 5, 7
@@ -46,10 +46,8 @@ def build_tiny(
     cell_options.append(f'readout={READOUT}')
   if options:
     cell_options.append(options)
-  attention = {'score': score, 'alignment': alignment, 'features': FEATURES, 'heads': heads}
-  decoder = f'{cell}({", ".join(cell_options)})'
-  config = dataclasses.asdict(ModelConfig(encoder, decoder, embedding=EMBEDDING)) | fields
-  return build(config | {'attention': attention}, *sizes)
+  fields = {'embedding': EMBEDDING, 'attention': Attention(score, alignment, FEATURES, heads)} | fields
+  return build(ModelConfig(encoder, f'{cell}({", ".join(cell_options)})', **fields), *sizes)
 
 
 def build_streaming(
@@ -120,9 +118,8 @@ def build_transformer(
   """
   encoder_spec = encoder_spec or _transformer_spec(encoder)
   decoder_spec = decoder_spec or _transformer_spec(decoder)
-  config = dataclasses.asdict(ModelConfig(encoder_spec, decoder_spec, embedding=TRANSFORMER_FEATURES)) | fields
-  attention = {'score': score, 'alignment': alignment, 'features': features, 'heads': heads}
-  return build(config | {'attention': attention}, *sizes)
+  fields = {'embedding': TRANSFORMER_FEATURES, 'attention': Attention(score, alignment, features, heads)} | fields
+  return build(ModelConfig(encoder_spec, decoder_spec, **fields), *sizes)
 
 
 def build_conv(
@@ -140,9 +137,8 @@ def build_conv(
   """Builds a convolutional model with two layers on either side; arguments as in `build_transformer`."""
   encoder = encoder_spec or f'conv(features=5, layers=2{encoder and ", " + encoder})'
   decoder = decoder_spec or f'conv(features=6, layers=2{decoder and ", " + decoder})'
-  config = dataclasses.asdict(ModelConfig(encoder, decoder, embedding=EMBEDDING)) | fields
-  attention = {'score': score, 'alignment': alignment, 'features': 8, 'heads': heads}
-  return build(config | {'attention': attention}, *sizes)
+  fields = {'embedding': EMBEDDING, 'attention': Attention(score, alignment, 8, heads)} | fields
+  return build(ModelConfig(encoder, decoder, **fields), *sizes)
 
 
 def _transformer_spec(options: str) -> str:

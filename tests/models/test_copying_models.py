@@ -18,9 +18,9 @@ from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking
 from attention_jax.decoding.sampling import Sampling
 from attention_jax.errors import UserError
 from attention_jax.losses.sequence import sequence_loss
-from attention_jax.models.encoder_decoder import build
+from attention_jax.models.encoder_decoder import ModelConfig, build
+from attention_jax.modules.attention import Attention
 from attention_jax.modules.outputs import OUTPUTS
-from attention_jax.systems.config import default_config
 from attention_jax.tokens import EOS, PAD, UNK
 from tests.models.helpers import S, T, build_conv, build_tiny, build_transformer, inputs
 from tests.modules.helpers import variables
@@ -134,10 +134,8 @@ def test_out_of_vocabulary_ids_encode_the_first_source_position():
 @pytest.mark.parametrize('beams', [pytest.param(1, marks=pytest.mark.long), 3])
 def test_predictions_contain_copied_words_verbatim(beams):
   vocabulary = word(['a b c'])
-  attention = {'score': 'additive', 'alignment': 'softmax', 'features': 4}
-  fields = {'encoder': 'birnn(features=6)', 'decoder': 'bahdanau(features=5, readout=4)', 'output': 'pointer'}
-  config = default_config().model.to_dict() | fields | {'embedding': 3}
-  config['attention'] |= attention
+  specs = {'encoder': 'birnn(features=6)', 'decoder': 'bahdanau(features=5, readout=4)', 'output': 'pointer'}
+  config = ModelConfig(**specs, embedding=3, attention=Attention('additive', 'softmax', features=4))
   model = build(config, len(vocabulary), len(vocabulary))
   ids = jnp.ones((1, 2), jnp.int32)
   params = jax.jit(model.init)(jax.random.key(1), ids, ids > 0, ids)['params']

@@ -1,6 +1,5 @@
 """Models built from configs: options of all modules, user errors, shared embeddings, dtypes, initial parameters."""
 
-import dataclasses
 import functools
 
 import jax
@@ -17,11 +16,11 @@ from attention_jax.tokens import BOS
 from tests.models.helpers import SOURCE_WORDS, TARGET_WORDS, B, T, build_tiny, inputs
 from tests.modules.helpers import assert_close, assert_same, variables
 
-ATTENTION = {'score': 'dot', 'alignment': 'softmax', 'features': 6, 'heads': 2, 'implementation': 'xla'}
+ATTENTION = Attention('dot', 'softmax', features=6, heads=2, implementation='xla')
 
 
 def build_with(**fields):
-  return build(dataclasses.asdict(ModelConfig()) | {'attention': ATTENTION} | fields, SOURCE_WORDS, TARGET_WORDS)
+  return build(ModelConfig(**{'attention': ATTENTION} | fields), SOURCE_WORDS, TARGET_WORDS)
 
 
 def param_shapes(model, sizes=(SOURCE_WORDS, TARGET_WORDS)):
@@ -45,8 +44,7 @@ def test_specs_determine_modules_and_their_options():
   assert isinstance(model.decoder, Decoder) and model.decoder.dropout == model.embedding.dropout == 0.3
   assert (model.embedding.size, model.embedding.features) == (TARGET_WORDS, 4)
   assert encoder.embedding.size == SOURCE_WORDS and model.output.size == TARGET_WORDS
-  assert isinstance(cell.attention, Attention)
-  assert {name: getattr(cell.attention, name) for name in ATTENTION} == ATTENTION
+  assert cell.attention == ATTENTION
 
 
 def test_defaults_are_those_of_the_modules():
@@ -78,9 +76,9 @@ def test_defaults_are_those_of_the_modules():
     ({'decoder': 'luong(dropout=1.0)'}, "decoder 'luong': option dropout must be at least 0 and less than 1, got 1.0"),
     ({'dropout': -0.1}, 'config.model.dropout must be at least 0 and less than 1, got -0.1'),
     ({'embedding': 0}, 'config.model.embedding must be at least 1, got 0'),
-    ({'attention': ATTENTION | {'heads': 0}}, 'config.model.attention.heads must be at least 1, got 0'),
+    ({'attention': ATTENTION.clone(heads=0)}, 'config.model.attention.heads must be at least 1, got 0'),
     (
-      {'attention': ATTENTION | {'dropout': 1.0}},
+      {'attention': ATTENTION.clone(dropout=1.0)},
       'config.model.attention.dropout must be at least 0 and less than 1, got 1.0',
     ),
     ({'encoder': 'rnn(8)'}, r"cannot parse encoder 'rnn\(8\)'"),
@@ -172,7 +170,7 @@ def test_shift_right_prepends_bos():
 
 @pytest.mark.parametrize('alignment', ['sparsemax', 'entmax15', 'entmax'])
 def test_numpy_inputs_are_accepted(alignment):
-  model = build_with(decoder='luong(features=8)', embedding=4, attention=ATTENTION | {'alignment': alignment})
+  model = build_with(decoder='luong(features=8)', embedding=4, attention=ATTENTION.clone(alignment=alignment))
   source, mask, target = (np.asarray(x) for x in inputs(sizes=(SOURCE_WORDS, TARGET_WORDS)))
 
   def run(*args):

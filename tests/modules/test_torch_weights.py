@@ -12,6 +12,7 @@ import attention_jax as aj
 from attention_jax.models.decoders import TransformerDecoder
 from attention_jax.models.encoder_decoder import build
 from attention_jax.models.encoders import TransformerEncoder
+from attention_jax.modules.attention import Attention
 from attention_jax.modules.recurrent import RecurrentCell
 from attention_jax.modules.torch_weights import convert_weights
 from attention_jax.modules.weights import read_arrays, read_metadata, unflatten_names
@@ -147,8 +148,8 @@ def test_models_equal_joeynmt(name):
   weights, io = read(name)
   encoder, decoder, attention = JOEYNMT[name]
   is_transformer = 'transformer' in name
-  fields = vars(ModelConfig(encoder, decoder, embedding=FEATURES if is_transformer else 6))
-  model = build(fields | {'attention': attention}, 11, 9)
+  embedding = FEATURES if is_transformer else 6
+  model = build(ModelConfig(encoder, decoder, embedding=embedding, attention=Attention(**attention)), 11, 9)
   layout = 'joeynmt_transformer' if is_transformer else 'joeynmt_recurrent'
   # Joey NMT begins with UNK, PAD, BOS and EOS. The vocabularies of the fixtures have 11 and 9 tokens.
   to_our_id = jnp.array([3, 0, 1, 2, *range(4, 11)])
@@ -172,8 +173,9 @@ def test_a_joeynmt_model_with_an_lstm_on_one_side_and_a_gru_on_the_other_is_conv
     kernel = converted['decoder.cell.stack.bridges_0_0.kernel'].reshape(2, 2, 4, 8)  # direction, output or cell
     np.testing.assert_array_equal(kernel[:, 0].reshape(8, 8), joined['decoder.bridge_layer.weight'].T)
     assert not kernel[:, 1].any()
-  fields = vars(ModelConfig(JOEYNMT[sides[0]][0], JOEYNMT[sides[1]][1], embedding=6))
-  model = build(fields | {'attention': JOEYNMT[sides[1]][2]}, 11, 9)
+  attention = Attention(**JOEYNMT[sides[1]][2])
+  config = ModelConfig(JOEYNMT[sides[0]][0], JOEYNMT[sides[1]][1], embedding=6, attention=attention)
+  model = build(config, 11, 9)
   ids = jnp.full((1, 2), 4)
   assert np.all(np.isfinite(apply_converted(model, converted, ids, ids > 0, ids).logits))
 

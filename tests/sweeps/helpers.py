@@ -1,5 +1,6 @@
 """Sweeps whose runs are made up: a training program without jax, and run folders with chosen results."""
 
+import dataclasses
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from attention_jax.sweeps.ledger import FINISHED, PLANNED, Ledger, Unit, open_le
 from attention_jax.sweeps.report import ReportOptions
 from attention_jax.sweeps.resolve import Base, Resolved, resolve
 from attention_jax.sweeps.space import Setting, grid
-from attention_jax.systems.config import default_config
+from attention_jax.systems.config import default_config, to_dict
 
 FAKE_TRAIN = (sys.executable, str(Path(__file__).with_name('fake_train.py')))
 PATH = 'configs/made_up.py:preset'
@@ -82,7 +83,9 @@ def add_run(
   """Adds a finished run to a sweep; `others` are more of its metrics."""
   unit_folder = f'{setting.id}/seed_{seed}'
   unit = Unit(unit_folder, setting.id, dict(setting.setting), setting.path, setting.overrides, (seed,), unit_folder)
-  config = dict(setting.config, training=setting.config['training'] | {'seed': seed})
+  config = to_dict(
+    dataclasses.replace(setting.config, training=dataclasses.replace(setting.config.training, seed=seed))
+  )
   metrics = {'loss': 0.5, 'exact_match': exact_match, 'alignment_error_rate': error_rate, 'entropy': 1.0}
   results = {'test': metrics | others}
   curve = list(np.linspace(10, exact_match, 5))

@@ -10,8 +10,9 @@ from attention_jax.decoding.scoring import ScoredPair
 from attention_jax.errors import UserError
 from attention_jax.sweeps.bins import PROPERTIES, add_teacher_forcing_metrics, divide_rows, evaluate_bins
 from attention_jax.sweeps.plots import draw_bins
+from attention_jax.systems.text_evaluation import TextEvaluationConfig
 
-OPTIONS = {'metrics': ('exact_match', 'token_error_rate', 'bleu(tokenize="none")'), 'group_references': False}
+OPTIONS = TextEvaluationConfig(('exact_match', 'token_error_rate', 'bleu(tokenize="none")'))
 TRAIN = Corpus(['a b', 'a c', 'a b'], ['x', 'y', 'z'])
 
 
@@ -48,7 +49,7 @@ def test_every_bin_has_the_metric_of_its_rows():
   table = evaluate_bins(corpus, TRAIN, hypotheses, OPTIONS, 'source_length', 3)
   assert [bin.name for bin in table.bins] == ['1 to 2', '3 to 4', '5 to 6']
   assert [interval.value for interval in table.metrics['exact_match']] == [100, 50, 0]
-  for spec in OPTIONS['metrics']:
+  for spec in OPTIONS.metrics:
     for bin, interval in zip(table.bins, table.metrics[spec.partition('(')[0]], strict=True):
       rows = [hypotheses[row] for row in bin.rows], [[corpus.target[row]] for row in bin.rows]
       assert interval.value == pytest.approx(compute_metric(spec, *rows).value)
@@ -64,7 +65,7 @@ def test_every_bin_has_the_metric_of_its_rows():
 
 def test_rows_with_the_same_source_count_once_if_references_are_grouped():
   corpus = Corpus(['a', 'a', 'b b'], ['x', 'y', 'z'])
-  options = OPTIONS | {'metrics': ('exact_match',), 'group_references': True}
+  options = TextEvaluationConfig(('exact_match',), group_references=True)
   table = evaluate_bins(corpus, TRAIN, ['y', 'y', 'w'], options, 'source_length', 2)
   assert [(bin.low, len(bin.rows)) for bin in table.bins] == [(1, 1), (2, 1)]
   assert [interval.value for interval in table.metrics['exact_match']] == [100, 0]
@@ -78,7 +79,7 @@ def test_loss_and_alignment_error_rate_of_a_bin_are_those_of_its_rows():
   rng = np.random.default_rng(3)
   log_probs = [(-rng.random(n + 1)).tolist() for n in (1, 2, 3)]
   pairs = [ScoredPair(line.split(), row, np.eye(len(row))) for line, row in zip(corpus.target, log_probs, strict=True)]
-  table = evaluate_bins(corpus, corpus, corpus.target, OPTIONS | {'metrics': ('exact_match',)}, 'source_length', 2)
+  table = evaluate_bins(corpus, corpus, corpus.target, TextEvaluationConfig(('exact_match',)), 'source_length', 2)
   table = add_teacher_forcing_metrics(table, corpus, corpus, pairs, vocabularies, attends=True)
   assert [bin.name for bin in table.bins] == ['1 to 2', '3'] and table.units['loss'] == 'nat/token'
   expected = [-np.mean(log_probs[0] + log_probs[1]), -np.mean(log_probs[2])]
@@ -98,7 +99,7 @@ def test_loss_and_alignment_error_rate_of_a_bin_are_those_of_its_rows():
 def test_the_alignment_error_rate_of_a_bin_without_links_is_not_defined():
   corpus = from_pairs(['a', 'b', 'a b', 'b a'], ['x', 'y', 'x y', 'y x'], ['', '', '0-0', '1-1'], name='made up')
   pairs = [ScoredPair(line.split(), [-1.0], np.eye(len(line.split()) + 1)) for line in corpus.target]
-  table = evaluate_bins(corpus, corpus, corpus.target, OPTIONS | {'metrics': ('exact_match',)}, 'source_length', 2)
+  table = evaluate_bins(corpus, corpus, corpus.target, TextEvaluationConfig(('exact_match',)), 'source_length', 2)
   vocabularies = word(corpus.source), word(corpus.target)
   table = add_teacher_forcing_metrics(table, corpus, corpus, pairs, vocabularies, attends=True)
   undefined, perfect = table.metrics['alignment_error_rate']
@@ -108,7 +109,7 @@ def test_the_alignment_error_rate_of_a_bin_without_links_is_not_defined():
 
 def test_teacher_forcing_metrics_count_the_rows_whose_value_is_in_a_bin():
   corpus = Corpus(['a', 'a', 'b'], ['x', 'x y', 'x y z'])
-  options = OPTIONS | {'metrics': ('exact_match',), 'group_references': True}
+  options = TextEvaluationConfig(('exact_match',), group_references=True)
   pairs = [ScoredPair(line.split(), [-row], None) for row, line in enumerate(corpus.target, 1)]
 
   def losses(by):

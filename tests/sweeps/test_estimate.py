@@ -6,9 +6,10 @@ from attention_jax.sweeps.estimate import Costs, TimeEstimate, estimate_seconds
 from attention_jax.sweeps.ledger import FINISHED, STARTED, SweepState, Unit, UnitState
 from attention_jax.sweeps.resolve import Resolved, resolve
 from attention_jax.sweeps.sweep import SweepRequest, describe_plan
+from attention_jax.systems.config import parse_config
 from tests.sweeps.helpers import FAKE_TRAIN, SETTINGS, make_base
 
-RESOLVED = [Resolved({}, 'f.py', {}, {'training': {'steps': 300}}, name) for name in ('a', 'b')]
+RESOLVED = [Resolved({}, 'f.py', {}, parse_config({'training': {'steps': 300}}), name) for name in ('a', 'b')]
 COSTS = {'a': Costs(1, 2e9), 'b': Costs(1, 4e9)}
 
 

@@ -1,5 +1,6 @@
 """Pictures of a report: which runs a picture of an interaction shows, and the names of axes."""
 
+import dataclasses
 import math
 
 import pytest
@@ -58,7 +59,8 @@ def test_a_report_without_metrics_has_no_pictures(report):
   [('exact_match', 'exact_match, validation (greedy)'), ('loss', 'loss, validation')],
 )
 def test_curves_of_metrics_of_texts_are_labelled_as_greedy(report, figures, select, label):
-  config = report.baseline.config | {'training': report.baseline.config['training'] | {'select': select}}
+  config = report.baseline.config
+  config = dataclasses.replace(config, training=dataclasses.replace(config.training, select=select))
   runs = [
     run._replace(records=[{'step': record['step'], f'validation/{select}': 1.0} for record in run.records])
     for run in report.baseline.runs

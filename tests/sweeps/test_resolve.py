@@ -107,9 +107,9 @@ def test_values_get_the_types_of_their_fields():
     'model.dropout': 1e-1,
   }
   config = resolve(make_base(), texts).config
-  assert config['training']['steps'] == 7 and config['training']['clip'] == 2.0
-  assert isinstance(config['training']['clip'], float) and config['data']['shared_vocabulary'] is True
-  assert config['data']['buckets'] == ((3, 4),) and config['model']['dropout'] == 0.1
+  assert config.training.steps == 7 and config.training.clip == 2.0
+  assert isinstance(config.training.clip, float) and config.data.shared_vocabulary is True
+  assert config.data.buckets == ((3, 4),) and config.model.dropout == 0.1
 
 
 def test_a_text_in_quotes_is_its_content():
@@ -124,7 +124,7 @@ def test_a_text_in_quotes_is_its_content():
 
 def test_an_option_of_a_spec_is_varied():
   resolved = resolve(make_base(), {'training.schedule.peak': '0.003', 'training.schedule.warmup': '5'})
-  assert resolved.config['training']['schedule'] == 'cosine(peak=0.003, warmup=5)'
+  assert resolved.config.training.schedule == 'cosine(peak=0.003, warmup=5)'
   assert resolved.overrides == {'training.schedule': 'cosine(peak=0.003, warmup=5)'}
   assert resolved.setting == {'training.schedule.peak': 0.003, 'training.schedule.warmup': 5}
 
@@ -132,7 +132,7 @@ def test_an_option_of_a_spec_is_varied():
 def test_an_option_is_set_in_the_spec_of_the_same_setting_in_any_order():
   setting = {'training.schedule.peak': '0.003', 'training.schedule': 'linear'}
   resolved = resolve(make_base(), setting)
-  assert resolved.config['training']['schedule'] == 'linear(peak=0.003)'
+  assert resolved.config.training.schedule == 'linear(peak=0.003)'
   assert list(resolved.setting.items()) == [('training.schedule.peak', 0.003), ('training.schedule', 'linear')]
   assert resolve(make_base(), dict(reversed(setting.items()))).id == resolved.id
 
@@ -141,8 +141,8 @@ def test_overrides_of_the_command_line_apply_to_every_preset():
   configs = {'f.py:a': base_config(), 'f.py:b': base_config(model__embedding=16, training__steps=9)}
   base = Base('f.py:a', {'training.steps': 50}, lambda path: configs[path])
   resolved = resolve(base, {'preset': 'b'})
-  assert resolved.path == 'f.py:b' and resolved.config['model']['embedding'] == 16
-  assert resolved.config['training']['steps'] == 50 and resolved.overrides == {'training.steps': 50}
+  assert resolved.path == 'f.py:b' and resolved.config.model.embedding == 16
+  assert resolved.config.training.steps == 50 and resolved.overrides == {'training.steps': 50}
 
 
 def test_overrides_of_the_command_line_are_fields_of_every_preset():

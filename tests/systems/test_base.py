@@ -1,5 +1,6 @@
 """The base class of systems: its defaults, the protocols of optional abilities, and the helpers of subclasses."""
 
+import dataclasses
 import inspect
 
 import jax
@@ -19,7 +20,7 @@ from attention_jax.systems.base import (
   SupportsWordVectors,
   System,
 )
-from attention_jax.systems.config import default_config
+from attention_jax.systems.config import default_config, default_run_config, parse_config
 from attention_jax.systems.recall.system import RecallSystem
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.training.config import Training
@@ -40,8 +41,8 @@ class MinimalSystem(System):
 
   loss = report = splits = implementation = None
 
-  def __init__(self, config):
-    self.config = config
+  def __init__(self, batch_size):
+    self.config = parse_config({'evaluation': {'batch_size': batch_size}})
 
   def _required(self, *args, **kwargs):
     raise NotImplementedError
@@ -51,7 +52,7 @@ class MinimalSystem(System):
 
 
 def test_the_base_class_has_no_arrays_and_checks_and_saves_nothing(tmp_path):
-  system = MinimalSystem({'evaluation': {'batch_size': 3}})
+  system = MinimalSystem(3)
   lines = []
   system.check_data(lines.append)
   system.save(str(tmp_path))
@@ -62,11 +63,11 @@ def test_the_base_class_has_no_arrays_and_checks_and_saves_nothing(tmp_path):
 @pytest.mark.parametrize(('batch_size', 'rows'), [(1, 8), (8, 8), (9, 16), (128, 128)])
 def test_evaluation_rows_are_a_multiple_of_the_devices(batch_size, rows):
   assert len(jax.local_devices()) == 8
-  assert MinimalSystem({'evaluation': {'batch_size': batch_size}}).evaluation_rows == rows
+  assert MinimalSystem(batch_size).evaluation_rows == rows
 
 
 def test_parameters_are_replicated_over_all_local_devices():
-  system = MinimalSystem({'evaluation': {'batch_size': 1}})
+  system = MinimalSystem(1)
   params = system.replicate_params({'w': np.arange(3.0, dtype=np.float32)})
   assert params['w'].sharding.is_fully_replicated and params['w'].devices() == set(jax.local_devices())
   np.testing.assert_array_equal(params['w'], np.arange(3.0))
@@ -86,16 +87,8 @@ def test_only_the_listed_systems_implement_a_protocol(protocol):
 
 
 def test_an_instance_of_recall_supports_no_optional_ability():
-  system = RecallSystem(default_config('recall').to_dict())
+  system = RecallSystem(default_run_config('recall'))
   assert isinstance(system, System) and not any(isinstance(system, protocol) for protocol in PROTOCOLS)
-
-
-@pytest.mark.parametrize('system', SYSTEMS)
-def test_outer_groups_of_a_config_come_first(system):
-  groups = list(SYSTEMS[system].config_groups)
-  for i, group in enumerate(groups):
-    parent, _, name = group.rpartition('.')
-    assert name and (not parent or parent in groups[:i])
 
 
 @pytest.mark.parametrize('system', SYSTEMS)
@@ -163,7 +156,7 @@ def test_a_system_of_another_config_has_the_same_data(name):
   config = default_config(name)
   if name == 'captioning':
     config.model.encoder = 'grid'
-  config = config.to_dict()
-  other = SYSTEMS[name](config, *arguments[name]).with_config(config | {'seeds': 7})
-  assert type(other) is SYSTEMS[name] and other.config['seeds'] == 7
+  config = parse_config(config)
+  other = SYSTEMS[name](config, *arguments[name]).with_config(dataclasses.replace(config, seeds=7))
+  assert type(other) is SYSTEMS[name] and other.config.seeds == 7
   assert load not in arguments[name] or other._load_data is load

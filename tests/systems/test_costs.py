@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from attention_jax.systems.config import default_config
+from attention_jax.systems.config import parse_config
 from attention_jax.systems.costs import COUNTED_BATCHES, count_matmuls, matmul_flop, update_flop
 from attention_jax.systems.recall.system import RecallSystem
 from attention_jax.systems.translation.system import TranslationSystem
@@ -50,15 +50,14 @@ def test_products_of_a_shard_map_count_once_per_device(manual):
 
 
 def test_flop_of_an_update_grow_with_the_rows_of_a_batch(config):
-  small = TranslationSystem.load(config, None)
-  large = TranslationSystem.load(config | {'data': config['data'] | {'batch_size': 16}}, None)
+  small = TranslationSystem.load(parse_config(config), None)
+  large = TranslationSystem.load(parse_config(config | {'data': config['data'] | {'batch_size': 16}}), None)
   assert update_flop(large) == pytest.approx(2 * update_flop(small), rel=0.1)
 
 
 def test_flop_of_an_update_are_the_mean_over_the_shapes_of_data_without_epochs():
-  config = default_config('recall').to_dict()
-  config['model'] |= {'cell': 'recurrent(features=3)'}
-  system = RecallSystem(config | {'data': {'task': 'copy(bits=2, longest=4, beyond=5)', 'batch_size': 8}})
+  data = {'task': 'copy(bits=2, longest=4, beyond=5)', 'batch_size': 8}
+  system = RecallSystem(parse_config({'system': 'recall', 'data': data, 'model': {'cell': 'recurrent(features=3)'}}))
   steps = [system.batches(0).shape(step)[1] for step in range(COUNTED_BATCHES)]
   assert len(set(steps)) == 2
   # Products are computed, recomputed, and have gradients of parameters and inputs. The output layer is not recomputed,
@@ -71,7 +70,8 @@ def test_flop_of_an_update_are_the_mean_over_the_shapes_of_data_without_epochs()
 def test_flop_of_flash_are_those_of_the_definition(config):
   def flop(implementation):
     encoder = f'transformer(features=8, layers=1, heads=2, hidden=8, implementation="{implementation}")'
-    return update_flop(TranslationSystem.load(config | {'model': config['model'] | {'encoder': encoder}}, None))
+    changed = parse_config(config | {'model': config['model'] | {'encoder': encoder}})
+    return update_flop(TranslationSystem.load(changed, None))
 
   assert flop('flash') == flop('xla')
 

@@ -17,7 +17,7 @@ from attention_jax.decoding.metrics import MetricValue
 from attention_jax.errors import UserError
 from attention_jax.systems import experiment
 from attention_jax.systems import text_evaluation as evaluation
-from attention_jax.systems.config import default_config
+from attention_jax.systems.config import default_config, parse_config
 from attention_jax.systems.provenance import code_version
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.runs import open_run
@@ -47,7 +47,7 @@ FILES = {
 
 # Fields of the config that are wrong -> the message.
 CONFIG_ERRORS = [
-  ({'seeds': 0}, 'config.seeds must be at least 1, got 0'),
+  ({'seeds': 0}, 'config.seeds must be at least 1 and at most 1000, got 0'),
   ({'training__steps': 0}, 'training.steps'),
   ({'training__optimizer': 'adan'}, "unknown optimizer 'adan'"),
   ({'training__schedule': 'cosin'}, "unknown schedule 'cosin'"),
@@ -104,7 +104,7 @@ def test_a_source_of_the_greatest_length_of_the_model_is_no_error(data_folder, t
     file.write(f'{" ".join("a" * 33)}\ta\t0-0\n')
   for max_positions, message in ((34, None), (33, 'the memory has S=34 positions but w only max_positions=33 rows')):
     fields = {'model__attention__score': f'location(max_positions={max_positions})'}
-    system = TranslationSystem.load(tiny_config(folder, **fields), None)
+    system = TranslationSystem.load(parse_config(tiny_config(folder, **fields)), None)
     with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
       system.check_data(lambda line: None)
 
@@ -114,12 +114,12 @@ def test_a_batch_without_rows_is_an_error_of_the_config(system):
   config = default_config(system)
   config.data.batch_size = 0
   with pytest.raises(UserError, match=r'^config\.data\.batch_size must be at least 1, got 0$'):
-    experiment.check_config(config.to_dict())
+    experiment.check_config(parse_config(config))
 
 
 @pytest.mark.parametrize('field', ['initial_run', 'initial_vectors'])
 def test_a_list_of_sources_of_initial_parameters_is_an_error(config, field, tmp_path):
-  with pytest.raises(UserError, match=rf"^config\.{field} must be a string, got \['a', 'b'\]$"):
+  with pytest.raises(UserError, match=rf"^config\.{field} must be a string, got \('a', 'b'\)$"):
     train_quietly(config | {field: ['a', 'b']}, tmp_path / 'run')
 
 
@@ -159,7 +159,7 @@ def test_results_json_has_the_results_and_their_origin(trained, config):
     assert record['results']['test'][name] == result._asdict()
     assert math.isfinite(result.value) and result.unit and result.signature
   assert {'loss', 'accuracy', 'exact_match', 'token_error_rate', 'entropy'} <= set(trained.results['test'])
-  assert set(trained.results['test']) <= experiment.measurable_metrics(config)
+  assert set(trained.results['test']) <= experiment.measurable_metrics(parse_config(config))
   hypotheses = (trained.folder / 'hypotheses.test.txt').read_text('utf-8')
   assert hypotheses.count('\n') == 6  # the rows of test.tsv
 
@@ -228,7 +228,7 @@ def test_a_run_in_16_bits_on_a_cpu_without_amx_is_described(dtype, cpu_flags, is
   cpu_info = tmp_path / 'cpuinfo'
   if cpu_flags:
     cpu_info.write_text(f'processor\t: 0\nflags\t\t: fpu {cpu_flags}\n')
-  line = experiment._describe_precision({'model': {'dtype': dtype}}, cpu_info)
+  line = experiment._describe_precision(parse_config({'model': {'dtype': dtype}}), cpu_info)
   assert line.startswith(f"config.model.dtype='{dtype}' is usually slower than float32") == is_slow == bool(line)
 
 
@@ -241,9 +241,8 @@ def test_more_steps_under_a_schedule_that_depends_on_them_report_both_rates(conf
   def described(made=4, **fields):
     stored = config | {'training': config['training'] | fields}
     params = {'temperature': np.zeros([])}
-    return experiment._describe_raised_steps(
-      stored, stored | {'training': stored['training'] | {'steps': 8}}, params, made
-    )
+    raised = stored | {'training': stored['training'] | {'steps': 8}}
+    return experiment._describe_raised_steps(parse_config(stored), parse_config(raised), params, made)
 
   assert described(schedule='cosine(peak=1.0)') == [
     'training.steps was 4 and is now 8, on which the schedule of the learning rate depends: it was 0 at step 4, and is '
@@ -357,7 +356,7 @@ def test_loading_a_system_writes_no_vocabulary(trained, config, tmp_path, missin
     if side not in missing:
       shutil.copy(trained.folder / f'vocabulary.{side}.json', tmp_path)
   before = read_tree(tmp_path)
-  system = TranslationSystem.load(config, str(tmp_path))
+  system = TranslationSystem.load(parse_config(config), str(tmp_path))
   assert read_tree(tmp_path) == before
   system.save(str(tmp_path))
   for side in ('source', 'target'):

@@ -8,8 +8,7 @@ import pytest
 
 from attention_jax.errors import UserError
 from attention_jax.modules.weights import flatten_names
-from attention_jax.systems.config import default_config
-from attention_jax.systems.experiment import check_config
+from attention_jax.systems.config import default_config, parse_config
 from attention_jax.systems.initial_run import (
   check_initial_run,
   describe_start,
@@ -49,7 +48,7 @@ def test_a_second_stage_starts_from_the_best_parameters(trained, tmp_path):
     np.testing.assert_allclose(params[name], array, atol=1e-6)
 
   shutil.rmtree(first)  # the second run has stored the parameters that it starts from
-  stored = open_initial_run(second, folder)
+  stored = open_initial_run(parse_config(second), folder)
   assert stored.system is None and stored.arrays.keys() == expected.keys()
   for name, array in expected.items():
     np.testing.assert_array_equal(stored.arrays[name], array)
@@ -71,7 +70,7 @@ def test_another_learning_rate_continues_the_latest_state_with_its_optimiser_and
   def read(path, **training):
     options = second['training'] | {'steps': 100} | training
     changed = second | {'initial_run': str(path), 'training': options}
-    return read_continued_state(changed, system, system.initializer())
+    return read_continued_state(parse_config(changed), system, system.initializer())
 
   for path, steps in ((trained.folder, 4), (folder, 6)):
     state = read(path)
@@ -81,7 +80,7 @@ def test_another_learning_rate_continues_the_latest_state_with_its_optimiser_and
   with pytest.raises(UserError, match=r'holds another model: opt_state'):
     read(trained.folder, optimizer='sgd')
   with pytest.raises(UserError, match=r'config.initial_state requires config.initial_run, and config.seeds to be 1'):
-    check_config(second | {'initial_run': ''})
+    parse_config(second | {'initial_run': ''})
 
 
 @pytest.mark.parametrize(
@@ -103,7 +102,7 @@ def test_an_initial_run_that_is_unknown_or_of_another_system_or_vocabulary_is_an
   else:
     wrong = default_config('recall').to_dict() | {'initial_run': str(trained.folder)}
   with pytest.raises(UserError) as error:
-    check_initial_run(wrong)
+    check_initial_run(parse_config(wrong))
   assert message.format(folder=trained.folder) in str(error.value)
 
 

@@ -9,7 +9,7 @@ import pytest
 from attention_jax.data import vocab
 from attention_jax.errors import UserError
 from attention_jax.modules.weights import flatten_names
-from attention_jax.systems.config import default_config
+from attention_jax.systems.config import default_run_config, parse_config
 from attention_jax.systems.experiment import check_config
 from attention_jax.systems.initial_vectors import embedding_tables, read_word_vectors
 from attention_jax.systems.registry import SYSTEMS
@@ -85,7 +85,7 @@ def test_wrong_initial_vectors_are_reported_before_training(value, fields, messa
 
 
 def test_initial_vectors_of_a_system_without_embeddings_raise():
-  config = default_config('recall').to_dict()
+  config = default_run_config('recall')
   check_config(config)
   system = SYSTEMS['recall'].load(config, None)
   initializer = system.initializer()
@@ -97,7 +97,7 @@ def test_shared_embeddings_are_one_table(tmp_path):
   for split in ('train', 'validation', 'test'):
     (tmp_path / f'{split}.tsv').write_text('a b\tx y\n')
   fields = {'data__shared_vocabulary': True, 'model__share_embeddings': True}
-  system = SYSTEMS['translation'].load(tiny_config(tmp_path, **fields), None)
+  system = SYSTEMS['translation'].load(parse_config(tiny_config(tmp_path, **fields)), None)
   initializer = system.initializer()
   tables = embedding_tables(system, jax.eval_shape(lambda: initializer(0)))
   assert tables == {'encoder.embedding': system.source_vocab}

@@ -13,7 +13,7 @@ from attention_jax.systems.classification import system as classification
 from attention_jax.systems.classification.batches import LabelledBatch
 from attention_jax.systems.recall import system as recall
 from attention_jax.systems.recall.data import RecallBatch
-from attention_jax.systems.recall.model import build_recaller
+from attention_jax.systems.recall.model import RecallConfig, build_recaller
 from attention_jax.systems.translation import system as translation
 from attention_jax.training.config import Training
 from tests.losses.helpers import RNGS
@@ -50,7 +50,7 @@ def test_the_loss_of_a_classifier_is_a_sum_over_the_documents_that_are_no_filler
 
 
 def test_the_loss_of_recall_is_a_sum_over_the_bits_of_the_answers():
-  model = build_recaller({'cell': 'turing(slots=3, width=4, features=5)'}, 2)
+  model = build_recaller(RecallConfig('turing(slots=3, width=4, features=5)'), 2)
   inputs = draw(2, 3, 4)
   params = variables(model, inputs)['params']
   target = np.array([[[0, 1], [1, 1], [0, 0]], [[1, 0], [1, 1], [0, 1]]], np.int32)

@@ -1,5 +1,6 @@
 """Configs that need more memory than there is are reported before anything is allocated, with the bytes."""
 
+import dataclasses
 import types
 
 import jax
@@ -11,13 +12,13 @@ from attention_jax.data.batching import Batches
 from attention_jax.errors import UserError
 from attention_jax.systems import memory
 from attention_jax.systems.classification.batches import DocumentBatches, EncodedDocuments
-from attention_jax.systems.config import default_config
+from attention_jax.systems.config import default_run_config
 
 
 @pytest.fixture
 def config(monkeypatch):
   monkeypatch.setattr(memory, 'available_bytes', lambda: 1000)
-  return default_config().to_dict()
+  return default_run_config('translation')
 
 
 def test_the_available_memory_of_this_machine_is_plausible():
@@ -33,7 +34,8 @@ def test_the_memory_of_several_processes_is_added_up(monkeypatch):
 @pytest.mark.parametrize(('average', 'rows', 'is_valid'), [(0.0, 62, True), (0.0, 63, False), (0.9, 61, False)])
 def test_a_state_larger_than_the_memory_raises(config, average, rows, is_valid):
   """Memory holds parameters, gradients, two more arrays of Adam, and counters of 4 bytes of Adam and the schedule."""
-  config['training'] |= {'average': average, 'optimizer': 'adam'}
+  training = dataclasses.replace(config.training, average=average, optimizer='adam')
+  config = dataclasses.replace(config, training=training)
   params = {'embedding': jax.ShapeDtypeStruct((rows,), jnp.float32)}
   if is_valid:
     memory.check_state_memory(config, params)

@@ -10,6 +10,7 @@ import pytest
 from attention_jax.data.batching import Batch
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import build
+from attention_jax.systems.config import parse_config
 from attention_jax.training.config import Training
 from attention_jax.training.partition import MeshConfig, fetch, make_mesh, process_share
 from attention_jax.training.seeds import make_updates
@@ -58,7 +59,7 @@ def make_model(preset):
   config.model.attention.features = 8
   if config.model.attention.heads > 1:
     config.model.attention.heads = 2
-  return build(config.to_dict()['model'], ENTRIES, ENTRIES)
+  return build(parse_config(config).model, ENTRIES, ENTRIES)
 
 
 def make_batch(step):

@@ -1,5 +1,6 @@
 """Opening of trained runs: checkpoints, overrides, ensembles, and errors."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -13,7 +14,7 @@ from attention_jax.decoding import predictor
 from attention_jax.errors import UserError
 from attention_jax.systems import runs
 from attention_jax.systems.base import SupportsLinePrediction, SupportsTranslation
-from attention_jax.systems.config import default_config
+from attention_jax.systems.config import default_run_config, parse_config
 from attention_jax.systems.recall.system import RecallSystem
 from attention_jax.systems.runs import Run, open_run, open_run_or_ensemble
 from tests.systems.helpers import read_tree
@@ -31,7 +32,7 @@ def copy(trained, tmp_path):
 @pytest.fixture
 def recall_run():
   """A run of a system without optional abilities; it has no parameters."""
-  return Run(Path('runs/recall'), RecallSystem(default_config('recall').to_dict()), {}, (3,))
+  return Run(Path('runs/recall'), RecallSystem(default_run_config('recall')), {}, (3,))
 
 
 def edit_config(folder, edit):
@@ -179,7 +180,7 @@ def test_opening_a_folder_of_several_seeds_is_an_error(copy):
 
 def test_overrides_change_the_opened_config_and_not_the_stored_config(trained):
   run = open_run(trained.folder, evaluation={'beams': 1}, dtype='bfloat16')
-  assert run.config['evaluation']['beams'] == 1 and run.config['model']['dtype'] == 'bfloat16'
+  assert run.config.evaluation.beams == 1 and run.config.model.dtype == 'bfloat16'
   assert run.model.decoder.cell.dtype == jnp.bfloat16
   stored = json.loads((trained.folder / 'config.json').read_text('utf-8'))
   assert stored['evaluation']['beams'] == 2 and stored['model']['dtype'] == 'float32'
@@ -277,17 +278,16 @@ def test_an_ensemble_has_the_buckets_of_the_first_run_that_every_model_accepts(t
   limited = "transformer(features=4, layers=1, heads=2, hidden=4, position='learned(max_positions=3)')"
 
   def with_fields(buckets, encoder):
-    data, model = ({**system.config[group]} for group in ('data', 'model'))
-    return system.with_config(
-      system.config | {'data': data | {'buckets': buckets}, 'model': model | {'encoder': encoder}}
-    )
+    data = dataclasses.replace(system.config.data, buckets=buckets)
+    model = dataclasses.replace(system.config.model, encoder=encoder)
+    return system.with_config(dataclasses.replace(system.config, data=data, model=model))
 
-  first = with_fields([[2, 5], [3, 3], [4, 5]], 'birnn(features=4)')
-  second = with_fields([[3, 3]], limited)
-  assert first.ensemble([second]).config['data']['buckets'] == [[2, 5], [3, 3]]
+  first = with_fields(((2, 5), (3, 3), (4, 5)), 'birnn(features=4)')
+  second = with_fields(((3, 3),), limited)
+  assert first.ensemble([second]).config.data.buckets == ((2, 5), (3, 3))
   assert first.ensemble([first]).config == first.config
-  with pytest.raises(UserError, match=r'buckets of the first run are \[\[4, 5\]\]; another run accepts none'):
-    with_fields([[4, 5]], 'birnn(features=4)').ensemble([second])
+  with pytest.raises(UserError, match=r'buckets of the first run are \(\(4, 5\),\); another run accepts none'):
+    with_fields(((4, 5),), 'birnn(features=4)').ensemble([second])
 
 
 def test_an_ensemble_of_a_system_without_ensembles_is_an_error(recall_run, monkeypatch):
@@ -326,8 +326,8 @@ def test_the_first_process_alone_writes(tmp_path, monkeypatch):
 
 
 def test_the_folder_of_a_seed_has_its_number():
-  config = {'seeds': 3, 'training': {'seed': 5}}
-  assert [runs.seed_folder(Path('r'), seed) for seed in runs.run_seeds(config)] == [
+  config = parse_config({'seeds': 3, 'training': {'seed': 5}})
+  assert [runs.seed_folder(Path('r'), seed) for seed in config.run_seeds] == [
     Path('r/seed_5'),
     Path('r/seed_6'),
     Path('r/seed_7'),

@@ -11,8 +11,10 @@ from attention_jax.data.vocab import train
 from attention_jax.decoding.predictor import Predictor
 from attention_jax.errors import UserError
 from attention_jax.models.encoder_decoder import ModelConfig, build
+from attention_jax.modules.attention import Attention
 from attention_jax.systems.text_evaluation import (
   TeacherForcedScorer,
+  TextEvaluationConfig,
   alignment_metrics,
   evaluate_corpus,
   select_texts,
@@ -90,9 +92,9 @@ def test_entropy_and_monotonicity_need_no_links():
 def test_weights_are_posteriors_and_do_not_depend_on_padding(alignment):
   vocabulary = train('word', ['cab ab dab'])
   encoded = encode(CORPUS, vocabulary, vocabulary)
-  attention = {'score': 'additive', 'alignment': alignment, 'features': 4, 'heads': 1, 'implementation': 'xla'}
-  fields = vars(ModelConfig('birnn(features=4)', 'luong(features=8)', embedding=4))
-  model = build(fields | {'attention': attention}, len(vocabulary), len(vocabulary))
+  attention = Attention(score='additive', alignment=alignment, features=4, heads=1, implementation='xla')
+  config = ModelConfig('birnn(features=4)', 'luong(features=8)', embedding=4, attention=attention)
+  model = build(config, len(vocabulary), len(vocabulary))
   ids = np.ones((1, 3), np.int32)
   params = variables(model, ids, ids > 0, ids)['params']
   tight = TeacherForcedScorer(model, ((3, 3),), 8)(params, encoded)
@@ -114,9 +116,9 @@ def test_weights_are_posteriors_and_do_not_depend_on_padding(alignment):
 
 def test_loss_and_accuracy_are_means_over_tokens_and_unreachable_targets_are_unknown():
   vocabulary = train('word', ['cab ab dab'])
-  attention = {'score': 'additive', 'alignment': 'softmax', 'features': 4, 'heads': 1, 'implementation': 'xla'}
-  fields = vars(ModelConfig('embedded', 'luong(features=8)', embedding=4))
-  model = build(fields | {'attention': attention}, len(vocabulary), len(vocabulary))
+  attention = Attention(score='additive', features=4, implementation='xla')
+  config = ModelConfig('embedded', 'luong(features=8)', embedding=4, attention=attention)
+  model = build(config, len(vocabulary), len(vocabulary))
   encoded = encode(CORPUS, vocabulary, vocabulary)
   batch = gather(encoded, np.arange(2), (3, 3))
   params = variables(model, batch.source, batch.source_mask, batch.target, seed=1)['params']
@@ -145,7 +147,7 @@ def test_the_lag_of_a_streaming_model_is_measured():
   encoded = encode(CORPUS, vocabulary, vocabulary)
   scorer = TeacherForcedScorer(model, ((3, 3),), 8)
   predictor = Predictor(model, params, vocabulary, vocabulary, buckets=[(3, 3)])
-  options = {'group_references': False, 'metrics': ['exact_match'], 'unlinked_targets': False}
+  options = TextEvaluationConfig(metrics=('exact_match',))
   metrics, _ = evaluate_corpus(params, CORPUS, encoded, scorer, predictor, options, beams=1)
   assert {'average_lagging', 'alignment_error_rate'} <= metrics.keys()
 
@@ -174,15 +176,15 @@ def test_rows_of_zero_weights_miss_their_links():
 
 def test_hypotheses_of_grouped_references_must_be_equal():
   corpus = Corpus(['a', 'b', 'a'], ['x', 'y', 'z'])
-  texts = select_texts(corpus, ['x', 'w', 'x'], {'group_references': True})
+  texts = select_texts(corpus, ['x', 'w', 'x'], TextEvaluationConfig(group_references=True))
   assert texts == (['a', 'b'], ['x', 'w'], [['x', 'z'], ['y']], [0, 1])
   with pytest.raises(UserError, match='hypotheses 1 and 3 differ, but belong to the same source'):
-    select_texts(corpus, corpus.target, {'group_references': True})
-  assert select_texts(corpus, corpus.target, {'group_references': False}).hypotheses == corpus.target
+    select_texts(corpus, corpus.target, TextEvaluationConfig(group_references=True))
+  assert select_texts(corpus, corpus.target, TextEvaluationConfig(group_references=False)).hypotheses == corpus.target
 
 
 def test_hypotheses_are_normalised_as_the_corpus_is():
   corpus = normalize_corpus(Corpus(['a'], ['fu\u0308r']), 'NFC')
-  options = {'metrics': ('exact_match',), 'group_references': False}
+  options = TextEvaluationConfig(metrics=('exact_match',))
   for hypothesis in ('für', 'fu\u0308r'):
     assert text_metrics(corpus, [hypothesis], options)['exact_match'].value == 100

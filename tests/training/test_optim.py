@@ -13,7 +13,7 @@ from attention_jax.errors import UserError
 from attention_jax.systems.glimpsing.deep_glimpses import DeepGlimpseNetwork
 from attention_jax.systems.glimpsing.glimpses import GlimpseNetwork
 from attention_jax.systems.glimpsing.model import SpatialTransformerNetwork
-from attention_jax.systems.recall.model import build_recaller
+from attention_jax.systems.recall.model import RecallConfig, build_recaller
 from attention_jax.training.optim import (
   OPTIMIZERS,
   OPTIONAL,
@@ -168,7 +168,7 @@ def test_muon_orthogonalises_hidden_kernels_and_equals_nadam_elsewhere():
     (GlimpseNetwork(OUTPUTS, size=2, hidden=4, features=5), PICTURES),
     (DeepGlimpseNetwork(OUTPUTS, size=2, hidden=4, features=5), PICTURES),
     (SpatialTransformerNetwork(OUTPUTS, size=6, hidden=4, features=5), PICTURES),
-    (build_recaller({'cell': 'turing(slots=3, width=4, features=5)'}, OUTPUTS), (jnp.zeros((2, 3, 2)),)),
+    (build_recaller(RecallConfig('turing(slots=3, width=4, features=5)'), OUTPUTS), (jnp.zeros((2, 3, 2)),)),
   ],
   ids=['classifier', 'glimpses', 'deep_glimpses', 'spatial_transformer', 'recaller'],
 )

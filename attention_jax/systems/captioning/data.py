@@ -17,6 +17,7 @@ from attention_jax.data.text import Corpus, format_count
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError
 from attention_jax.specs import Fraction, Size, bind
+from attention_jax.systems.captioning.config import CaptioningDataConfig
 from attention_jax.systems.captioning.images import list_images, read_image
 from attention_jax.tokens import EOS, PAD
 
@@ -159,14 +160,14 @@ def captions(
 PICTURES: Mapping[str, Callable[..., Mapping[str, Pictures]]] = {'captions': captions, 'shapes': shapes}
 
 
-def load_pictures(config: Mapping[str, Any]) -> Mapping[str, Pictures]:
-  """Returns the splits of the task `config['task']` from `config['folder']`; 'train' is always among them.
+def load_pictures(config: CaptioningDataConfig) -> Mapping[str, Pictures]:
+  """Returns the splits of the task `config.task` from `config.folder`; 'train' is always among them.
 
   Raises:
     UserError: for an unknown task or an invalid option, and as the task does.
   """
-  _, row, options = bind(config['task'], PICTURES, 'task')
-  return row(os.path.expanduser(config['folder'] or ''), **options)
+  _, row, options = bind(config.task, PICTURES, 'task')
+  return row(os.path.expanduser(config.folder or ''), **options)
 
 
 class _CaptionRow(NamedTuple):

@@ -1,7 +1,6 @@
 """Image encoders, which map an image to a memory of grid cells: IMAGE_ENCODERS, and `build_captioner`."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -10,7 +9,7 @@ import numpy as np
 
 from attention_jax.functional.masking import zero_masked
 from attention_jax.models.encoded import Encoded
-from attention_jax.models.encoder_decoder import EncoderDecoder, assemble, make_module, parse_model_config
+from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig, assemble, make_module
 from attention_jax.modules.convolution import Conv
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.linear import Dense
@@ -106,11 +105,11 @@ class Precomputed(ImageEncoder):
 IMAGE_ENCODERS: Mapping[str, type[nn.Module]] = {'precomputed': Precomputed, 'grid': Grid}
 
 
-def build_captioner(model: Mapping[str, Any], target_size: int) -> EncoderDecoder:
+def build_captioner(config: ModelConfig, target_size: int) -> EncoderDecoder:
   """Builds the captioning model that `config.model` describes.
 
   Args:
-    model: `config.model`, the fields of ModelConfig and `attention`.
+    config: the group `model` of the config.
     target_size: size of the vocabulary of the captions.
 
   Returns:
@@ -119,6 +118,5 @@ def build_captioner(model: Mapping[str, Any], target_size: int) -> EncoderDecode
   Raises:
     UserError: if a field, a spec or an option is unknown or out of range.
   """
-  options, shared_fields = parse_model_config(model)
-  encoder = make_module(options.encoder, IMAGE_ENCODERS, 'encoder of pictures', **shared_fields)
-  return assemble(options, shared_fields, model['attention'], encoder, target_size)
+  encoder = make_module(config.encoder, IMAGE_ENCODERS, 'encoder of pictures', **config.shared_fields)
+  return assemble(config, encoder, target_size)

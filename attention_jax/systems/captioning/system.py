@@ -21,10 +21,8 @@ from attention_jax.errors import UserError, choose
 from attention_jax.losses.auxiliary import LOSSES, auxiliary_losses, check_weights
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig
-from attention_jax.modules.attention import Attention
 from attention_jax.specs import bind
 from attention_jax.systems.base import (
-  Config,
   LinePrediction,
   Log,
   System,
@@ -52,6 +50,7 @@ from attention_jax.systems.captioning.data import (
 )
 from attention_jax.systems.captioning.model import build_captioner
 from attention_jax.systems.captioning.pointing_game import count_pointing_hits
+from attention_jax.systems.config import RunConfig
 from attention_jax.systems.text_evaluation import (
   TeacherForcedScorer,
   TextEvaluationConfig,
@@ -85,7 +84,6 @@ class CaptioningSystem(System):
   config_groups: Mapping[str, type] = {
     'data': CaptioningDataConfig,
     'model': ModelConfig,
-    'model.attention': Attention,
     'evaluation': TextEvaluationConfig,
   }
   plot_filename = 'attention.png'
@@ -94,7 +92,7 @@ class CaptioningSystem(System):
 
   def __init__(
     self,
-    config: Config,
+    config: RunConfig,
     vocabulary: vocab.Vocabulary,
     shape: Sequence[int],
     load_data: Callable[[], Mapping[str, Pictures]],
@@ -102,23 +100,23 @@ class CaptioningSystem(System):
     self.config = config
     self.vocabulary = vocabulary
     self.shape = tuple(shape)
-    self.model = build_captioner(config['model'], len(vocabulary))
+    self.model = build_captioner(config.model, len(vocabulary))
     self._load_data = load_data
 
   @classmethod
-  def load(cls, config: Config, folder: str | None) -> 'CaptioningSystem':
-    pictures = load_pictures(config['data'])
+  def load(cls, config: RunConfig, folder: str | None) -> 'CaptioningSystem':
+    pictures = load_pictures(config.data)
     train = pictures['train']
-    spec = config['data']['vocabulary']
+    spec = config.data.vocabulary
     vocabulary = vocab.load_stored(spec, folder, 'target') if folder else None
     if vocabulary is None:
       vocabulary = vocab.train(spec, train.captions)
     return cls(config, vocabulary, train.pictures.shape[1:], lambda: pictures)
 
   @classmethod
-  def open(cls, config: Config, folder: str) -> 'CaptioningSystem':
+  def open(cls, config: RunConfig, folder: str) -> 'CaptioningSystem':
     _check_no_source_words(config)
-    vocabulary = vocab.load_stored(config['data']['vocabulary'], folder, 'target')
+    vocabulary = vocab.load_stored(config.data.vocabulary, folder, 'target')
     if vocabulary is None:
       raise UserError(f'{folder} holds no target vocabulary; expected the folder of a training run')
     path = Path(folder) / SHAPE_FILE
@@ -126,26 +124,25 @@ class CaptioningSystem(System):
       shape = json.loads(path.read_text('utf-8'))
     except (OSError, ValueError) as error:
       raise UserError(f'{path}: cannot be read ({error}); expected the folder of a training run') from error
-    return cls(config, vocabulary, shape, lambda: load_pictures(config['data']))
+    return cls(config, vocabulary, shape, lambda: load_pictures(config.data))
 
-  def with_config(self, config: Config) -> 'CaptioningSystem':
+  def with_config(self, config: RunConfig) -> 'CaptioningSystem':
     return CaptioningSystem(config, self.vocabulary, self.shape, self._load_data)
 
   @classmethod
-  def check(cls, config: Config, training: Training) -> None:
-    CaptioningDataConfig(**config['data'])
-    check_caption_buckets(config['data']['buckets'])
-    bind(config['data']['task'], PICTURES, 'task')
-    vocab.parse_kind(config['data']['vocabulary'])
-    TextEvaluationConfig(**config['evaluation'])
+  def check(cls, config: RunConfig) -> None:
+    training = config.training
+    check_caption_buckets(config.data.buckets)
+    bind(config.data.task, PICTURES, 'task')
+    vocab.parse_kind(config.data.vocabulary)
     _check_no_source_words(config)
-    for spec in config['evaluation']['metrics']:
+    for spec in config.evaluation.metrics:
       compute_metric(spec, ['a'], [['a']])  # some options are checked only when the metric is computed
-    model = build_captioner(config['model'], 5)
-    if model.copies or config['model']['share_embeddings']:
+    model = build_captioner(config.model, 5)
+    if model.copies or config.model.share_embeddings:
       raise UserError(
         'pictures have no source words; expected an output layer that does not copy and share_embeddings=False, got '
-        f'config.model.output={config["model"]["output"]!r}, share_embeddings={config["model"]["share_embeddings"]}'
+        f'config.model.output={config.model.output!r}, share_embeddings={config.model.share_embeddings}'
       )
     auxiliary = auxiliary_losses(training.auxiliary)
     check_weights(auxiliary, model.decoder.attention if model.traits.attends else None)
@@ -161,8 +158,8 @@ class CaptioningSystem(System):
     trace_loss(_loss(model, training), params, batch)
 
   @classmethod
-  def selectable_metrics(cls, config: Config) -> dict[str, bool]:
-    return CAPTION_METRICS | text_metric_directions(config)
+  def selectable_metrics(cls, config: RunConfig) -> dict[str, bool]:
+    return CAPTION_METRICS | text_metric_directions(config.evaluation)
 
   @functools.cached_property
   def pictures(self) -> Mapping[str, Pictures]:
@@ -176,7 +173,7 @@ class CaptioningSystem(System):
 
   @functools.cached_property
   def loss(self) -> Loss:
-    return _loss(self.model, Training(**self.config['training']))
+    return _loss(self.model, self.config.training)
 
   def corpus(self, split: str) -> Corpus:
     """Returns the names of the pictures and their captions."""
@@ -184,7 +181,7 @@ class CaptioningSystem(System):
 
   @property
   def report(self) -> list[str]:
-    lines = [f'vocabulary {self.config["data"]["vocabulary"]}: {len(self.vocabulary)} entries']
+    lines = [f'vocabulary {self.config.data.vocabulary}: {len(self.vocabulary)} entries']
     for name, split in self.pictures.items():
       lines.append(describe_captions(name, split, self.encoded[name], self._lengths))
     return lines
@@ -210,21 +207,21 @@ class CaptioningSystem(System):
     return initializer_for_batch(self.model, _dummy_batch(self.model, self.shape))
 
   def batches(self, seed: int, share: Share | None = None) -> CaptionBatches:
-    size = self.config['data']['batch_size']
+    size = self.config.data.batch_size
     return CaptionBatches(self.encoded['train'], self._lengths, size, seed, share or self.share)
 
   def check_data(self, log: Log) -> None:
     for name, encoded in self.encoded.items():
-      check_rows_fit(name, assign_captions(encoded, self._lengths), self.config['data']['max_left_out'])
-    self._evaluation.constraints.check(self._max_length)
-    select = self.config['training']['select']
+      check_rows_fit(name, assign_captions(encoded, self._lengths), self.config.data.max_left_out)
+    self.config.evaluation.constraints.check(self._max_length)
+    select = self.config.training.select
     if select in POINTING_METRICS and 'validation' in self.splits and self.pictures['validation'].boxes is None:
       raise UserError(f'training.select={select!r} needs gold boxes: expected a validation split with boxes')
     dtype = self.pictures['train'].pictures.dtype
     expected_dtype = self.model.encoder.input_dtype
     if dtype != expected_dtype:
       raise UserError(
-        f'config.model.encoder={self.config["model"]["encoder"]!r} reads {expected_dtype.__name__}, the pictures are '
+        f'config.model.encoder={self.config.model.encoder!r} reads {expected_dtype.__name__}, the pictures are '
         f'{dtype}; expected grid for pictures (uint8) or precomputed for features (float32)'
       )
     # Raises for pictures whose shape does not suit the encoder.
@@ -246,9 +243,9 @@ class CaptioningSystem(System):
     def predict(names: Sequence[str], beams: int, watch: Watch) -> list[Prediction]:
       return self.predict(params, pictures.pictures[[row_of_name[name] for name in names]], names, beams, watch)
 
-    options = self.config['evaluation']
+    options = self.config.evaluation
     text_metrics, predictions = predict_and_evaluate(
-      pictures.corpus, predict, options, beams=beams or options['beams'], watch=watch
+      pictures.corpus, predict, options, beams=beams or options.beams, watch=watch
     )
     metrics |= text_metrics
     if weights := [w for w in forced.weights if w is not None and w[:-1].any()]:  # w[-1]: EOS
@@ -322,7 +319,7 @@ class CaptioningSystem(System):
     return outputs
 
   def _best_hypotheses(self, params: Any, pictures: np.ndarray, names: Sequence[str]) -> list[Hypothesis]:
-    predictions = self.predict(params, pictures, names, self.config['evaluation']['beams'])
+    predictions = self.predict(params, pictures, names, self.config.evaluation.beams)
     for prediction in predictions:
       if not prediction.hypotheses:
         raise UserError(f'no caption for {prediction.source!r}: no hypothesis has a finite probability')
@@ -342,26 +339,22 @@ class CaptioningSystem(System):
 
   @property
   def _lengths(self) -> tuple[int, ...]:
-    return check_caption_buckets(self.config['data']['buckets'])
-
-  @property
-  def _evaluation(self) -> TextEvaluationConfig:
-    return TextEvaluationConfig(**self.config['evaluation'])
+    return check_caption_buckets(self.config.data.buckets)
 
   @property
   def _max_length(self) -> int:
     """Maximum length of hypotheses, EOS included."""
-    return self._evaluation.max_length or self._lengths[-1]
+    return self.config.evaluation.max_length or self._lengths[-1]
 
   @functools.cached_property
   def _scorer(self) -> TeacherForcedScorer:
-    size = self.config['evaluation']['batch_size']
-    return TeacherForcedScorer(self.model, (), size, Training(**self.config['training']).evaluations)
+    size = self.config.evaluation.batch_size
+    return TeacherForcedScorer(self.model, (), size, self.config.training.evaluations)
 
   @functools.cached_property
   def _compile_search(self) -> Callable[[int], Callable]:
     """Beam size -> the compiled search."""
-    options = self._evaluation
+    options = self.config.evaluation
 
     @functools.cache
     def compile_for(beams: int) -> Callable:
@@ -418,7 +411,7 @@ def _loss(model: EncoderDecoder, training: Training) -> Loss:
   return sequence_loss(model, training.label_smoothing, training.auxiliary, training.objective)
 
 
-def _check_no_source_words(config: Config) -> None:
+def _check_no_source_words(config: RunConfig) -> None:
   """Raises UserError for options of the search that need the words of a source."""
-  if config['evaluation']['replace_unknown']:
+  if config.evaluation.replace_unknown:
     raise UserError('evaluation.replace_unknown must be False for pictures, which have no source words; got True')

@@ -14,6 +14,7 @@ from attention_jax.data.tfds_sets import TfdsRows, decode_text, open_tfds_set, t
 from attention_jax.errors import UserError, choose
 from attention_jax.specs import bind
 from attention_jax.systems.classification import sentences
+from attention_jax.systems.classification.config import ClassificationDataConfig
 
 SURROGATE = re.compile('[\ud800-\udfff]')
 
@@ -155,15 +156,15 @@ def entailment(folder: str, *, seed: int = 0) -> dict[str, Documents]:
 DOCUMENTS: Mapping[str, Callable[..., dict[str, Documents]]] = {'jsonl': jsonl, 'tfds': tfds, 'entailment': entailment}
 
 
-def load_documents(config: Mapping[str, Any]) -> dict[str, Documents]:
-  """Returns the splits of the task `config['task']` from `config['folder']`; 'train' is always among them.
+def load_documents(config: ClassificationDataConfig) -> dict[str, Documents]:
+  """Returns the splits of the task `config.task` from `config.folder`; 'train' is always among them.
 
   Raises:
     UserError: for a mistake in the config or the files, for training documents that all have the same label, and for
       labels that no training document has.
   """
-  _, read, options = bind(config['task'], DOCUMENTS, 'task')
-  splits = read(os.path.expanduser(config['folder'] or ''), **options)
+  _, read, options = bind(config.task, DOCUMENTS, 'task')
+  splits = read(os.path.expanduser(config.folder or ''), **options)
   labels = set(splits['train'].labels)
   if len(labels) < 2:
     raise UserError(f'{splits["train"].name}: expected at least two labels, but every label is {min(labels)!r}')
@@ -176,7 +177,7 @@ def load_documents(config: Mapping[str, Any]) -> dict[str, Documents]:
 
 
 def parse_documents(
-  lines: Sequence[str], name: str, config: Mapping[str, Any], *, label: str, first: int = 1
+  lines: Sequence[str], name: str, config: ClassificationDataConfig, *, label: str, first: int = 1
 ) -> Documents:
   """Returns lines of text as documents, with the options of the task.
 
@@ -190,7 +191,7 @@ def parse_documents(
   Raises:
     UserError: for an empty text, and for a line that is not a pair.
   """
-  _, read, options = bind(config['task'], DOCUMENTS, 'task')
+  _, read, options = bind(config.task, DOCUMENTS, 'task')
   pairs = read is entailment or not isinstance(options.get('text', ''), str)
   texts = [line.split('\t') if pairs else [line] for line in lines]
   for number, line_texts in enumerate(texts, first):

@@ -334,6 +334,7 @@ class ClassifierConfig:
     dropout: rate on embeddings, in the encoder (as in a translation model), and on inputs of ReLU layers and of the
       output layer.
     dtype: dtype of the computation, 'float32' or 'bfloat16'; parameters are float32.
+    attention: the attention of the pooling, and between the texts of a pair.
   """
 
   classifier: str = 'hierarchical'
@@ -343,13 +344,18 @@ class ClassifierConfig:
   hidden: Count = 0
   dropout: Fraction = 0.0
   dtype: str = 'float32'
+  attention: Attention = dataclasses.field(default_factory=Attention)
+
+  def __post_init__(self):
+    check_fields(self, 'config.model')
+    check_fields(self.attention, 'config.model.attention')
 
 
-def build_classifier(model: Mapping[str, Any], vocabulary_size: int, labels: int) -> Classifier:
+def build_classifier(config: ClassifierConfig, vocabulary_size: int, labels: int) -> Classifier:
   """Builds the classifier that `config.model` describes.
 
   Args:
-    model: `config.model`, the fields of ClassifierConfig and `attention`.
+    config: the group `model` of the config.
     vocabulary_size: number of words that have an embedding.
     labels: number of labels.
 
@@ -360,12 +366,9 @@ def build_classifier(model: Mapping[str, Any], vocabulary_size: int, labels: int
     UserError: if a field, a spec or an option is unknown or out of range, or if the alignment is not
       trained by backpropagation alone.
   """
-  options = ClassifierConfig(**{field.name: model[field.name] for field in dataclasses.fields(ClassifierConfig)})
-  check_fields(options, 'config.model')
-  check_fields(Attention(**model['attention']), 'config.model.attention')
-  dtype = DTYPES[choose(options.dtype, DTYPES, 'dtype')]
-  parts = {'dtype': dtype, 'dropout': options.dropout}
-  attention = Attention(**model['attention'], dtype=dtype)
+  dtype = DTYPES[choose(config.dtype, DTYPES, 'dtype')]
+  parts = {'dtype': dtype, 'dropout': config.dropout}
+  attention = config.attention.clone(dtype=dtype)
   if not attention.resolved_alignment.trains_by_backprop:
     expected = ', '.join(name for name, row in ALIGNMENTS.items() if row.trains_by_backprop)
     raise UserError(
@@ -373,20 +376,20 @@ def build_classifier(model: Mapping[str, Any], vocabulary_size: int, labels: int
       f'got {attention.alignment!r}; expected one of: {expected}'
     )
 
-  embedding = Embedding(vocabulary_size, options.embedding, **parts)
+  embedding = Embedding(vocabulary_size, config.embedding, **parts)
   classifier = make_module(
-    options.classifier,
+    config.classifier,
     CLASSIFIERS,
     'classifier',
     embedding=embedding,
     attention=attention,
     labels=labels,
-    encoder=options.encoder,
-    pooling=options.pooling,
-    hidden=options.hidden,
+    encoder=config.encoder,
+    pooling=config.pooling,
+    hidden=config.hidden,
     **parts,
   )
   # Classifiers make their encoder and pooling when they are applied; this reports wrong specs earlier.
-  make_module(options.encoder, ENCODERS, 'encoder', embedding=Identity(), **parts)
-  make_module(options.pooling, POOLINGS, 'pooling', attention=attention)
+  make_module(config.encoder, ENCODERS, 'encoder', embedding=Identity(), **parts)
+  make_module(config.pooling, POOLINGS, 'pooling', attention=attention)
   return classifier

@@ -18,11 +18,9 @@ from attention_jax.decoding.metrics import MetricValue
 from attention_jax.errors import UserError, choose
 from attention_jax.losses.auxiliary import CLASSIFIER_LOSSES, DISABLE_HINT, auxiliary_losses
 from attention_jax.losses.sequence import cross_entropy
-from attention_jax.modules.attention import Attention
 from attention_jax.modules.pooling import POOLINGS
 from attention_jax.specs import bind, parse
 from attention_jax.systems.base import (
-  Config,
   LinePrediction,
   Log,
   System,
@@ -58,6 +56,7 @@ from attention_jax.systems.classification.outputs import (
   prediction_record,
   shade_document,
 )
+from attention_jax.systems.config import RunConfig
 from attention_jax.training.compiling import CompiledForRuns, jit_once
 from attention_jax.training.config import Training
 from attention_jax.training.loss import Loss
@@ -82,7 +81,6 @@ class ClassificationSystem(System):
   config_groups: Mapping[str, type] = {
     'data': ClassificationDataConfig,
     'model': ClassifierConfig,
-    'model.attention': Attention,
     'evaluation': ClassificationEvaluationConfig,
   }
   plot_filename = 'attention.html'
@@ -90,7 +88,7 @@ class ClassificationSystem(System):
 
   def __init__(
     self,
-    config: Config,
+    config: RunConfig,
     vocabulary: vocab.Vocabulary,
     labels: Sequence[str],
     load_data: Callable[[], Mapping[str, Documents]],
@@ -98,14 +96,14 @@ class ClassificationSystem(System):
     self.config = config
     self.vocabulary = vocabulary
     self.labels = list(labels)
-    self.model = build_classifier(config['model'], len(vocabulary), len(labels))
+    self.model = build_classifier(config.model, len(vocabulary), len(labels))
     self._load_data = load_data
 
   @classmethod
-  def load(cls, config: Config, folder: str | None) -> 'ClassificationSystem':
-    documents = load_documents(config['data'])
+  def load(cls, config: RunConfig, folder: str | None) -> 'ClassificationSystem':
+    documents = load_documents(config.data)
     train = documents['train']
-    spec = config['data']['vocabulary']
+    spec = config.data.vocabulary
     vocabulary = vocab.load_stored(spec, folder, 'source') if folder else None
     if vocabulary is None:
       vocabulary = vocab.train(spec, train.texts)
@@ -114,13 +112,13 @@ class ClassificationSystem(System):
     return cls(config, vocabulary, labels, lambda: documents)
 
   @classmethod
-  def open(cls, config: Config, folder: str) -> 'ClassificationSystem':
-    vocabulary = vocab.load_stored(config['data']['vocabulary'], folder, 'source')
+  def open(cls, config: RunConfig, folder: str) -> 'ClassificationSystem':
+    vocabulary = vocab.load_stored(config.data.vocabulary, folder, 'source')
     if vocabulary is None:
       raise UserError(f'{folder} holds no source vocabulary; expected the folder of a training run')
-    return cls(config, vocabulary, _read_labels(folder), lambda: load_documents(config['data']))
+    return cls(config, vocabulary, _read_labels(folder), lambda: load_documents(config.data))
 
-  def with_config(self, config: Config) -> 'ClassificationSystem':
+  def with_config(self, config: RunConfig) -> 'ClassificationSystem':
     return ClassificationSystem(config, self.vocabulary, self.labels, self._load_data)
 
   def ensemble(self, others: Sequence['ClassificationSystem']) -> 'ClassificationSystem':
@@ -132,28 +130,27 @@ class ClassificationSystem(System):
     for other in others:
       if not vocab.same_entries(self.vocabulary, other.vocabulary) or self.labels != other.labels:
         raise UserError('runs with different vocabularies or labels cannot be an ensemble')
-      if self.config['data']['joined'] != other.config['data']['joined']:
-        values = f'{self.config["data"]["joined"]} and {other.config["data"]["joined"]}'
+      if self.config.data.joined != other.config.data.joined:
+        values = f'{self.config.data.joined} and {other.config.data.joined}'
         raise UserError(f'runs with different config.data.joined cannot be an ensemble, got {values}')
     system = self.with_config(self.config)
     system.model = ClassifierEnsemble([system.model for system in (self, *others)])
     return system
 
   @classmethod
-  def check(cls, config: Config, training: Training) -> None:
-    ClassificationDataConfig(**config['data'])
-    bind(config['data']['task'], DOCUMENTS, 'task')
-    vocab.parse_kind(config['data']['vocabulary'])
-    ClassificationEvaluationConfig(**config['evaluation'])
+  def check(cls, config: RunConfig) -> None:
+    training = config.training
+    bind(config.data.task, DOCUMENTS, 'task')
+    vocab.parse_kind(config.data.vocabulary)
     check_setting(training, 'objective', 'likelihood', 'classification')
-    model = build_classifier(config['model'], 5, 2)
-    sentences, _ = largest_bucket(check_document_buckets(config['data']['buckets']))
+    model = build_classifier(config.model, 5, 2)
+    sentences, _ = largest_bucket(check_document_buckets(config.data.buckets))
     params = jax.eval_shape(lambda: initializer(model)(0))
     check_parameter_options(training, params)
     trace_loss(_loss(model, training), params, _dummy_batch(sentences))
 
   @classmethod
-  def selectable_metrics(cls, config: Config) -> dict[str, bool]:
+  def selectable_metrics(cls, config: RunConfig) -> dict[str, bool]:
     return SELECTABLE_METRICS
 
   @functools.cached_property
@@ -168,11 +165,11 @@ class ClassificationSystem(System):
 
   @functools.cached_property
   def loss(self) -> Loss:
-    return _loss(self.model, Training(**self.config['training']))
+    return _loss(self.model, self.config.training)
 
   @property
   def report(self) -> list[str]:
-    vocabulary = f'vocabulary {self.config["data"]["vocabulary"]}: {len(self.vocabulary)} entries'
+    vocabulary = f'vocabulary {self.config.data.vocabulary}: {len(self.vocabulary)} entries'
     splits = [describe_documents(split, encoded, self.labels) for split, encoded in self.encoded.items()]
     return [vocabulary, *splits]
 
@@ -200,14 +197,14 @@ class ClassificationSystem(System):
     return {'embedding': self.vocabulary}
 
   def batches(self, seed: int, share: Share | None = None) -> DocumentBatches:
-    size = self.config['data']['batch_size']
+    size = self.config.data.batch_size
     return DocumentBatches(self.encoded['train'], self._buckets, size, seed, share or self.share)
 
   def check_data(self, log: Log) -> None:
     if not self.model.takes_pairs:
       return
     for split in self.documents.values():
-      if not split.pairs or self.config['data']['joined']:
+      if not split.pairs or self.config.data.joined:
         raise UserError(
           f"{split.name}: the classifier compares pairs of texts; expected text=('premise', 'hypothesis') in "
           'config.data.task, and config.data.joined=False'
@@ -269,21 +266,21 @@ class ClassificationSystem(System):
     return outputs
 
   def _parse_documents(self, lines: Sequence[str], name: str, first: int = 1) -> Documents:
-    return parse_documents(lines, name, self.config['data'], label=self.labels[0], first=first)
+    return parse_documents(lines, name, self.config.data, label=self.labels[0], first=first)
 
   @property
   def _buckets(self) -> tuple[tuple[int, int], ...]:
-    return check_document_buckets(self.config['data']['buckets'])
+    return check_document_buckets(self.config.data.buckets)
 
   def _read(self, sentences: Sequence[str], pairs: bool) -> CutDocument:
-    joined = self.config['data']['joined']
+    joined = self.config.data.joined
     largest = largest_bucket(self._buckets)
     pieces, num_unread = cut_document(sentences, self.vocabulary.tokenize, largest, joined=joined, pairs=pairs)
     return CutDocument(pieces, num_unread)
 
   def _encode(self, documents: Documents) -> EncodedDocuments:
     largest = largest_bucket(self._buckets)
-    return encode_documents(documents, self.vocabulary, self.labels, largest, self.config['data']['joined'])
+    return encode_documents(documents, self.vocabulary, self.labels, largest, self.config.data.joined)
 
   @functools.cached_property
   def _classify(self) -> CompiledForRuns:
@@ -300,7 +297,7 @@ class ClassificationSystem(System):
   ) -> tuple[dict[str, float], list[ClassificationPrediction]]:
     """Classifies every document; returns sums over documents, and one prediction each."""
     params = self.replicate_params(params)
-    num_evaluations = Training(**self.config['training']).evaluations
+    num_evaluations = self.config.training.evaluations
     num_batches = -(-encoded.rows // self.evaluation_rows)
     classify = self._classify.select(num_evaluations * num_batches, params)
     totals = []

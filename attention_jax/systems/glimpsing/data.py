@@ -3,7 +3,7 @@
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from attention_jax.data.files import join_path, read_arrays
 from attention_jax.data.tfds_sets import TfdsRows, open_tfds_set, tfds_split_parts
 from attention_jax.errors import UserError, choose
 from attention_jax.specs import Count, Size, bind
+from attention_jax.systems.glimpsing.config import GlimpsingDataConfig
 
 
 class Digits(NamedTuple):
@@ -165,14 +166,14 @@ def tfds(
 DIGITS: Mapping[str, Callable[..., dict[str, Digits]]] = {'digits': digits, 'npz': npz, 'tfds': tfds}
 
 
-def load_digit_splits(config: Mapping[str, Any]) -> dict[str, Digits]:
-  """Returns the splits of the task `config['task']` from `config['folder']`.
+def load_digit_splits(config: GlimpsingDataConfig) -> dict[str, Digits]:
+  """Returns the splits of the task `config.task` from `config.folder`.
 
   Raises:
     UserError: for an unknown task or an invalid option, and as the task does.
   """
-  _, row, options = bind(config['task'], DIGITS, 'task')
-  return row(os.path.expanduser(config['folder'] or ''), **options)
+  _, row, options = bind(config.task, DIGITS, 'task')
+  return row(os.path.expanduser(config.folder or ''), **options)
 
 
 def _check_arrays(

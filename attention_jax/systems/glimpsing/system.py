@@ -19,7 +19,8 @@ from attention_jax.functional import latent
 from attention_jax.losses.sequence import cross_entropy
 from attention_jax.models.encoder_decoder import DTYPES, make_module
 from attention_jax.specs import bind
-from attention_jax.systems.base import Config, System, check_parameter_options, check_setting, parse_rows, trace_loss
+from attention_jax.systems.base import System, check_parameter_options, check_setting, parse_rows, trace_loss
+from attention_jax.systems.config import RunConfig
 from attention_jax.systems.glimpsing import paths as glimpse_paths
 from attention_jax.systems.glimpsing.config import GlimpsingDataConfig, GlimpsingEvaluationConfig
 from attention_jax.systems.glimpsing.data import (
@@ -82,37 +83,36 @@ class GlimpsingSystem(System):
   }
   plot_filename = 'glimpses.png'
 
-  def __init__(self, config: Config, load_data: Callable[[], Mapping[str, Digits]]):
+  def __init__(self, config: RunConfig, load_data: Callable[[], Mapping[str, Digits]]):
     self.config = config
     self._load_data = load_data
 
   @classmethod
-  def load(cls, config: Config, folder: str | None) -> 'GlimpsingSystem':
-    splits = load_digit_splits(config['data'])
+  def load(cls, config: RunConfig, folder: str | None) -> 'GlimpsingSystem':
+    splits = load_digit_splits(config.data)
     return cls(config, lambda: splits)
 
   @classmethod
-  def open(cls, config: Config, folder: str) -> 'GlimpsingSystem':
-    return cls(config, lambda: load_digit_splits(config['data']))
+  def open(cls, config: RunConfig, folder: str) -> 'GlimpsingSystem':
+    return cls(config, lambda: load_digit_splits(config.data))
 
-  def with_config(self, config: Config) -> 'GlimpsingSystem':
+  def with_config(self, config: RunConfig) -> 'GlimpsingSystem':
     return GlimpsingSystem(config, self._load_data)
 
   @classmethod
-  def check(cls, config: Config, training: Training) -> None:
-    GlimpsingDataConfig(**config['data'])
-    _, _, options = bind(config['data']['task'], DIGITS, 'task')
+  def check(cls, config: RunConfig) -> None:
+    training = config.training
+    _, _, options = bind(config.data.task, DIGITS, 'task')
     objects = options.get('objects', 1)
-    GlimpsingEvaluationConfig(**config['evaluation'])
     check_setting(training, 'objective', 'likelihood', 'glimpsing')
     check_setting(training, 'auxiliary', '', 'glimpsing')
-    model = _build(config['model'], classes=2, objects=objects)
+    model = _build(config.model, classes=2, objects=objects)
     params = jax.eval_shape(lambda: _init_params(model, jax.random.key(0)))
     check_parameter_options(training, params)
     trace_loss(_loss(model, config, training), params, _dummy_batch(objects))
 
   @classmethod
-  def selectable_metrics(cls, config: Config) -> dict[str, bool]:
+  def selectable_metrics(cls, config: RunConfig) -> dict[str, bool]:
     return SELECTABLE_METRICS
 
   @functools.cached_property
@@ -124,7 +124,7 @@ class GlimpsingSystem(System):
   def model(self) -> nn.Module:
     """The network, whose size depends on the number of classes in the data."""
     train = self.digits['train']
-    return _build(self.config['model'], train.classes, train.objects)
+    return _build(self.config.model, train.classes, train.objects)
 
   @property
   def implementation(self) -> str:
@@ -132,7 +132,7 @@ class GlimpsingSystem(System):
 
   @functools.cached_property
   def loss(self) -> Loss:
-    return _loss(self.model, self.config, Training(**self.config['training']))
+    return _loss(self.model, self.config, self.config.training)
 
   @property
   def report(self) -> list[str]:
@@ -163,7 +163,7 @@ class GlimpsingSystem(System):
     return lambda seed: compiled(jax.random.key(seed))
 
   def batches(self, seed: int, share: Share | None = None) -> DigitBatches:
-    size = self.config['data']['batch_size']
+    size = self.config.data.batch_size
     return DigitBatches(self.digits['train'], size, seed, share or self.share)
 
   def evaluate(
@@ -173,7 +173,7 @@ class GlimpsingSystem(System):
     batches = eval_digit_batches(digits, self.evaluation_rows)
     predictions, losses = self._predict(params, batches, len(digits.labels), watch)
     expected = _labels_by_row(batches, len(digits.labels))
-    samples = self.config['evaluation']['samples']
+    samples = self.config.evaluation.samples
     rows = f'rows:{len(digits.labels)}'
     averaged_signature = f'samples:{samples}|{rows}'
     single_signature = f'mean of {samples}, each by itself|{rows}'
@@ -213,7 +213,7 @@ class GlimpsingSystem(System):
       prediction = predictions[row]
       title = f'{split} {row}: {_format_labels(np.ravel(label))}, predicted {_format_labels(prediction.label)}'
       items.append(glimpse_paths.GlimpsePath(picture, prediction.locations, title, prediction.transforms))
-    glimpse_paths.write(items, path, self.config['model']['size'], self.config['model']['scales'])
+    glimpse_paths.write(items, path, self.config.model.size, self.config.model.scales)
 
   @functools.cached_property
   def _classify(self) -> Callable:
@@ -221,7 +221,7 @@ class GlimpsingSystem(System):
 
     The samples of a picture depend on its row number alone, not on the other pictures of the batch.
     """
-    samples = self.config['evaluation']['samples']
+    samples = self.config.evaluation.samples
 
     def classify_picture(params, picture: DigitBatch):
       batch = jax.tree.map(lambda x: x[None], picture)
@@ -280,8 +280,8 @@ def _logits_by_object(outputs: GlimpseNetworkOutput, batch: DigitBatch) -> jax.A
   return outputs.logits.reshape(len(batch.index), -1, outputs.logits.shape[-1])
 
 
-def _build(model: Mapping[str, Any], classes: int, objects: int = 1) -> nn.Module:
-  options = dataclasses.asdict(GlimpseConfig(**model))
+def _build(config: GlimpseConfig, classes: int, objects: int = 1) -> nn.Module:
+  options = dataclasses.asdict(config)
   dtype = DTYPES[choose(options.pop('dtype'), DTYPES, 'dtype')]
   options.pop('samples')
   spec = options.pop('network')
@@ -328,7 +328,7 @@ def _apply(model: nn.Module, params: Any, batch: DigitBatch, rng: jax.Array, sam
   return model.apply({'params': params}, pictures, start, not sample_locations, rngs={'attention': rng})
 
 
-def _loss(model: nn.Module, config: Config, training: Training) -> Loss:
+def _loss(model: nn.Module, config: RunConfig, training: Training) -> Loss:
   """−log p(y) − Σ_t log π(l_t) (R_t − b_t) + Σ_t (R_t − b_t)². Mnih et al. 2014, section 3.2.
 
   y: labels; l_t: location of glimpse t; π: policy; b_t: baseline, without gradient in the second term. R_t is the
@@ -336,7 +336,7 @@ def _loss(model: nn.Module, config: Config, training: Training) -> Loss:
   as the policy does not choose it. The loss is the mean over config.model.samples sampled paths of each picture;
   label smoothing changes its first term.
   """
-  samples = GlimpseConfig(**config['model']).samples
+  samples = config.model.samples
 
   def path_loss(params, batch, rng):
     outputs = _apply(model, params, batch, rng)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -353,11 +353,11 @@ class RecallConfig:
   dtype: str = 'float32'
 
 
-def build_recaller(model: Mapping[str, Any], outputs: int) -> Recaller:
+def build_recaller(config: RecallConfig, outputs: int) -> Recaller:
   """Builds the model that `config.model` describes.
 
   Args:
-    model: `config.model`, the fields of RecallConfig.
+    config: the group `model` of the config.
     outputs: number of output bits, O.
 
   Returns:
@@ -367,12 +367,11 @@ def build_recaller(model: Mapping[str, Any], outputs: int) -> Recaller:
     UserError: if a spec or an option is unknown or out of range. The names of `controller` and `rnn`, and the
       combination of the cell with its score and alignment, are checked when the model is initialised.
   """
-  options = RecallConfig(**model)
   # A cell without heads does not use the two specs, but a wrong one is an error for it too.
-  lookup(options.score, SCORES, 'score')
-  lookup(options.alignment, ALIGNMENTS, 'alignment')
-  dtype = DTYPES[choose(options.dtype, DTYPES, 'dtype')]
-  cell = make_module(options.cell, RECALL_CELLS, 'cell', score=options.score, alignment=options.alignment, dtype=dtype)
+  lookup(config.score, SCORES, 'score')
+  lookup(config.alignment, ALIGNMENTS, 'alignment')
+  dtype = DTYPES[choose(config.dtype, DTYPES, 'dtype')]
+  cell = make_module(config.cell, RECALL_CELLS, 'cell', score=config.score, alignment=config.alignment, dtype=dtype)
   return Recaller(cell, outputs, dtype)
 
 

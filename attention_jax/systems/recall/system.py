@@ -13,7 +13,8 @@ from attention_jax.data.batching import Share
 from attention_jax.data.text import format_count
 from attention_jax.decoding.metrics import MetricValue
 from attention_jax.errors import UserError, choose
-from attention_jax.systems.base import Config, System, check_parameter_options, check_setting, parse_rows, trace_loss
+from attention_jax.systems.base import System, check_parameter_options, check_setting, parse_rows, trace_loss
+from attention_jax.systems.config import RunConfig
 from attention_jax.systems.recall import tapes as memory_tapes
 from attention_jax.systems.recall.config import RecallDataConfig, RecallEvaluationConfig
 from attention_jax.systems.recall.data import (
@@ -26,7 +27,6 @@ from attention_jax.systems.recall.data import (
 from attention_jax.systems.recall.model import RecallConfig, Recaller, build_recaller
 from attention_jax.systems.recall.tasks import Episode, RecallTask, make_recall_task
 from attention_jax.training.compiling import jit_once
-from attention_jax.training.config import Training
 from attention_jax.training.loss import Loss
 from attention_jax.training.partition import shard_batch
 from attention_jax.training.peers import map_batches
@@ -67,26 +67,25 @@ class RecallSystem(System):
   extra_metrics = ('cost_of_best_estimate',)
   splits = ('train', *NUM_EPISODES)
 
-  def __init__(self, config: Config):
+  def __init__(self, config: RunConfig):
     self.config = config
-    self.task = make_recall_task(config['data']['task'])
-    self.model = build_recaller(config['model'], self.task.output_features)
+    self.task = make_recall_task(config.data.task)
+    self.model = build_recaller(config.model, self.task.output_features)
 
   @classmethod
-  def load(cls, config: Config, folder: str | None) -> 'RecallSystem':
+  def load(cls, config: RunConfig, folder: str | None) -> 'RecallSystem':
     return cls(config)
 
   @classmethod
-  def open(cls, config: Config, folder: str) -> 'RecallSystem':
+  def open(cls, config: RunConfig, folder: str) -> 'RecallSystem':
     return cls(config)
 
-  def with_config(self, config: Config) -> 'RecallSystem':
+  def with_config(self, config: RunConfig) -> 'RecallSystem':
     return RecallSystem(config)
 
   @classmethod
-  def check(cls, config: Config, training: Training) -> None:
-    RecallDataConfig(**config['data'])
-    RecallEvaluationConfig(**config['evaluation'])
+  def check(cls, config: RunConfig) -> None:
+    training = config.training
     check_setting(training, 'objective', 'likelihood', 'recall')
     check_setting(training, 'auxiliary', '', 'recall')
     check_setting(training, 'label_smoothing', 0.0, 'recall')
@@ -96,7 +95,7 @@ class RecallSystem(System):
     trace_loss(system.loss, params, _dummy_batch(system.task))
 
   @classmethod
-  def selectable_metrics(cls, config: Config) -> dict[str, bool]:
+  def selectable_metrics(cls, config: RunConfig) -> dict[str, bool]:
     return SELECTABLE_METRICS
 
   @functools.cached_property
@@ -115,7 +114,7 @@ class RecallSystem(System):
   def implementation(self) -> str:
     if not self.model.cell.attends:
       return 'no attention'
-    return f'{self.config["model"]["score"]} and {self.config["model"]["alignment"]}, step by step'
+    return f'{self.config.model.score} and {self.config.model.alignment}, step by step'
 
   def initializer(self) -> Callable[[int], Any]:
     inputs = jnp.asarray(_dummy_batch(self.task).inputs)
@@ -127,7 +126,7 @@ class RecallSystem(System):
     return lambda seed: init(jax.random.key(seed))
 
   def batches(self, seed: int, share: Share | None = None) -> RecallBatches:
-    size = self.config['data']['batch_size']
+    size = self.config.data.batch_size
     return RecallBatches(self.task, size, seed, share or self.share)
 
   def evaluate(

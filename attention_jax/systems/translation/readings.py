@@ -211,9 +211,9 @@ def read(system: Any, params: Any, request: ReadingRequest) -> list[Reading]:
     )
   if request.edit:
     system = _edited_system(system, request.edit)
-  reader = Reader(system.model, params, system.source_vocab, system.target_vocab, system.config['data']['buckets'])
+  reader = Reader(system.model, params, system.source_vocab, system.target_vocab, system.config.data.buckets)
   if request.inputs:
-    readings = reader.read_lines(system.cached_predictor(params), system.config['evaluation']['beams'], request)
+    readings = reader.read_lines(system.cached_predictor(params), system.config.evaluation.beams, request)
   else:
     readings = reader.read_rows(tasks.get_split(system.data, request.split)[0], request)
   if request.edit and readings:

@@ -1,5 +1,6 @@
 """Translation: the system of sequence-to-sequence models from text to text."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,9 +23,7 @@ from attention_jax.errors import UserError
 from attention_jax.losses.auxiliary import auxiliary_losses, check_weights
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig, build
-from attention_jax.modules.attention import Attention
 from attention_jax.systems.base import (
-  Config,
   Log,
   System,
   check_parameter_options,
@@ -32,6 +31,7 @@ from attention_jax.systems.base import (
   initializer_for_batch,
   trace_loss,
 )
+from attention_jax.systems.config import RunConfig
 from attention_jax.systems.text_evaluation import (
   ALIGNMENT_METRICS,
   TEACHER_FORCED_METRICS,
@@ -40,7 +40,6 @@ from attention_jax.systems.text_evaluation import (
   evaluate_corpus,
   text_metric_directions,
 )
-from attention_jax.systems.translation.config import TranslationDataConfig
 from attention_jax.systems.translation.readings import read
 from attention_jax.training.config import Training
 from attention_jax.training.loss import Loss
@@ -60,9 +59,8 @@ class TranslationSystem(System):
   """
 
   config_groups: Mapping[str, type] = {
-    'data': TranslationDataConfig,
+    'data': tasks.TranslationDataConfig,
     'model': ModelConfig,
-    'model.attention': Attention,
     'evaluation': TextEvaluationConfig,
   }
   plot_filename = 'attention.png'
@@ -70,7 +68,7 @@ class TranslationSystem(System):
 
   def __init__(
     self,
-    config: Config,
+    config: RunConfig,
     model: EncoderDecoder | Ensemble,
     source_vocab: vocab.Vocabulary,
     target_vocab: vocab.Vocabulary,
@@ -84,43 +82,42 @@ class TranslationSystem(System):
     self._predictor: Predictor | None = None
 
   @classmethod
-  def load(cls, config: Config, folder: str | None) -> 'TranslationSystem':
-    data = tasks.load(config['data'], folder)
-    model = build(config['model'], len(data.source_vocab), len(data.target_vocab))
+  def load(cls, config: RunConfig, folder: str | None) -> 'TranslationSystem':
+    data = tasks.load(config.data, folder)
+    model = build(config.model, len(data.source_vocab), len(data.target_vocab))
     return cls(config, model, data.source_vocab, data.target_vocab, lambda: data)
 
   @classmethod
-  def open(cls, config: Config, folder: str) -> 'TranslationSystem':
-    source_vocab, target_vocab = tasks.load_vocabularies(config['data'], folder)
-    model = build(config['model'], len(source_vocab), len(target_vocab))
-    return cls(config, model, source_vocab, target_vocab, lambda: tasks.load(config['data'], folder))
+  def open(cls, config: RunConfig, folder: str) -> 'TranslationSystem':
+    source_vocab, target_vocab = tasks.load_vocabularies(config.data, folder)
+    model = build(config.model, len(source_vocab), len(target_vocab))
+    return cls(config, model, source_vocab, target_vocab, lambda: tasks.load(config.data, folder))
 
-  def with_config(self, config: Config) -> 'TranslationSystem':
-    model = build(config['model'], len(self.source_vocab), len(self.target_vocab))
+  def with_config(self, config: RunConfig) -> 'TranslationSystem':
+    model = build(config.model, len(self.source_vocab), len(self.target_vocab))
     return TranslationSystem(config, model, self.source_vocab, self.target_vocab, self._load_data)
 
   @classmethod
-  def check(cls, config: Config, training: Training) -> None:
-    TranslationDataConfig(**config['data'])
-    model = build(config['model'], TRACED_VOCABULARY_SIZE, TRACED_VOCABULARY_SIZE)
+  def check(cls, config: RunConfig) -> None:
+    training = config.training
+    model = build(config.model, TRACED_VOCABULARY_SIZE, TRACED_VOCABULARY_SIZE)
     loss = _loss(model, training)
     params = jax.eval_shape(lambda: initial_params(model, 0))
     check_parameter_options(training, params)
     trace_loss(loss, params, dummy_batch())
-    tasks.check(config['data'])
+    tasks.check(config.data)
     _check_shared_vocabulary(config, model)
     check_weights(auxiliary_losses(training.auxiliary), model.decoder.attention if model.traits.attends else None)
     if training.select in ALIGNMENT_METRICS and not model.traits.attends:
       raise UserError(f'training.select={training.select!r} measures alignments, but this decoder has no attention')
-    evaluation = TextEvaluationConfig(**config['evaluation'])
-    if evaluation.replace_unknown and not model.traits.attends:
+    if config.evaluation.replace_unknown and not model.traits.attends:
       raise UserError('evaluation.replace_unknown=True uses attention weights, but this decoder has no attention')
-    for spec in config['evaluation']['metrics']:
+    for spec in config.evaluation.metrics:
       compute_metric(spec, ['a'], [['a']])  # some options are checked only when the metric is computed
 
   @classmethod
-  def selectable_metrics(cls, config: Config) -> dict[str, bool]:
-    return TEACHER_FORCED_METRICS | text_metric_directions(config)
+  def selectable_metrics(cls, config: RunConfig) -> dict[str, bool]:
+    return TEACHER_FORCED_METRICS | text_metric_directions(config.evaluation)
 
   def ensemble(self, others: Sequence['TranslationSystem']) -> 'TranslationSystem':
     """Returns the ensemble of this system and others; its parameters are a tuple with those of each.
@@ -135,12 +132,12 @@ class TranslationSystem(System):
       if not same_source or not vocab.same_entries(self.target_vocab, other.target_vocab):
         raise UserError('runs with different vocabularies cannot be an ensemble; evaluate --mbr combines their outputs')
     models = [system.model for system in (self, *others)]
-    data = self.config['data']
-    if any(other.config['data']['buckets'] != data['buckets'] for other in others):
-      data = data | {'buckets': _common_buckets(data['buckets'], models)}
-    return self.with_model(Ensemble(models), self.config | {'data': data})
+    data = self.config.data
+    if any(other.config.data.buckets != data.buckets for other in others):
+      data = dataclasses.replace(data, buckets=_common_buckets(data.buckets, models))
+    return self.with_model(Ensemble(models), dataclasses.replace(self.config, data=data))
 
-  def with_model(self, model: Any, config: Config | None = None) -> 'TranslationSystem':
+  def with_model(self, model: Any, config: RunConfig | None = None) -> 'TranslationSystem':
     """Returns this system with another model and perhaps another config on the same data."""
     return TranslationSystem(config or self.config, model, self.source_vocab, self.target_vocab, lambda: self.data)
 
@@ -163,7 +160,7 @@ class TranslationSystem(System):
 
   @functools.cached_property
   def loss(self) -> Loss:
-    return _loss(self.model, Training(**self.config['training']))
+    return _loss(self.model, self.config.training)
 
   @property
   def arrays(self) -> Mapping[str, Any]:
@@ -174,58 +171,57 @@ class TranslationSystem(System):
     return describe_decoder_implementation(self.model.decoder)
 
   def save(self, folder: str) -> list[str]:
-    return tasks.save_vocabularies(self.config['data'], self.source_vocab, self.target_vocab, folder)
+    return tasks.save_vocabularies(self.config.data, self.source_vocab, self.target_vocab, folder)
 
   def initializer(self) -> Callable[[int], Any]:
     return initializer(self.model)
 
   def embedding_tables(self) -> Mapping[str, vocab.Vocabulary]:
-    if self.config['model']['share_embeddings']:
+    if self.config.model.share_embeddings:
       return {'encoder.embedding': self.source_vocab}
     return {'encoder.embedding': self.source_vocab, 'embedding': self.target_vocab}
 
   def batches(self, seed: int, share: Share | None = None) -> Batches:
-    options = self.config['data']
+    options = self.config.data
     return Batches(
       self.data.encoded['train'],
-      options['buckets'],
-      options['batch_size'],
-      options['batch_unit'],
+      options.buckets,
+      options.batch_size,
+      options.batch_unit,
       seed=seed,
       share=share or self.share,
       links=self.loss.needs_links,
     )
 
   def check_data(self, log: Log) -> None:
-    select = self.config['training']['select']
+    select = self.config.training.select
     validation = self.data.corpora.get('validation')
     if validation is not None and validation.links is None and select in ALIGNMENT_METRICS:
       raise UserError(f'training.select={select!r} needs gold links, but the validation split has none')
     params = jax.eval_shape(lambda: initial_params(self.model, 0))
     _check_lengths(self.config, self.data, self.model, self.loss, params)
-    evaluation = TextEvaluationConfig(**self.config['evaluation'])
-    evaluation.constraints.check(max_output_length(self.config['data']['buckets'], evaluation.max_length))
+    evaluation = self.config.evaluation
+    evaluation.constraints.check(max_output_length(self.config.data.buckets, evaluation.max_length))
     train = self.data.encoded['train']
     if not self.model.output.generates and train.num_uncopyable_tokens:
       share = train.num_uncopyable_tokens / train.num_tokens[1]
-      output = self.config['model']['output']
+      output = self.config.model.output
       log(f'{share:.1%} of the training target tokens do not occur in their source; output {output!r} cannot emit them')
 
   def predictor(self, params: Any, rounds: int = 1) -> Predictor:
     """Returns the function that translates lines with these parameters; see Predictor for `rounds`."""
-    options = self.config['evaluation']
-    evaluation = TextEvaluationConfig(**options)
+    evaluation = self.config.evaluation
     return Predictor(
       self.model,
       params,
       self.source_vocab,
       self.target_vocab,
-      buckets=self.config['data']['buckets'],
-      max_length=options['max_length'],
-      batch_size=options['batch_size'],
+      buckets=self.config.data.buckets,
+      max_length=evaluation.max_length,
+      batch_size=evaluation.batch_size,
       ranking=evaluation.ranking,
       constraints=evaluation.constraints,
-      replace_unknown=options['replace_unknown'],
+      replace_unknown=evaluation.replace_unknown,
       rounds=rounds,
     )
 
@@ -233,10 +229,10 @@ class TranslationSystem(System):
     self, params: Any, split: str, *, beams: int | None = None, watch: Watch = unwatched
   ) -> tuple[dict[str, MetricValue], list[Prediction]]:
     corpus, encoded = tasks.get_split(self.data, split)
-    options = self.config['evaluation']
+    options = self.config.evaluation
     predictor = self.cached_predictor(params)
     return evaluate_corpus(
-      params, corpus, encoded, self._scorer, predictor, options, beams=beams or options['beams'], watch=watch
+      params, corpus, encoded, self._scorer, predictor, options, beams=beams or options.beams, watch=watch
     )
 
   def format_predictions(self, predictions: Sequence[Prediction]) -> list[str]:
@@ -255,13 +251,13 @@ class TranslationSystem(System):
 
   @functools.cached_property
   def _scorer(self) -> TeacherForcedScorer:
-    size = self.config['evaluation']['batch_size']
-    return TeacherForcedScorer(self.model, self.config['data']['buckets'], size, self._evaluations)
+    size = self.config.evaluation.batch_size
+    return TeacherForcedScorer(self.model, self.config.data.buckets, size, self._evaluations)
 
   @property
   def _evaluations(self) -> int:
     """Number of evaluations of the validation split in a run that is not stopped before its last step."""
-    return Training(**self.config['training']).evaluations
+    return self.config.training.evaluations
 
   def cached_predictor(self, params: Any) -> Predictor:
     """Returns the predictor of evaluations and readings with these parameters; its search is compiled only once."""
@@ -285,21 +281,23 @@ def _loss(model: EncoderDecoder, training: Training) -> Loss:
   return sequence_loss(model, training.label_smoothing, training.auxiliary, training.objective)
 
 
-def _check_shared_vocabulary(config: Config, model: EncoderDecoder) -> None:
+def _check_shared_vocabulary(config: RunConfig, model: EncoderDecoder) -> None:
   """Raises UserError for a model that needs one vocabulary for both sides, unless the config shares it."""
   # Not checked by size: two vocabularies of equal size would pass for a shared one.
-  if config['data']['shared_vocabulary']:
+  if config.data.shared_vocabulary:
     return
-  if config['model']['share_embeddings']:
+  if config.model.share_embeddings:
     field = 'share_embeddings=True'
   elif model.copies:
-    field = f'output={config["model"]["output"]!r}'
+    field = f'output={config.model.output!r}'
   else:
     return
   raise UserError(f'config.model.{field} needs one vocabulary for both sides; set config.data.shared_vocabulary=True')
 
 
-def _check_lengths(config: Config, data: tasks.TranslationData, model: EncoderDecoder, loss: Loss, params: Any) -> None:
+def _check_lengths(
+  config: RunConfig, data: tasks.TranslationData, model: EncoderDecoder, loss: Loss, params: Any
+) -> None:
   """Traces training and search at the greatest lengths to which batches are padded.
 
   A model with a maximum length would otherwise fail hours later, at the longest source or target of a split.
@@ -314,10 +312,10 @@ def _check_lengths(config: Config, data: tasks.TranslationData, model: EncoderDe
   Raises:
     UserError: if too few rows of a split fit a bucket, and for lengths that the model does not support.
   """
-  buckets = check_buckets(config['data']['buckets'])
+  buckets = check_buckets(config.data.buckets)
   assigned = {split: assign_buckets(encoded, buckets) for split, encoded in data.encoded.items()}
   for split, indices in assigned.items():
-    check_rows_fit(split, indices, config['data']['max_left_out'])
+    check_rows_fit(split, indices, config.data.max_left_out)
   used = np.unique(np.concatenate(list(assigned.values())))
   sources, targets = zip(*(buckets[i] for i in used if i >= 0), strict=True)
   trace_loss(loss, params, dummy_batch(max(sources), max(targets)))
@@ -325,18 +323,18 @@ def _check_lengths(config: Config, data: tasks.TranslationData, model: EncoderDe
   longest = max((int(encoded.lengths[0].max(initial=1)) for encoded in searched), default=1)
   # Sources longer than all buckets are padded beyond their length only if the model accepts it, see Predictor.
   search_length = min((source for source, _ in buckets if source >= longest), default=longest)
-  search = compile_beam_search(model, 1, max_output_length(buckets, config['evaluation']['max_length']))
+  search = compile_beam_search(model, 1, max_output_length(buckets, config.evaluation.max_length))
   batch = dummy_batch(max(*sources, search_length))
   jax.eval_shape(search, params, batch.source, batch.source_mask)
 
 
-def _common_buckets(buckets: Sequence[Sequence[int]], models: Sequence[EncoderDecoder]) -> list[Sequence[int]]:
+def _common_buckets(buckets: Sequence[Sequence[int]], models: Sequence[EncoderDecoder]) -> tuple[Sequence[int], ...]:
   """Returns the buckets whose lengths all models accept.
 
   Raises:
     UserError: if there are none.
   """
-  accepted = [bucket for bucket in buckets if all(_accepts(model, bucket) for model in models)]
+  accepted = tuple(bucket for bucket in buckets if all(_accepts(model, bucket) for model in models))
   if not accepted:
     raise UserError(f'config.data.buckets of the first run are {buckets}; another run accepts none of these lengths')
   return accepted

@@ -6,6 +6,7 @@ from PIL import Image
 
 from attention_jax.data import vocab
 from attention_jax.errors import UserError
+from attention_jax.systems.captioning.config import CaptioningDataConfig
 from attention_jax.systems.captioning.data import (
   CaptionBatches,
   check_caption_buckets,
@@ -29,7 +30,7 @@ def folder(tmp_path):
 
 def load(folder, **options):
   arguments = ', '.join(f'{name}={value!r}' for name, value in ({'size': 8} | options).items())
-  return load_pictures({'task': f'captions({arguments})', 'folder': str(folder)})
+  return load_pictures(CaptioningDataConfig(f'captions({arguments})', str(folder)))
 
 
 def test_a_folder_of_images_is_split_by_image(folder):

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from attention_jax.errors import UserError
+from attention_jax.systems.captioning.config import CaptioningDataConfig
 from attention_jax.systems.captioning.data import load_pictures
 from attention_jax.systems.captioning.features import (
   input_size,
@@ -47,7 +48,7 @@ def test_written_features_are_read_by_the_captions_task(folder):
   )
   assert shape == (2, 2, 3) and batch_sizes == [2, 1]
   task = "captions(images='images', captions='captions.csv', features='grid.npz')"
-  pictures = load_pictures({'task': task, 'folder': str(folder)})['train']
+  pictures = load_pictures(CaptioningDataConfig(task, str(folder)))['train']
   assert pictures.pictures.shape == (3, 2, 2, 3) and pictures.pictures.dtype == np.float32
   for name, grid, file in zip(pictures.names, pictures.pictures, pictures.files, strict=True):
     np.testing.assert_allclose(grid[..., 0], COLOURS[name], atol=2)

@@ -1,7 +1,5 @@
 """Picture encoders in the encoder-decoder: filler rows, grids and gated contexts."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,11 +18,9 @@ REAL = jnp.array([[True], [False]])  # the second row is a filler row
 
 def build_small(alignment='softmax', **fields):
   """A captioner with a vocabulary of 9 words; `fields` belong to the model."""
-  defaults = {field.name: field.default for field in dataclasses.fields(Attention)}
-  attention = {'heads': defaults['heads'], 'implementation': defaults['implementation']}
-  attention |= {'score': 'additive', 'alignment': alignment, 'features': 7}
-  model = dataclasses.asdict(ModelConfig(embedding=5)) | {'decoder': 'bahdanau(features=6, readout=6)'} | fields
-  return build_captioner(model | {'attention': attention}, 9)
+  attention = Attention(score='additive', alignment=alignment, features=7)
+  model = {'decoder': 'bahdanau(features=6, readout=6)'} | fields
+  return build_captioner(ModelConfig(embedding=5, **model, attention=attention), 9)
 
 
 ENCODERS = [pytest.param(GRID, (8, 8, 3), marks=pytest.mark.long), ('precomputed(features=8)', (2, 2, 5))]

@@ -1,5 +1,6 @@
 """Documents: sentences, labels and splits of JSON lines and tfds sets, lines as documents, and errors."""
 
+import dataclasses
 import json
 import re
 import types
@@ -8,6 +9,7 @@ import pytest
 
 from attention_jax.data.tfds_sets import tfds_split_parts
 from attention_jax.errors import UserError
+from attention_jax.systems.classification.config import ClassificationDataConfig
 from attention_jax.systems.classification.data import load_documents, parse_documents
 from tests.data.helpers import write_tfds_set
 
@@ -19,7 +21,7 @@ ROWS = [
 
 def write_jsonl(folder, rows, name='train.jsonl'):
   (folder / name).write_text('\n'.join(row if isinstance(row, str) else json.dumps(row) for row in rows), 'utf-8')
-  return {'task': f"jsonl(train='{name}', html=True)", 'folder': str(folder)}
+  return ClassificationDataConfig(f"jsonl(train='{name}', html=True)", str(folder))
 
 
 def test_texts_are_split_into_sentences_of_tokens(tmp_path):
@@ -31,7 +33,7 @@ def test_texts_are_split_into_sentences_of_tokens(tmp_path):
 def test_each_text_of_a_pair_is_one_sentence(tmp_path):
   row = {'a': 'One. Two.', 'b': 'Three', 'gold': 'yes'}
   write_jsonl(tmp_path, [row, row | {'gold': 'no'}])
-  config = {'task': "jsonl(train='train.jsonl', text=('a', 'b'), label='gold')", 'folder': str(tmp_path)}
+  config = ClassificationDataConfig("jsonl(train='train.jsonl', text=('a', 'b'), label='gold')", str(tmp_path))
   assert load_documents(config)['train'].sentences == [['one . two .', 'three']] * 2
 
 
@@ -60,7 +62,7 @@ def prepared(tmp_path_factory):
   ],
 )
 def test_validation_of_a_tfds_set_is_a_part_of_train_or_another_split(prepared, options, sizes):
-  splits = load_documents({'task': f"tfds(name='tiny/all'{options})", 'folder': str(prepared)})
+  splits = load_documents(ClassificationDataConfig(f"tfds(name='tiny/all'{options})", str(prepared)))
   assert {split: len(documents.labels) for split, documents in splits.items()} == sizes
   assert set(splits['train'].labels) == {'bad', 'good'}
   if "validation='train" in options:
@@ -77,7 +79,7 @@ def test_tfds_rows_without_a_label_or_with_a_number_as_text_raise(tmp_path):
     )
 
   def load(options=''):
-    return load_documents({'task': f"tfds(name='tiny/unlabelled'{options})", 'folder': str(tmp_path)})
+    return load_documents(ClassificationDataConfig(f"tfds(name='tiny/unlabelled'{options})", str(tmp_path)))
 
   labels = {'train': [0, 1], 'validation': [1, -1], 'test': [-1, -1]}
   rows = {
@@ -100,7 +102,7 @@ def test_a_test_split_of_tfds_without_labels_is_left_out(tmp_path):
     split: [{'text': 'a', 'label': i} for i in labels] for split, labels in {'train': [0, 1], 'test': [-1]}.items()
   }
   write_tfds_set(tmp_path, features, rows, 'no_test')
-  assert set(load_documents({'task': "tfds(name='tiny/no_test')", 'folder': str(tmp_path)})) == {'train'}
+  assert set(load_documents(ClassificationDataConfig("tfds(name='tiny/no_test')", str(tmp_path)))) == {'train'}
 
 
 # Parts of tfds splits that cannot be read, have no examples, or leave none for training.
@@ -128,7 +130,7 @@ def test_a_split_whose_name_begins_with_train_is_not_a_part_of_the_training_spli
 )
 def test_invalid_parts_of_a_tfds_set_are_reported(prepared, validation, message):
   with pytest.raises(UserError, match=message):
-    load_documents({'task': f"tfds(name='tiny/all', validation='{validation}')", 'folder': str(prepared)})
+    load_documents(ClassificationDataConfig(f"tfds(name='tiny/all', validation='{validation}')", str(prepared)))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,7 @@ def test_invalid_parts_of_a_tfds_set_are_reported(prepared, validation, message)
 )
 def test_options_of_another_type_are_reported(options, message):
   with pytest.raises(UserError, match=message):
-    load_documents({'task': f'jsonl({options})', 'folder': ''})
+    load_documents(ClassificationDataConfig(f'jsonl({options})', ''))
 
 
 @pytest.mark.parametrize(
@@ -175,30 +177,30 @@ def test_invalid_rows_are_reported(tmp_path, rows, message):
 
 def test_labels_and_languages_that_are_unknown_are_reported(tmp_path):
   write_jsonl(tmp_path, [*ROWS, {'text': 'a', 'label': 2}], 'dev.jsonl')
-  config = write_jsonl(tmp_path, ROWS)
-  config['task'] = "jsonl(train='train.jsonl', validation='dev.jsonl')"
+  write_jsonl(tmp_path, ROWS)
+  config = ClassificationDataConfig("jsonl(train='train.jsonl', validation='dev.jsonl')", str(tmp_path))
   with pytest.raises(UserError, match=r"dev\.jsonl:3: unknown label '2'; expected one of the training labels: 0, 1"):
     load_documents(config)
   with pytest.raises(UserError, match="unknown language 'xx_no' of spaCy"):
-    load_documents(config | {'task': "jsonl(train='train.jsonl', language='xx_no')"})
+    load_documents(dataclasses.replace(config, task="jsonl(train='train.jsonl', language='xx_no')"))
 
 
 def test_parse_documents_uses_the_options_of_the_task():
-  config = {'task': "jsonl(train='a.jsonl', html=True)", 'folder': ''}
+  config = ClassificationDataConfig("jsonl(train='a.jsonl', html=True)", '')
   texts = parse_documents(['It<br />was. We left.'], 'stdin', config, label='x', first=7)
   assert texts.sentences == [['it was .', 'we left .']] and texts.labels == ['x'] and texts.location(0) == 'stdin:7'
-  pairs = parse_documents(['A dog. Runs.\tIt moves.'], 'stdin', {'task': 'entailment'}, label='x')
+  pairs = parse_documents(['A dog. Runs.\tIt moves.'], 'stdin', ClassificationDataConfig('entailment'), label='x')
   assert pairs.pairs and pairs.sentences == [['a dog . runs .', 'it moves .']]
   for line in ('one', 'one\ttwo\tthree'):
     with pytest.raises(
       UserError, match=f'stdin:2: expected two texts with a tab between them, got {len(line.split())}'
     ):
-      parse_documents(['a\tb', line], 'stdin', {'task': 'entailment'}, label='x')
+      parse_documents(['a\tb', line], 'stdin', ClassificationDataConfig('entailment'), label='x')
 
 
 def test_lines_of_a_task_of_pairs_equal_the_rows_of_its_files(tmp_path):
   """The task determines whether a line has two texts: here one with two fields of text."""
   write_jsonl(tmp_path, [{'a': 'One. Two', 'b': 'Three', 'label': label} for label in 'xy'])
-  config = {'task': "jsonl(train='train.jsonl', text=('a', 'b'))", 'folder': str(tmp_path)}
+  config = ClassificationDataConfig("jsonl(train='train.jsonl', text=('a', 'b'))", str(tmp_path))
   documents = parse_documents(['One. Two\tThree'], 'stdin', config, label='x')
   assert documents.pairs and documents.sentences == load_documents(config)['train'].sentences[:1]

@@ -1,6 +1,5 @@
 """Classifiers: independence of padding and of the batch; hierarchies and decomposable attention in NumPy; ensembles."""
 
-import dataclasses
 import itertools
 
 import jax
@@ -28,15 +27,10 @@ SOURCE = np.where(MASK, np.random.default_rng(0).integers(4, 20, MASK.shape), 0)
 
 def build_small(**fields):
   """A classifier of 20 words and 3 labels; `fields` belong to the model or its attention."""
-  attention = {
-    field.name: field.default
-    for field in dataclasses.fields(Attention)
-    if field.name in ('alignment', 'heads', 'implementation')
-  }
-  attention |= {'score': 'dot', 'features': 6}
-  attention |= {name: fields.pop(name) for name in tuple(fields) if name in attention}
-  model = dataclasses.asdict(ClassifierConfig(encoder='birnn(features=6)', embedding=7)) | fields
-  return build_classifier(model | {'attention': attention}, 20, 3)
+  names = {'alignment', 'heads', 'implementation', 'score', 'features'} & fields.keys()
+  attention = Attention(**{'score': 'dot', 'features': 6} | {name: fields.pop(name) for name in names})
+  model = {'encoder': 'birnn(features=6)', 'embedding': 7} | fields
+  return build_classifier(ClassifierConfig(**model, attention=attention), 20, 3)
 
 
 CASES = sample_cases(

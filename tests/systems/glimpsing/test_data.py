@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from attention_jax.errors import UserError
+from attention_jax.systems.glimpsing.config import GlimpsingDataConfig
 from attention_jax.systems.glimpsing.data import DigitBatches, eval_digit_batches, load_digit_splits, render_digit
 from tests.data.helpers import write_tfds_set
 
@@ -26,7 +27,7 @@ def folder(tmp_path):
 def load(folder, **options):
   options = {'path': 'digits.npz', 'validation': 4} | options
   arguments = ', '.join(f'{name}={value!r}' for name, value in options.items())
-  return load_digit_splits({'task': f'npz({arguments})', 'folder': str(folder)})
+  return load_digit_splits(GlimpsingDataConfig(f'npz({arguments})', str(folder)))
 
 
 def test_splits_are_parts_of_the_file(folder):
@@ -36,7 +37,7 @@ def test_splits_are_parts_of_the_file(folder):
     'validation': [8, 9, 0, 1],
     'test': [0, 1, 2],
   }
-  assert load_digit_splits({'task': 'digits', 'folder': ''})['test'].pictures.shape == (250, 8, 8, 1)
+  assert load_digit_splits(GlimpsingDataConfig('digits', ''))['test'].pictures.shape == (250, 8, 8, 1)
 
 
 def test_a_digit_is_placed_at_random_on_its_canvas(folder):
@@ -110,7 +111,7 @@ def prepared(tmp_path_factory):
 
 def test_grey_images_of_a_tfds_set_are_split(prepared):
   splits = load_digit_splits(
-    {'task': "tfds(name='tiny/grey', validation='train[-4:]', canvas=9)", 'folder': str(prepared)}
+    GlimpsingDataConfig("tfds(name='tiny/grey', validation='train[-4:]', canvas=9)", str(prepared))
   )
   assert {split: len(digits.labels) for split, digits in splits.items()} == {'train': 8, 'validation': 4, 'test': 3}
   for digits in splits.values():
@@ -122,14 +123,14 @@ def test_grey_images_of_a_tfds_set_are_split(prepared):
 
 def test_tfds_images_may_have_colours_but_not_several_sizes_or_16_bits(prepared):
   task = "tfds(name='tiny/{}', validation='train[-4:]')"
-  splits = load_digit_splits({'task': task.format('colour'), 'folder': str(prepared)})
+  splits = load_digit_splits(GlimpsingDataConfig(task.format('colour'), str(prepared)))
   assert splits['train'].pictures.shape == (8, 4, 4, 3) and splits['test'].classes == 10
   with pytest.raises(
     UserError, match=r"'tiny/any': images must have one size \[height, width, C\], got \[None, None, 3\]"
   ):
-    load_digit_splits({'task': task.format('any'), 'folder': str(prepared)})
+    load_digit_splits(GlimpsingDataConfig(task.format('any'), str(prepared)))
   with pytest.raises(UserError, match="'tiny/deep': images must be uint8, got uint16"):
-    load_digit_splits({'task': task.format('deep'), 'folder': str(prepared)})
+    load_digit_splits(GlimpsingDataConfig(task.format('deep'), str(prepared)))
 
 
 @pytest.mark.parametrize(

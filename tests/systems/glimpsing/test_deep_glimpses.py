@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention_jax.systems.config import parse_config
 from attention_jax.systems.glimpsing.data import DigitBatch
 from attention_jax.systems.glimpsing.deep_glimpses import DeepGlimpseNetwork
 from attention_jax.systems.glimpsing.glimpses import retina
@@ -15,6 +16,7 @@ from tests.modules.reference_cells import long_short_term
 
 K, N, F = 2, 2, 5  # objects, glimpses of each, features
 MODEL = DeepGlimpseNetwork(3, K, N, size=2, scales=2, hidden=4, features=F)
+CONFIG = parse_config({'system': 'glimpsing', 'model': {'samples': 1}})
 PICTURES = np.random.default_rng(0).integers(0, 255, (4, 9, 11, 1)).astype(np.uint8)
 FLOATS = jnp.asarray(PICTURES / 255, jnp.float32)
 FIRST = jnp.asarray(np.random.default_rng(1).uniform(-1, 1, (4, 2)), jnp.float32)
@@ -71,9 +73,7 @@ def test_the_loss_has_a_reward_for_every_object():
   outputs = jax.tree.map(np.asarray, jax.jit(lambda params: _apply(MODEL, params, batch, sample_rng))(PARAMS))
   wrong = np.array([[0, 0], [1, 0], [0, 1], [0, 0]])
   batch = batch._replace(label=((outputs.logits.argmax(-1) + wrong) % 3).astype(np.int32))
-  loss = jax.jit(
-    lambda params: _loss(MODEL, {'model': {'samples': 1}}, Training())(params, batch, {OBJECTIVE_RNG: rng})
-  )
+  loss = jax.jit(lambda params: _loss(MODEL, CONFIG, Training())(params, batch, {OBJECTIVE_RNG: rng}))
   sums = loss(PARAMS)
   expected = {'cross_entropy': 0.0, 'reinforce': 0.0, 'baseline': 0.0}
   for b in range(3):

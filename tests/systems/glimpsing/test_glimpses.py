@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attention_jax.systems.config import parse_config
 from attention_jax.systems.glimpsing.data import DigitBatch
 from attention_jax.systems.glimpsing.glimpses import GlimpseNetwork, retina, sample_location
 from attention_jax.systems.glimpsing.system import _apply, _loss
@@ -13,6 +14,7 @@ from attention_jax.training.loss import OBJECTIVE_RNG
 from tests.modules.helpers import assert_close, draw
 
 PICTURE = np.random.default_rng(0).uniform(size=(9, 11, 3)).astype(np.float32)
+CONFIG = parse_config({'system': 'glimpsing', 'model': {'samples': 1}})
 MODEL = GlimpseNetwork(3, glimpses=3, size=2, scales=2, hidden=4, features=5)
 
 
@@ -125,7 +127,7 @@ def test_loss_equals_the_equation_of_the_paper(params):
   batch = batch._replace(
     label=(outputs.logits.argmax(-1) + np.array([0, 1, 0, 0])) % 3
   )  # the second prediction is wrong
-  loss = _loss(MODEL, {'model': {'samples': 1}}, Training())
+  loss = _loss(MODEL, CONFIG, Training())
   sums = jax.jit(lambda params: loss(params, batch, {OBJECTIVE_RNG: rng}))(params)
   expected = {'cross_entropy': 0.0, 'reinforce': 0.0, 'baseline': 0.0}
   for i in range(3):

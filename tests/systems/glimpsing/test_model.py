@@ -1,38 +1,42 @@
 """The network of a spatial transformer in the system of glimpses: its outputs, its loss and its gradients."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from attention_jax.errors import UserError
+from attention_jax.systems.config import default_run_config
 from attention_jax.systems.glimpsing.data import DigitBatch
-from attention_jax.systems.glimpsing.glimpses import GlimpseNetwork
+from attention_jax.systems.glimpsing.glimpses import GlimpseConfig, GlimpseNetwork
 from attention_jax.systems.glimpsing.model import SpatialTransformerNetwork
 from attention_jax.systems.glimpsing.system import _build, _loss
 from attention_jax.training.config import Training
 from attention_jax.training.loss import OBJECTIVE_RNG
 from tests.modules.helpers import variables
 
-MODEL = {'network': 'spatial_transformer(filters=4, transform="attention")', 'size': 6, 'hidden': 5, 'features': 7}
+NETWORK = 'spatial_transformer(filters=4, transform="attention")'
+MODEL = GlimpseConfig(NETWORK, size=6, hidden=5, features=7)
 PICTURES = np.random.default_rng(0).integers(0, 255, (3, 12, 10, 1)).astype(np.uint8)
 
 
 def test_the_spec_selects_the_network():
-  assert type(_build({}, 3)) is GlimpseNetwork
+  assert type(_build(GlimpseConfig(), 3)) is GlimpseNetwork
   network = _build(MODEL, 3)
   assert network == SpatialTransformerNetwork(3, 6, 5, 7, 'attention', 4)
   with pytest.raises(UserError, match=r"unknown network 'spacial.*did you mean 'spatial_transformer'"):
-    _build({'network': 'spacial_transformer'}, 3)
+    _build(GlimpseConfig('spacial_transformer'), 3)
   with pytest.raises(UserError, match="unknown option of network 'spatial_transformer': 'size'"):
-    _build({'network': 'spatial_transformer(size=3)'}, 3)
+    _build(GlimpseConfig('spatial_transformer(size=3)'), 3)
 
 
 def test_the_loss_is_the_cross_entropy_alone_and_has_gradients_everywhere():
   network = _build(MODEL, 3)
   params = variables(network, jnp.asarray(PICTURES / 255, jnp.float32), jnp.zeros((3, 2)), scale=0.3)['params']
   batch = DigitBatch(PICTURES, np.array([0, 1, 2], np.int32), np.array([0, 1, -1], np.int32))  # the last is a filler
-  loss = _loss(network, {'model': MODEL}, Training())
+  loss = _loss(network, dataclasses.replace(default_run_config('glimpsing'), model=MODEL), Training())
 
   def total(params):
     sums = loss(params, batch, {OBJECTIVE_RNG: jax.random.key(0)})

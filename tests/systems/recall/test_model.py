@@ -6,7 +6,7 @@ import pytest
 
 from attention_jax.errors import UserError
 from attention_jax.functional.scores import SCORES
-from attention_jax.systems.recall.model import INITIAL_MEMORY, build_recaller, is_self_contained
+from attention_jax.systems.recall.model import INITIAL_MEMORY, RecallConfig, build_recaller, is_self_contained
 from tests.functional.alignment_cases import ALIGNMENTS_BY_NAME
 from tests.modules.helpers import draw
 from tests.sampled_cases import sample_cases
@@ -18,7 +18,7 @@ X = draw(2, 6, INPUTS)
 
 def build_small(controller='feedforward', **options):
   """A model with a Turing cell, and its parameters."""
-  model = build_recaller({'cell': CELL.replace('CONTROLLER', controller)} | options, OUTPUTS)
+  model = build_recaller(RecallConfig(CELL.replace('CONTROLLER', controller), **options), OUTPUTS)
   return model, jax.jit(model.init)(jax.random.key(0), X)['params']
 
 
@@ -124,4 +124,4 @@ def test_outputs_are_finite_for_other_scores_and_alignments(score, alignment):
 )
 def test_invalid_options_are_reported(options, message):
   with pytest.raises(UserError, match=message):
-    jax.eval_shape(build_recaller(options, OUTPUTS).init, jax.random.key(0), X)
+    jax.eval_shape(build_recaller(RecallConfig(**options), OUTPUTS).init, jax.random.key(0), X)
