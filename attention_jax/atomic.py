@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,15 +17,24 @@ SUFFIX = '.part'  # suffix of unfinished files, whose names begin with a dot
 
 
 @contextlib.contextmanager
-def write_atomic(path: str | Path) -> Iterator[Path]:
+def write_atomic(path: str | os.PathLike) -> Iterator[Path]:
   """Yields a temporary path beside `path`, and renames it onto `path` when the block succeeds.
 
   The name is unique, so that several processes may write the same file: the last rename wins. When the block fails, the
   temporary file is removed and `path` is left as it was.
 
   Args:
-    path: the file to write; its folder must exist.
+    path: the file to write; its folder must exist. An object of a bucket, which appears whole, is copied from the
+      temporary file.
   """
+  if '://' in os.fspath(path):
+    from etils import epath  # of an extra
+
+    with tempfile.TemporaryDirectory() as folder:
+      temporary = Path(folder, os.path.basename(path))
+      yield temporary
+      epath.Path(path).write_bytes(temporary.read_bytes())
+    return
   path = Path(path)
   temporary = path.with_name(f'.{path.name}.{uuid.uuid4().hex}{SUFFIX}')
   try:
@@ -67,11 +77,6 @@ def write_text(path: str | os.PathLike, text: str) -> None:
 
 def write_bytes(path: str | os.PathLike, data: bytes) -> None:
   """Writes bytes atomically."""
-  if '://' in os.fspath(path):  # an object of a bucket appears whole
-    from etils import epath  # of an extra
-
-    epath.Path(path).write_bytes(data)
-    return
   with write_atomic(path) as temporary:
     temporary.write_bytes(data)
 

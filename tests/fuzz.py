@@ -255,7 +255,7 @@ def _read_captions(path: Path) -> None:
 
 
 def _read_metrics(path: Path) -> None:
-  writers.read_metrics(path.parent)
+  writers.read_metrics(path.parent.parent)
 
 
 def _read_links(path: Path) -> None:
@@ -295,7 +295,7 @@ READERS: Mapping[str, tuple[tuple[str, ...], str, Callable[[Path], Any]]] = {
   ),
   'config': (('json',), folder.CONFIG, lambda path: folder.read_config(path.parent)),
   'digests': (('json',), digests.FILE_DIGESTS, lambda path: digests.check_file_digests(path.parent)),
-  'metrics': (('json',), writers.METRICS_FILE, _read_metrics),
+  'metrics': (('json',), 'metrics/0000000000.jsonl', _read_metrics),
   'flags': (('flags',), 'flags', _read_flags),
   'spec': (('spec',), 'spec', _read_spec),
 }
@@ -335,6 +335,7 @@ def check_case(name: str, data: bytes) -> None:
   _, file_name, read = READERS[name]
   with tempfile.TemporaryDirectory() as temporary, contextlib.chdir(temporary), _time_limit(name):
     path = Path(temporary) / file_name
+    path.parent.mkdir(exist_ok=True)
     path.write_bytes(data)
     with _user_error_of_one_line():
       read(path)

@@ -32,7 +32,7 @@ import numpy as np
 
 STEPS = 60  # up to 3e70cfb9, runs of at most 50 steps are compiled with few optimisations
 JOBS = 2  # runs at a time
-COSTS = ('_per_second', 'seconds', 'compilations')  # ends of names in metrics.jsonl that are no results
+COSTS = ('_per_second', 'seconds', 'compilations')  # ends of names of metrics that are no results
 MONTHS = ('Jan', 'Feb', 'Mar', 'Apr', 'May', 'Jun', 'Jul', 'Aug', 'Sep', 'Oct', 'Nov', 'Dec')
 
 
@@ -188,9 +188,10 @@ def read_parameters(folder: Path) -> dict[str, np.ndarray]:
 
 
 def read_values(folder: Path) -> dict[str, Any]:
-  """Returns [step, value] of each metric in metrics.jsonl, without COSTS, and each value of results.json."""
+  """Returns [step, value] of each metric of training and validation, without COSTS, and each value of results.json."""
   values: dict[str, Any] = collections.defaultdict(list)
-  for line in (folder / 'metrics.jsonl').read_text('utf-8').splitlines():
+  files = sorted((folder / 'metrics').glob('*.jsonl')) or [folder / 'metrics.jsonl']  # of earlier commits
+  for line in ''.join(path.read_text('utf-8') for path in files).splitlines():
     record = json.loads(line)
     for name, value in record.items():
       if name != 'step' and not name.endswith(COSTS):

@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Annotated, Any, NamedTuple, Protocol
 
+from etils import epath
+
 from attention_jax.atomic import write_bytes
 from attention_jax.data import word_positions
 from attention_jax.data.text import format_count
@@ -394,8 +396,7 @@ def load_stored(spec: str, folder: str, side: str) -> Vocabulary | None:
   name = parse_kind(spec)
   path = _path(name, folder, side)
   try:
-    with open(path, 'rb') as file:
-      return VOCABULARIES[name].restore(file.read())
+    return VOCABULARIES[name].restore(epath.Path(path).read_bytes())
   except FileNotFoundError:
     return None
   except OSError as error:
@@ -454,6 +455,6 @@ def _path(name: str, folder: str, side: str) -> str:
 
 
 def _write(path: str, data: bytes) -> str:
-  os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
+  epath.Path(path).parent.mkdir(parents=True, exist_ok=True)
   write_bytes(path, data)
   return path

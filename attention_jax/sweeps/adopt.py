@@ -11,7 +11,7 @@ from attention_jax.sweeps.ledger import FINISHED, PLANNED, SweepState, Unit, pla
 from attention_jax.sweeps.plan import run_folders
 from attention_jax.sweeps.resolve import IRRELEVANT_FIELDS, Resolved, config_id
 from attention_jax.systems.config import flatten_config, read_run_config
-from attention_jax.training.paths import run_path
+from attention_jax.training.paths import absolute, run_path
 
 MAX_DIFFERENCES = 3  # fields named in an error
 
@@ -40,7 +40,7 @@ def plan_adoption(state: SweepState, sweep_folder: Path, folder: Path, resolved:
   Raises:
     UserError: if the folder has no config, the run is not finished, or no setting has its config.
   """
-  folder = run_path(folder).absolute()
+  folder = absolute(run_path(folder))
   config = read_run_config(folder)
   fields = flatten_config(config)
   setting = next((setting for setting in resolved if setting.id == config_id(fields)), None)

@@ -3,8 +3,9 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
+
+from etils import epath
 
 from attention_jax.atomic import null_as_nan
 from attention_jax.errors import UserError
@@ -18,7 +19,8 @@ from attention_jax.systems.experiment import RESULTS
 from attention_jax.systems.runs import seed_folder
 from attention_jax.training.digests import check_file_digests, digested_files
 from attention_jax.training.folder import CONFIG
-from attention_jax.training.writers import METRICS_FILE, RATE, read_metrics
+from attention_jax.training.paths import absolute, run_path
+from attention_jax.training.writers import RATE, read_metrics
 
 UNREPORTED_FIELDS = IRRELEVANT_FIELDS | {'data.folder'}  # not reported as differences between runs
 
@@ -39,7 +41,7 @@ class FinishedRun(NamedTuple):
   """
 
   seed: int
-  folder: Path
+  folder: epath.Path
   config: RunConfig
   results: Mapping[str, Mapping[str, Mapping[str, Any]]]
   step: int
@@ -88,21 +90,21 @@ class SettingRuns(NamedTuple):
     return {seed: value for seed, value in values.items() if value is not None}
 
 
-def check_finished(folder: Path) -> None:
+def check_finished(folder: epath.Path) -> None:
   """Checks that a run with one seed has finished, and has not been continued since.
 
   Raises:
     UserError: if it has not finished, or has been continued.
   """
   path = folder / RESULTS
-  if not path.is_file():
+  if not path.exists():
     raise UserError(f'{folder} has no {RESULTS}; expected a finished run')
   digested = digested_files(folder)
   if CONFIG in digested and RESULTS not in digested:  # a starting run drops this digest
     raise UserError(f'{folder} has been continued since its {RESULTS}, and has not finished; expected a finished run')
 
 
-def read_run(folder: Path) -> FinishedRun:
+def read_run(folder: epath.Path) -> FinishedRun:
   """Reads a finished run with one seed.
 
   Args:
@@ -115,8 +117,8 @@ def read_run(folder: Path) -> FinishedRun:
   config = read_run_config(folder)
   check_finished(folder)
   try:
-    record = json.loads((folder / RESULTS).read_text('utf-8'), object_hook=null_as_nan)
-    records = read_metrics(folder) if (folder / METRICS_FILE).is_file() else []
+    record = json.loads((folder / RESULTS).read_text(), object_hook=null_as_nan)
+    records = read_metrics(folder)
   except (OSError, ValueError) as error:
     raise UserError(f'cannot read the results of {folder}: {" ".join(str(error).split())}') from error
   return FinishedRun(
@@ -132,29 +134,29 @@ def read_run(folder: Path) -> FinishedRun:
   )
 
 
-def read_runs(folder: Path) -> list[FinishedRun]:
+def read_runs(folder: epath.Path) -> list[FinishedRun]:
   """Reads a run folder of one seed, or of several side by side.
 
   Raises:
     UserError: as `read_run`, for any of the runs.
   """
-  folder = folder.expanduser()
+  folder = run_path(folder)
   config = read_run_config(folder)
   if config.seeds == 1:
     return [read_run(folder)]
   return [read_run(seed_folder(folder, seed)) for seed in config.run_seeds]
 
 
-def _runs_beside(folder: Path, seed: int) -> int:
+def _runs_beside(folder: epath.Path, seed: int) -> int:
   """The number of runs in the process of a run: of several side by side, if its folder is that of one of them."""
-  parent = folder.absolute().parent
-  if folder.absolute() != seed_folder(parent, seed) or not (parent / CONFIG).is_file():
+  parent = absolute(folder).parent
+  if absolute(folder) != seed_folder(parent, seed) or not (parent / CONFIG).exists():
     return 1
   seeds = read_run_config(parent).run_seeds
   return len(seeds) if seed in seeds else 1
 
 
-def collect_sweep(folder: Path, state: SweepState) -> list[SettingRuns]:
+def collect_sweep(folder: epath.Path, state: SweepState) -> list[SettingRuns]:
   """Returns the settings of a sweep that have finished runs, in the order in which they were planned.
 
   Factors are the fields that any setting sets and, if several settings agree in all of these, the other config fields
@@ -221,7 +223,7 @@ def _distinguishing_fields(settings: Sequence[tuple[Mapping[str, Any], Mapping[s
   ]
 
 
-def collect_folders(folders: Sequence[Path]) -> list[SettingRuns]:
+def collect_folders(folders: Sequence[epath.Path]) -> list[SettingRuns]:
   """Returns finished runs by folder, for a comparison of any runs.
 
   Args:
@@ -247,8 +249,8 @@ def collect_folders(folders: Sequence[Path]) -> list[SettingRuns]:
   ]
 
 
-def _short_paths(folders: Sequence[Path]) -> dict[Path, str]:
+def _short_paths(folders: Sequence[epath.Path]) -> dict[epath.Path, str]:
   """Paths without the folders that all of them have in common."""
-  absolute = {folder: folder.expanduser().absolute() for folder in folders}
-  common = Path(os.path.commonpath([path.parent for path in absolute.values()]))
-  return {folder: str(path.relative_to(common)) for folder, path in absolute.items()}
+  paths = {folder: str(absolute(run_path(folder))) for folder in folders}
+  common = os.path.commonpath([os.path.dirname(path) for path in paths.values()])
+  return {folder: path.removeprefix(common).lstrip('/') for folder, path in paths.items()}

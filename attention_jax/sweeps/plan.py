@@ -7,11 +7,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from etils import epath
+
 from attention_jax.errors import choose
 from attention_jax.sweeps.ledger import INTERRUPTED, SweepState, Unit, UnitState
 from attention_jax.sweeps.resolve import Resolved
 from attention_jax.sweeps.space import label, short_names
 from attention_jax.systems.runs import seed_folder
+from attention_jax.training.paths import is_url
 
 MAX_NAME = 80  # characters of a setting in the name of its folder
 TOGETHER_CHOICES = ('auto', 'yes', 'no')
@@ -121,9 +124,9 @@ def format_command(words: Iterable[str]) -> str:
   return shlex.join(words)
 
 
-def run_folders(unit: Unit, sweep_folder: Path) -> dict[int, Path]:
-  """Returns the run folder of each seed of a unit."""
-  folder = sweep_folder / unit.folder
+def run_folders(unit: Unit, sweep_folder: Path) -> dict[int, epath.Path]:
+  """Returns the run folder of each seed of a unit; that of an adopted run may be in a bucket."""
+  folder = epath.Path(unit.folder if is_url(unit.folder) else sweep_folder / unit.folder)
   if len(unit.seeds) == 1:
     return {unit.seeds[0]: folder}
   return {seed: seed_folder(folder, seed) for seed in unit.seeds}
@@ -148,7 +151,9 @@ def removed_units(state: SweepState, sweep_folder: Path) -> list[Unit]:
 
   Adopted runs, which are elsewhere, are not among them.
   """
-  units = [entry.unit for entry in state.finished if not Path(entry.unit.folder).is_absolute()]
+  units = [
+    entry.unit for entry in state.finished if not (is_url(entry.unit.folder) or Path(entry.unit.folder).is_absolute())
+  ]
   return [unit for unit in units if not all(path.is_dir() for path in run_folders(unit, sweep_folder).values())]
 
 

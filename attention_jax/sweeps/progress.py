@@ -1,7 +1,6 @@
 """Progress of a sweep: a line per event, and on a terminal a display of the running units that is redrawn."""
 
 import datetime
-import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,10 +11,9 @@ import rich.text
 
 from attention_jax.sweeps.ledger import FAILED, FINISHED, UnitState
 from attention_jax.sweeps.plan import run_folders
-from attention_jax.training.writers import METRICS_FILE
+from attention_jax.training.writers import last_step
 
 REPORT_EVERY = 60.0  # seconds after which a line is printed without an event, if the output is not a terminal
-TAIL_BYTES = 4000  # bytes at the end of metrics.jsonl that are read for the last step
 
 
 class SweepProgress:
@@ -118,11 +116,3 @@ def read_tail(path: Path, size: int) -> bytes:
   with open(path, 'rb') as file:
     file.seek(max(0, path.stat().st_size - size))
     return file.read()
-
-
-def last_step(folder: Path) -> int | None:
-  """Returns the step of the last whole line of metrics.jsonl of a run; None if it cannot be read."""
-  try:
-    return json.loads(read_tail(folder / METRICS_FILE, TAIL_BYTES).split(b'\n')[-2])['step']
-  except (OSError, ValueError, IndexError, KeyError, TypeError):  # TypeError: a line that is no object
-    return None

@@ -7,12 +7,12 @@ ability of only some systems is a Protocol (SupportsTranslation, ...); `runs.Run
 import abc
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from etils import epath
 from jax.sharding import Mesh
 
 from attention_jax.data.batching import Batch, Share
@@ -183,7 +183,7 @@ class System(abc.ABC):
     """Returns the predictions of a split as text, one line per row."""
 
   @abc.abstractmethod
-  def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
+  def plot(self, params: Any, path: epath.PathLike, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
     """Writes a plot of the attention weights.
 
     Args:

@@ -4,9 +4,9 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+from etils import epath
 from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
@@ -106,7 +106,7 @@ def parse_config(config: ConfigDict | Mapping[str, Any], name: str = 'the config
   return _replace(default, unflatten_dict(flat, sep='.'))
 
 
-def read_run_config(folder: str | Path) -> RunConfig:
+def read_run_config(folder: epath.PathLike) -> RunConfig:
   """Returns the config that a run folder holds.
 
   Raises:

@@ -3,13 +3,14 @@
 import contextlib
 import dataclasses
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from etils import epath
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
@@ -53,11 +54,11 @@ from attention_jax.training.digests import (
   drop_file_digests,
   store_digests,
 )
-from attention_jax.training.folder import CONFIG, check_folder, lock_folder, prepare_folder
+from attention_jax.training.folder import CONFIG, check_folder, own_folder, prepare_folder
 from attention_jax.training.interrupts import Interrupted, StopSignals
 from attention_jax.training.optim import describe_warmup, make_optimizer, make_schedule
 from attention_jax.training.partition import describe_placement, make_mesh
-from attention_jax.training.paths import run_path
+from attention_jax.training.paths import absolute, run_path
 from attention_jax.training.run import InterruptReason
 from attention_jax.training.state import TrainState, count_parameters, evaluation_params
 from attention_jax.training.train import FitResult, fit_seeds
@@ -73,7 +74,9 @@ Results = dict[str, dict[str, MetricValue]]  # split -> metric -> value
 Summaries = dict[str, dict[str, MetricSummary]]
 
 
-def train(config: ConfigDict | Mapping[str, Any], folder: str | Path, log: Log = print) -> Results | Summaries | None:
+def train(
+  config: ConfigDict | Mapping[str, Any], folder: epath.PathLike, log: Log = print
+) -> Results | Summaries | None:
   """Trains in `folder`, or resumes an interrupted run of the same config; then evaluates the test splits.
 
   Without a test split, the validation split is evaluated.
@@ -114,7 +117,7 @@ def train(config: ConfigDict | Mapping[str, Any], folder: str | Path, log: Log =
   peers.check_agreement(plan.digests_by_name())
   with contextlib.ExitStack() as stack:
     with peers.fail_together():
-      stack.enter_context(lock_folder(folder.absolute(), log))  # creates the folder
+      check_owner = stack.enter_context(own_folder(absolute(folder), log))  # creates the folder
     state = read_continued_state(config, system, plan.initializer) if config.initial_state and not plan.made else None
     if state is not None:
       log(f'continues the optimiser of {plan.origin} at step {state.step}')
@@ -128,7 +131,7 @@ def train(config: ConfigDict | Mapping[str, Any], folder: str | Path, log: Log =
     if state is not None:
       for _, path in runs:
         store_continued_state(path, state)
-    return _train_and_evaluate(config, folder, runs, system, plan.initializer, plan.batches, log)
+    return _train_and_evaluate(config, folder, runs, system, plan.initializer, plan.batches, check_owner, log)
 
 
 class RunPlan(NamedTuple):
@@ -149,7 +152,7 @@ class RunPlan(NamedTuple):
   """
 
   config: RunConfig
-  folder: Path
+  folder: epath.Path
   is_resumed: bool
   made: int
   system: System
@@ -168,7 +171,7 @@ class RunPlan(NamedTuple):
     return data
 
 
-def _check_before_loading(config: RunConfig, folder: Path) -> bool:
+def _check_before_loading(config: RunConfig, folder: epath.Path) -> bool:
   """Checks the config, the variants and the folder, which needs no data; returns whether the folder holds this run."""
   check_config(config)
   check_added_rows()
@@ -178,7 +181,7 @@ def _check_before_loading(config: RunConfig, folder: Path) -> bool:
 
 
 def _make_plan(
-  config: RunConfig, folder: Path, is_resumed: bool, system: System, initial: InitialRun | None, log: Log
+  config: RunConfig, folder: epath.Path, is_resumed: bool, system: System, initial: InitialRun | None, log: Log
 ) -> RunPlan:
   """Returns the plan of a run whose config and folder have been checked, and logs where its parameters come from."""
   seeds = config.run_seeds
@@ -199,16 +202,17 @@ def _make_plan(
 
 def _train_and_evaluate(
   config: RunConfig,
-  folder: Path,
-  runs: Sequence[tuple[RunConfig, Path]],
+  folder: epath.Path,
+  runs: Sequence[tuple[RunConfig, epath.Path]],
   system: System,
   initializer: Callable[[int], Any],
   batches: Sequence[BatchSequence],
+  check_owner: Callable[[], None],
   log: Log,
 ) -> Results | Summaries | None:
   """Trains and evaluates after all checks have passed; `runs` and `batches` are those of each seed."""
   start = time.monotonic()
-  fitted = _fit(config, [path for _, path in runs], system, initializer, batches, log)
+  fitted = _fit(config, [path for _, path in runs], system, initializer, batches, check_owner, log)
   seconds = time.monotonic() - start
   for reason in dict.fromkeys(result.reason for result in fitted):
     log(f'{reason} ({seconds:.0f} s, {fitted[0].compilations} shapes compiled)')
@@ -228,10 +232,11 @@ def _train_and_evaluate(
 
 def _fit(
   config: RunConfig,
-  folders: Sequence[Path],
+  folders: Sequence[epath.Path],
   system: System,
   initializer: Callable[[int], Any],
   batches: Sequence[BatchSequence],
+  check_owner: Callable[[], None],
   log: Log,
 ) -> list[FitResult]:
   """Trains one run, or several side by side."""
@@ -251,11 +256,14 @@ def _fit(
     evaluate=_make_validation(system),
     direction='max' if selectable_metrics(config)[training.select] else 'min',
     mesh=system.training_mesh,
+    before_save=check_owner,
     log=log,
   )
 
 
-def _prepare_run_folder(folder: Path, config: RunConfig, system: System, arrays: Arrays | None, log: Log) -> Path:
+def _prepare_run_folder(
+  folder: epath.Path, config: RunConfig, system: System, arrays: Arrays | None, log: Log
+) -> epath.Path:
   """Stores the files of a run, and their digests; a resumed run may have been killed before it had stored them."""
   with peers.fail_together():
     if jax.process_index() == 0:
@@ -271,14 +279,14 @@ def _prepare_run_folder(folder: Path, config: RunConfig, system: System, arrays:
   return folder
 
 
-def _make_completion(folder: str | Path) -> Callable[[RunConfig], RunConfig]:
+def _make_completion(folder: epath.PathLike) -> Callable[[RunConfig], RunConfig]:
   """Returns stored config of `folder` -> the same config with every field."""
   return lambda stored: to_dict(parse_config(stored, f'{folder}/{CONFIG}'))
 
 
 def _prepare_runs(
-  config: RunConfig, folder: Path, system: System, arrays: Arrays | None, log: Log
-) -> list[tuple[RunConfig, Path]]:
+  config: RunConfig, folder: epath.Path, system: System, arrays: Arrays | None, log: Log
+) -> list[tuple[RunConfig, epath.Path]]:
   """Returns the config and the folder of each run. For several seeds, each config is that of a single run."""
   if config.seeds == 1:
     return [(config, folder)]
@@ -390,12 +398,12 @@ def _describe(plan: RunPlan, log: Log) -> None:
 PREFLIGHT: Sequence[Callable[[RunPlan, Log], None]] = (_describe, _check_memory, _check_data, _check_resumed)
 
 
-def _describe_precision(config: RunConfig, cpu_info: Path = Path('/proc/cpuinfo')) -> str:
+def _describe_precision(config: RunConfig, cpu_info: str = '/proc/cpuinfo') -> str:
   """Returns a line about a 16-bit run on a CPU without AMX, whose products are slower than in float32; '' otherwise."""
   dtype = config.model.dtype
   if dtype == 'float32' or jax.devices()[0].platform != 'cpu':
     return ''
-  if cpu_info.exists() and 'amx_bf16' in cpu_info.read_text().split():
+  if os.path.exists(cpu_info) and 'amx_bf16' in epath.Path(cpu_info).read_text().split():
     return ''
   return (
     f'config.model.dtype={dtype!r} is usually slower than float32 on this CPU, which has no AMX (amx_bf16 in lscpu)'
@@ -419,7 +427,9 @@ def _make_validation(system: System) -> Callable[[TrainState, Watch], dict[str, 
   return validate
 
 
-def _evaluate_and_store(config: RunConfig, folder: Path, system: System, signals: StopSignals, log: Log) -> Results:
+def _evaluate_and_store(
+  config: RunConfig, folder: epath.Path, system: System, signals: StopSignals, log: Log
+) -> Results:
   """Evaluates the splits of `_splits_to_evaluate` with the best parameters, and writes results and hypotheses."""
   params, steps = restore_params(folder, system, 'best')
   run = Run(folder, system, params, steps)
@@ -448,12 +458,12 @@ def _evaluate_and_store(config: RunConfig, folder: Path, system: System, signals
   if jax.process_index() == 0:
     add_file_digests(folder, written)
   _wait_for_all_processes('store_results')
-  names = sorted(f'{path.name}/' if path.is_dir() else path.name for path in folder.glob('[!.]*'))
+  names = sorted(f'{path.name}/' if path.is_dir() else path.name for path in folder.iterdir() if path.name[0] != '.')
   log(f'written to {folder}: {", ".join(names)}')
   return results
 
 
-def _describe_selection(folder: Path, system: System, select: str) -> str:
+def _describe_selection(folder: epath.Path, system: System, select: str) -> str:
   """Describes which parameters the checkpoint name 'best' stands for."""
   if 'validation' not in system.splits:
     return 'the last'
@@ -461,7 +471,7 @@ def _describe_selection(folder: Path, system: System, select: str) -> str:
     return f'the best by validation {select}' if checkpoints.steps(BEST) else f'the last, as {BEST}/ is empty'
 
 
-def _summarize(folder: Path, seeds: list[int], runs: list[Results], log: Log) -> Summaries:
+def _summarize(folder: epath.Path, seeds: list[int], runs: list[Results], log: Log) -> Summaries:
   """Aggregates the results of several runs, and writes them. A metric that a run lacks has no summary."""
   summaries = {split: {} for split in runs[0]}
   for split, metrics in summaries.items():

@@ -1,10 +1,10 @@
 """Exports of trained runs: run folders without the state from which training resumes."""
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
+from etils import epath
 
 from attention_jax.atomic import write_folder_atomic, write_text
 from attention_jax.errors import UserError
@@ -17,14 +17,14 @@ from attention_jax.systems.variants import VARIANTS_FILE
 from attention_jax.training.checkpoint import BEST, LATEST, SAVED_FILE, Checkpoints
 from attention_jax.training.digests import DATA_DIGESTS_FILE, FILE_DIGESTS, digested_files, drop_file_digests
 from attention_jax.training.folder import CONFIG
-from attention_jax.training.paths import run_path
+from attention_jax.training.paths import absolute, is_url, run_path
 from attention_jax.training.state import TrainState, evaluation_field
 
 # Files that may lack a digest: users may delete the digests, and an interrupted run has dropped some of them.
 FILES = (CONFIG, COMMITS, DATA_DIGESTS_FILE, RESULTS, VARIANTS_FILE, FILE_DIGESTS)
 
 
-def export_run(folder: str | Path, target: str | Path, checkpoint: str = 'best') -> int:
+def export_run(folder: epath.PathLike, target: epath.PathLike, checkpoint: str = 'best') -> int:
   """Writes a run folder with the parameters of a run, without the state of its optimiser.
 
   It has the config, the vocabularies and the digests of the run, one checkpoint, `best`, and results and hypotheses if
@@ -42,7 +42,10 @@ def export_run(folder: str | Path, target: str | Path, checkpoint: str = 'best')
     UserError: as `open_run`, and if `target` exists or cannot be written.
   """
   run = open_run(folder, checkpoint)
-  target = run_path(target).absolute()
+  target = run_path(target)
+  if is_url(target):
+    raise UserError(f'cannot export to {target}: expected a folder of a file system, which may be copied to a bucket')
+  target = absolute(target)
   if target.exists():
     raise UserError(f'{target} exists; choose another folder')
   try:
@@ -50,10 +53,10 @@ def export_run(folder: str | Path, target: str | Path, checkpoint: str = 'best')
       _write_run(run, unfinished, checkpoint)
   except OSError as error:
     raise UserError(f'cannot export to {target}: {error.strerror}') from error
-  return sum(path.stat().st_size for path in target.rglob('*') if path.is_file())
+  return sum(path.stat().st_size for path in Path(target).rglob('*') if path.is_file())
 
 
-def _write_run(run: Run, folder: Path, checkpoint: str) -> None:
+def _write_run(run: Run, folder: epath.Path, checkpoint: str) -> None:
   run.system.save(str(folder))
   names = {*digested_files(run.folder), *FILES}
   omitted = {INITIAL_FILE}  # which training alone needs
@@ -61,7 +64,7 @@ def _write_run(run: Run, folder: Path, checkpoint: str) -> None:
     omitted |= {name for name in names if name == RESULTS or name.startswith(HYPOTHESES_PREFIX)}
   for name in names - omitted:
     if (run.folder / name).exists():
-      shutil.copyfile(run.folder / name, folder / name)
+      (folder / name).write_bytes((run.folder / name).read_bytes())
   drop_file_digests(folder, sorted(omitted))
   empty_state = TrainState(step=np.int32(run.step), params=(), opt_state=(), average=(), running={})
   state = empty_state._replace(**{evaluation_field(run.config.training.average): run.params})
@@ -78,4 +81,4 @@ def _write_run(run: Run, folder: Path, checkpoint: str) -> None:
 def _has_results_of(run: Run) -> bool:
   """Returns whether the results in the folder of a run were measured with the parameters of `run`."""
   path = run.folder / RESULTS
-  return path.exists() and (json.loads(path.read_text('utf-8')).get('step'),) == run.steps
+  return path.exists() and (json.loads(path.read_text()).get('step'),) == run.steps

@@ -7,14 +7,15 @@ vectors of initial_vectors.py are stored in the same way as parameters.
 """
 
 import contextlib
+import io
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from etils import epath
 
-from attention_jax.atomic import write_atomic
+from attention_jax.atomic import write_bytes
 from attention_jax.data.files import read_arrays
 from attention_jax.errors import UserError
 from attention_jax.modules.weights import abbreviate_names, flatten_names, unflatten_names
@@ -65,7 +66,7 @@ def check_initial_run(config: RunConfig) -> None:
       raise UserError(f'config.data.{field} must be that of {name}, {values[1]!r}; got {values[0]!r}')
 
 
-def open_initial_run(config: RunConfig, folder: Path) -> InitialRun | None:
+def open_initial_run(config: RunConfig, folder: epath.Path) -> InitialRun | None:
   """Returns the parameters that a run starts from: those stored in its folder, or the best ones of config.initial_run.
 
   Args:
@@ -111,13 +112,13 @@ def read_continued_state(config: RunConfig, system: System, initializer: Initial
   return state
 
 
-def store_continued_state(folder: Path, state: TrainState) -> None:
+def store_continued_state(folder: epath.Path, state: TrainState) -> None:
   """Stores the result of `read_continued_state` as the first checkpoint of a run, which has no best state yet."""
   with contextlib.closing(Checkpoints(folder)) as checkpoints:
     checkpoints.save(state, {'best': BestEvaluation()._asdict()})
 
 
-def read_stored_initial(folder: Path) -> dict[str, np.ndarray] | None:
+def read_stored_initial(folder: epath.Path) -> dict[str, np.ndarray] | None:
   """Returns the parameters that `save_initial` has stored in a run folder; None if there are none.
 
   Raises:
@@ -173,10 +174,11 @@ def describe_start(arrays: Mapping[str, np.ndarray], params: Any, name: str, log
     log(f'not used from {name}: {abbreviate_names(unused)}')
 
 
-def save_initial(folder: Path, arrays: Mapping[str, np.ndarray]) -> str:
+def save_initial(folder: epath.Path, arrays: Mapping[str, np.ndarray]) -> str:
   """Stores the parameters that a run starts from in its folder, unless they are there; returns the name of the file."""
   path = folder / INITIAL_FILE
   if not path.exists():
-    with write_atomic(path) as unfinished, open(unfinished, 'wb') as file:
-      np.savez(file, **arrays)
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    write_bytes(path, content.getvalue())
   return INITIAL_FILE

@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from etils import epath
 
 from attention_jax.data.files import iter_raw_lines, read_arrays
 from attention_jax.data.vocab import Vocabulary
@@ -38,7 +38,7 @@ def embedding_tables(system: System, params: Any) -> dict[str, Vocabulary]:
   return in_model
 
 
-def check_initial_vectors(config: RunConfig, folder: Path) -> None:
+def check_initial_vectors(config: RunConfig, folder: epath.Path) -> None:
   """Checks that the files of config.initial_vectors can be read, unless the field is empty.
 
   The files are not checked if the run folder has stored the vectors already.
@@ -60,7 +60,7 @@ def check_initial_vectors(config: RunConfig, folder: Path) -> None:
 
 
 def read_initial_vectors(
-  config: RunConfig, system: System, folder: Path, params: Any, log: Log
+  config: RunConfig, system: System, folder: epath.Path, params: Any, log: Log
 ) -> Mapping[str, np.ndarray] | None:
   """Returns the embeddings that a run starts from: those stored in its folder, or those of config.initial_vectors.
 

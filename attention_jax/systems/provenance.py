@@ -6,6 +6,8 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
+from etils import epath
+
 from attention_jax.atomic import write_text
 
 COMMITS = 'commits.txt'  # of a run folder: the version of the code at the start, and a line for each later change of it
@@ -33,7 +35,7 @@ def code_version(root: Path = ROOT) -> str:
   return f'{commit}{"" if changes == "" else UNCOMMITTED}' if commit else 'unknown'
 
 
-def store_version(folder: Path, log: Callable[[str], None]) -> None:
+def store_version(folder: epath.Path, log: Callable[[str], None]) -> None:
   """Appends the version of the code to commits.txt of a run if it differs from the last one there, and logs a change.
 
   Args:
@@ -49,10 +51,10 @@ def store_version(folder: Path, log: Callable[[str], None]) -> None:
     log(f'the code of this run was {stored[-1]} and is now {current}')
 
 
-def read_versions(folder: Path) -> list[str]:
+def read_versions(folder: epath.Path) -> list[str]:
   """Returns the versions of the code in commits.txt of a run folder, the oldest first; [] without the file."""
   path = folder / COMMITS
-  return path.read_text('utf-8').splitlines() if path.exists() else []
+  return path.read_text().splitlines() if path.exists() else []
 
 
 def _git(root: Path, *arguments: str) -> str | None:

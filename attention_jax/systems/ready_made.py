@@ -4,8 +4,9 @@ They are made by training, with `make models`; nothing is downloaded.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
+
+from etils import epath
 
 from attention_jax.data.files import cache_folder
 from attention_jax.errors import UserError, choose
@@ -42,16 +43,16 @@ READY_MADE: Mapping[str, ReadyMade] = {
 }
 
 
-def ready_made_folder(name: str) -> Path:
+def ready_made_folder(name: str) -> epath.Path:
   """Returns the folder of a ready-made model; the folder need not exist.
 
   Raises:
     UserError: for a name that is not in READY_MADE.
   """
-  return Path(cache_folder('models')) / choose(name, READY_MADE, 'ready-made model')
+  return epath.Path(cache_folder('models')) / choose(name, READY_MADE, 'ready-made model')
 
 
-def resolve_folder(folder: str | Path) -> Path:
+def resolve_folder(folder: epath.PathLike) -> epath.Path:
   """Returns the run folder that a program opens.
 
   It is that of a ready-made model for '@NAME', otherwise the folder itself.

@@ -2,12 +2,12 @@
 
 import contextlib
 import dataclasses
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
+from etils import epath
 
 from attention_jax.data.pipeline import stream
 from attention_jax.errors import UserError
@@ -50,7 +50,7 @@ class Replay(NamedTuple):
   rows: list[int]
 
 
-def replay(folder: str | Path, update: int) -> Replay:
+def replay(folder: epath.PathLike, update: int) -> Replay:
   """Repeats an update of a run from the last checkpoint before it, or the initial state, without writing anything.
 
   Args:

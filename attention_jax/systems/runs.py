@@ -5,11 +5,11 @@ import functools
 import itertools
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 import jax
+from etils import epath
 
 from attention_jax import atomic
 from attention_jax.decoding.metrics import MetricValue
@@ -44,7 +44,7 @@ class Run:
     steps: steps of the checkpoints that `params` come from: several for an average or an ensemble.
   """
 
-  folder: Path
+  folder: epath.Path
   system: System
   params: Any
   steps: tuple[int, ...]
@@ -125,7 +125,7 @@ def open_run_or_ensemble(
 
 
 def open_run(
-  folder: str | Path, checkpoint: str = 'best', evaluation: Mapping[str, Any] = NO_OVERRIDES, dtype: str = ''
+  folder: epath.PathLike, checkpoint: str = 'best', evaluation: Mapping[str, Any] = NO_OVERRIDES, dtype: str = ''
 ) -> Run:
   """Opens a trained run for prediction. Reads no data.
 
@@ -156,7 +156,7 @@ def open_run(
   return Run(folder, system, params, steps)
 
 
-def system_of(folder: str | Path) -> tuple[str, type[System]]:
+def system_of(folder: epath.PathLike) -> tuple[str, type[System]]:
   """Returns the name and the class of the system of a run, from the config of its folder alone.
 
   Raises:
@@ -167,7 +167,7 @@ def system_of(folder: str | Path) -> tuple[str, type[System]]:
   return name, SYSTEMS[name]
 
 
-def check_run_files(folder: Path) -> None:
+def check_run_files(folder: epath.Path) -> None:
   """Checks the files of a run folder that have digests, and that this process has loaded the variants of the run.
 
   Raises:
@@ -217,12 +217,12 @@ def evaluate_hypotheses(run: Run, split: str, lines: Sequence[str]) -> dict[str,
   return text_metrics(corpus, lines, run.config.evaluation)
 
 
-def seed_folder(folder: Path, seed: int) -> Path:
+def seed_folder(folder: epath.Path, seed: int) -> epath.Path:
   """Returns the folder of one of several runs that are trained side by side."""
   return folder / f'seed_{seed}'
 
 
-def restore_params(folder: Path, system: System, checkpoint: str) -> tuple[Any, tuple[int, ...]]:
+def restore_params(folder: epath.Path, system: System, checkpoint: str) -> tuple[Any, tuple[int, ...]]:
   """Restores the parameters to predict with.
 
   Args:
@@ -293,13 +293,13 @@ def split_commas(value: str, name: str) -> list[str]:
   return parts
 
 
-def write_lines(path: Path, lines: Sequence[str]) -> None:
+def write_lines(path: epath.Path, lines: Sequence[str]) -> None:
   """Writes one line for each row of a split, in order. In a multi-process run, only process 0 writes."""
   if jax.process_index() == 0:
     atomic.write_text(path, ''.join(f'{line}\n' for line in lines))
 
 
-def write_json(path: Path, record: Mapping[str, Any]) -> None:
+def write_json(path: epath.Path, record: Mapping[str, Any]) -> None:
   """Writes an indented JSON object, see `atomic.to_json`. In a multi-process run, only process 0 writes."""
   if jax.process_index() == 0:
     atomic.write_text(path, atomic.to_json(record, indent=2) + '\n')

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from etils import epath
+
 from attention_jax.atomic import write_bytes
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
@@ -35,7 +37,7 @@ def check_added_rows() -> None:
         check(name, quick=True)
 
 
-def store_variants(folder: Path) -> list[str]:
+def store_variants(folder: epath.Path) -> list[str]:
   """Stores the file of this process in a run folder; returns the names of the files that it wrote."""
   if _content is None:
     return []
@@ -43,13 +45,13 @@ def store_variants(folder: Path) -> list[str]:
   return [VARIANTS_FILE]
 
 
-def check_variants(folder: Path) -> None:
+def check_variants(folder: epath.Path) -> None:
   """Raises UserError if a run was trained with a file of variants, and this process has executed another one or none.
 
   The stored file is never executed automatically: a run folder may come from another person.
   """
   path = folder / VARIANTS_FILE
-  if not path.is_file():
+  if not path.exists():
     return
   if _content is None:
     raise UserError(f'{folder} was trained with a file of variants; add --variants={path}')

@@ -15,6 +15,7 @@ from attention_jax.training.compile_pool import CompilePool
 from attention_jax.training.config import Training
 from attention_jax.training.interrupts import Interrupted, StopSignals
 from attention_jax.training.loss import Loss
+from attention_jax.training.peers import fail_together
 from attention_jax.training.run import BestEvaluation, Evaluate, InterruptReason, TrainedRun
 from attention_jax.training.seeds import make_updates
 from attention_jax.training.state import TrainState
@@ -84,6 +85,7 @@ def fit_seeds(
   evaluate: Evaluate | None = None,
   direction: str = 'min',
   mesh: Mesh | None = None,
+  before_save: Callable[[], None] = lambda: None,
   log: Callable[[str], None] = print,
 ) -> list[FitResult]:
   """Trains runs that differ in their seeds alone, side by side; otherwise as `fit`.
@@ -102,6 +104,7 @@ def fit_seeds(
       then called again when the run is resumed.
     direction: 'min' if a lower value of `training.select` is better, 'max' if a higher one is.
     mesh: the mesh of the devices; by default all.
+    before_save: called in the first process before a checkpoint is written; a UserError that it raises ends the run.
     log: called with lines about updates that are not finite, and about the time of training; in the first process.
 
   Returns:
@@ -133,7 +136,7 @@ def fit_seeds(
     signals = stack.enter_context(StopSignals())
     with clock.paused(COMPILATION):
       states = update.load(states)
-    loop = _Loop(training, update, runs, evaluate, signals, pool, clock, progress)
+    loop = _Loop(training, update, runs, evaluate, signals, pool, clock, progress, before_save)
     states, interrupt = loop.run(states, clock.timed_stream(stream), start)
     with clock.paused(SAVING):
       stack.close()
@@ -150,7 +153,7 @@ def fit_seeds(
 class _Loop:
   """The training loop; arguments: see `fit_seeds`."""
 
-  def __init__(self, training, update, runs, evaluate, signals, pool, clock, progress):
+  def __init__(self, training, update, runs, evaluate, signals, pool, clock, progress, before_save):
     self.training = training
     self.update = update
     self.runs: Sequence[TrainedRun] = runs
@@ -159,6 +162,7 @@ class _Loop:
     self.pool = pool
     self.clock = clock
     self.progress = progress
+    self.before_save = before_save
     self.unchecked: list[tuple] = []  # (update, live runs, losses, gradient norms) since the last check
     self.tokens: list = []  # of each update since the last record
 
@@ -248,6 +252,8 @@ class _Loop:
     """Starts to write the latest states of the selected runs."""
     if any(selected):
       jax.block_until_ready(states)
+      with fail_together():
+        self.before_save()
     with self.clock.paused(SAVING):
       for i in np.flatnonzero(selected):
         self.runs[i].save(step, self.update.select(states, i))

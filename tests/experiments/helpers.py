@@ -22,7 +22,7 @@ import pytest
 from absl import flags, logging
 
 from attention_jax.training.digests import drop_file_digests
-from attention_jax.training.writers import METRICS_FILE, read_metrics
+from attention_jax.training.writers import read_metrics
 from tests import compiled
 
 ROOT = Path(__file__).parents[2]
@@ -168,8 +168,7 @@ def wait_for_outputs(processes: list[subprocess.Popen], runs: int = 1, expected:
 def wait_for_step(folder: Path, step: int, processes: list[subprocess.Popen]) -> None:
   """Waits until a run has logged update number `step`; fails if a process ends before, or after TIMEOUT seconds."""
   deadline = time.monotonic() + TIMEOUT
-  path = folder / METRICS_FILE
-  while not (path.is_file() and any(record['step'] >= step for record in read_metrics(folder))):
+  while not any(record['step'] >= step for record in read_metrics(folder)):
     assert time.monotonic() < deadline and all(process.poll() is None for process in processes)
     time.sleep(0.1)
 

@@ -14,6 +14,7 @@ from attention_jax.systems.captioning.data import Pictures
 from attention_jax.systems.captioning.overlays import overlay_rows
 from attention_jax.training.digests import FILE_DIGESTS
 from attention_jax.training.folder import read_config
+from attention_jax.training.writers import read_metrics
 from tests.experiments.helpers import copy_interrupted_run, run
 
 SMALL = {
@@ -145,7 +146,7 @@ def test_hard_attention_is_trained_with_reinforce(tmp_path):
   args = [ARGS[0].replace('soft', 'hard'), *ARGS[1:], '--config.training.steps=3', '--config.training.log_every=1']
   result = run('train', *args, f'--workdir={tmp_path}/run')
   assert result.code == 0, result.err
-  records = [json.loads(line) for line in (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()]
+  records = read_metrics(tmp_path / 'run')
   assert any(record.get('train/reinforce') for record in records)
 
 

@@ -28,7 +28,7 @@ def test_memory_files_and_threads_are_flat_over_5000_updates(task, tmp_path):
   process = start_training(*tiny_arguments(task, folder, *fields))
   samples = []  # (step, memory, files, threads)
   while process.poll() is None:
-    records = read_metrics(folder) if (folder / 'metrics.jsonl').exists() else []
+    records = read_metrics(folder)
     try:
       samples.append((records[-1]['step'] if records else 0, *measure(process.pid)))
     except (FileNotFoundError, ProcessLookupError, KeyError):  # the process has just ended

@@ -37,7 +37,10 @@ def write_run(folder: Path, seed: int, line: str) -> None:
   results = {'test': {'exact_match': {'value': value, 'unit': '%', 'signature': ''}}}
   (folder / 'config.json').write_text(json.dumps({'system': 'translation', 'training': {'seed': seed}}))
   (folder / 'results.json').write_text(json.dumps({'step': 100, 'results': results}))
-  (folder / 'metrics.jsonl').write_text(json.dumps({'step': 100, 'validation/exact_match': value}) + '\n')
+  (folder / 'metrics').mkdir()
+  (folder / 'metrics' / '0000000000.jsonl').write_text(
+    json.dumps({'step': 100, 'validation/exact_match': value}) + '\n'
+  )
 
 
 if __name__ == '__main__':

@@ -61,7 +61,8 @@ def write_run(folder: Path, config: Mapping[str, Any], results: Mapping[str, Map
   for i, value in enumerate(curve, 1):
     lines.append({'step': 10 * i, 'train/loss': 1 / i, 'train/steps_per_second': 5.0})
     lines.append({'step': 10 * i, 'validation/exact_match': value})
-  (folder / 'metrics.jsonl').write_text(''.join(f'{json.dumps(line)}\n' for line in lines))
+  (folder / 'metrics').mkdir()
+  (folder / 'metrics' / '0000000000.jsonl').write_text(''.join(f'{json.dumps(line)}\n' for line in lines))
   return folder
 
 

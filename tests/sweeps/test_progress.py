@@ -5,7 +5,7 @@ import io
 import rich.console
 
 from attention_jax.sweeps.ledger import FAILED, FINISHED, INTERRUPTED, PLANNED, STARTED, Unit, UnitState
-from attention_jax.sweeps.progress import SweepProgress, last_step, time_left
+from attention_jax.sweeps.progress import SweepProgress, time_left
 from tests.sweeps.helpers import base_config, write_run
 
 
@@ -59,11 +59,3 @@ def test_a_terminal_shows_what_runs(tmp_path):
   progress.update([entry('b', STARTED)], {'b': 3.0})
   progress.close()
   assert '0/1 done, 1 running, 0 failed' in out.getvalue() and 'b: starting, 3 s' in out.getvalue()
-
-
-def test_the_last_step_is_that_of_the_last_whole_record(tmp_path):
-  assert last_step(tmp_path) is None
-  (tmp_path / 'metrics.jsonl').write_text('{"step": 3}\n{"step": 4}\n{"st')
-  assert last_step(tmp_path) == 4
-  (tmp_path / 'metrics.jsonl').write_text('[]\n')
-  assert last_step(tmp_path) is None

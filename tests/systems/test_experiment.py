@@ -37,7 +37,7 @@ FILES = {
   'data.json',
   'digests.json',
   'hypotheses.test.txt',
-  'metrics.jsonl',
+  'metrics',
   'results.json',
   'saved.json',
   'tensorboard',

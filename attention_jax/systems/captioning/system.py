@@ -3,11 +3,11 @@
 import functools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 
 from attention_jax import atomic
 from attention_jax.data import vocab
@@ -119,9 +119,9 @@ class CaptioningSystem(System):
     vocabulary = vocab.load_stored(config.data.vocabulary, folder, 'target')
     if vocabulary is None:
       raise UserError(f'{folder} holds no target vocabulary; expected the folder of a training run')
-    path = Path(folder) / SHAPE_FILE
+    path = epath.Path(folder) / SHAPE_FILE
     try:
-      shape = json.loads(path.read_text('utf-8'))
+      shape = json.loads(path.read_text())
     except (OSError, ValueError) as error:
       raise UserError(f'{path}: cannot be read ({error}); expected the folder of a training run') from error
     return cls(config, vocabulary, shape, lambda: load_pictures(config.data))
@@ -200,8 +200,8 @@ class CaptioningSystem(System):
 
   def save(self, folder: str) -> list[str]:
     path = self.vocabulary.save(folder, 'target')
-    atomic.write_text(Path(folder) / SHAPE_FILE, json.dumps(self.shape))
-    return [Path(path).name, SHAPE_FILE]
+    atomic.write_text(epath.Path(folder) / SHAPE_FILE, json.dumps(self.shape))
+    return [epath.Path(path).name, SHAPE_FILE]
 
   def initializer(self) -> Callable[[int], Any]:
     return initializer_for_batch(self.model, _dummy_batch(self.model, self.shape))
@@ -285,7 +285,7 @@ class CaptioningSystem(System):
   def format_predictions(self, predictions: Sequence[Prediction]) -> list[str]:
     return [p.hypotheses[0].text if p.hypotheses else '' for p in predictions]
 
-  def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
+  def plot(self, params: Any, path: epath.PathLike, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
     """Writes one map per word: for a .png path, a picture and an animation (.gif) beside it; for .html, a page.
 
     Rows are pictures of the split, and `inputs` are image files. Image files are drawn at

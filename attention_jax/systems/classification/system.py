@@ -3,12 +3,12 @@
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 
 from attention_jax import atomic
 from attention_jax.analysis.alignment import entropy
@@ -107,7 +107,7 @@ class ClassificationSystem(System):
     vocabulary = vocab.load_stored(spec, folder, 'source') if folder else None
     if vocabulary is None:
       vocabulary = vocab.train(spec, train.texts)
-    has_labels = folder is not None and (Path(folder) / LABELS_FILE).exists()
+    has_labels = folder is not None and (epath.Path(folder) / LABELS_FILE).exists()
     labels = _read_labels(folder) if has_labels else sorted(set(train.labels))
     return cls(config, vocabulary, labels, lambda: documents)
 
@@ -187,8 +187,8 @@ class ClassificationSystem(System):
 
   def save(self, folder: str) -> list[str]:
     path = self.vocabulary.save(folder, 'source')
-    atomic.write_text(Path(folder) / LABELS_FILE, json.dumps(self.labels, ensure_ascii=False))
-    return [Path(path).name, LABELS_FILE]
+    atomic.write_text(epath.Path(folder) / LABELS_FILE, json.dumps(self.labels, ensure_ascii=False))
+    return [epath.Path(path).name, LABELS_FILE]
 
   def initializer(self) -> Callable[[int], Any]:
     return initializer(self.model)
@@ -229,7 +229,7 @@ class ClassificationSystem(System):
   def format_predictions(self, predictions: Sequence[ClassificationPrediction]) -> list[str]:
     return [prediction.label for prediction in predictions]
 
-  def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
+  def plot(self, params: Any, path: epath.PathLike, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
     """Writes an HTML page with documents whose sentences and words are shaded by their weights.
 
     Arguments: see `System.plot`.
@@ -378,8 +378,8 @@ def _check_auxiliary(model: Classifier, training: Training) -> None:
 
 
 def _read_labels(folder: str) -> list[str]:
-  path = Path(folder) / LABELS_FILE
+  path = epath.Path(folder) / LABELS_FILE
   try:
-    return json.loads(path.read_text('utf-8'))
+    return json.loads(path.read_text())
   except (OSError, ValueError) as error:
     raise UserError(f'{path}: cannot be read ({error}); expected the folder of a training run') from error

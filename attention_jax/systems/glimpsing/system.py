@@ -3,13 +3,13 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 
 from attention_jax.data.batching import Share
 from attention_jax.data.text import format_count
@@ -194,7 +194,7 @@ class GlimpsingSystem(System):
   def format_predictions(self, predictions: Sequence[GlimpsePrediction]) -> list[str]:
     return [_format_labels(prediction.label) for prediction in predictions]
 
-  def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
+  def plot(self, params: Any, path: epath.PathLike, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
     """Writes pictures of a split with the first sampled path of glimpses, and what the network reads at each.
 
     Arguments: see `System.plot`.

@@ -2,12 +2,12 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 
 from attention_jax.data.batching import Share
 from attention_jax.data.text import format_count
@@ -159,7 +159,7 @@ class RecallSystem(System):
     """Returns the predicted vectors of each episode, such as '011 100'."""
     return [' '.join(''.join(str(int(bit)) for bit in vector) for vector in p.bits) for p in predictions]
 
-  def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
+  def plot(self, params: Any, path: epath.PathLike, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
     """Writes inputs, targets and predictions of episodes, and the weights of the heads in every step.
 
     Arguments: see `System.plot`.

@@ -3,11 +3,11 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 
 from attention_jax.analysis import reading_files
 from attention_jax.analysis.reading import Reading, ReadingRequest
@@ -238,7 +238,7 @@ class TranslationSystem(System):
   def format_predictions(self, predictions: Sequence[Prediction]) -> list[str]:
     return [p.hypotheses[0].text if p.hypotheses else '' for p in predictions]
 
-  def plot(self, params: Any, path: str | Path, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
+  def plot(self, params: Any, path: epath.PathLike, *, split: str, rows: Sequence[str], inputs: Sequence[str]) -> None:
     """Plots the weights of the best hypothesis of each input, or of the reference of each row with its gold links.
 
     Arguments: see `System.plot`.
