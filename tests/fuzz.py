@@ -40,9 +40,12 @@ from attention_jax.pharaoh import parse_pharaoh
 from attention_jax.systems import experiment
 from attention_jax.systems.captioning import data as pictures
 from attention_jax.systems.captioning import images
+from attention_jax.systems.captioning.config import CaptioningDataConfig
 from attention_jax.systems.classification import data as documents
-from attention_jax.systems.config import fill_defaults
+from attention_jax.systems.classification.config import ClassificationDataConfig
+from attention_jax.systems.config import parse_config
 from attention_jax.systems.glimpsing import data as digits
+from attention_jax.systems.glimpsing.config import GlimpsingDataConfig
 from attention_jax.training import digests, folder, writers
 from experiments.config_files import check_config_arguments
 
@@ -214,14 +217,7 @@ def _user_error_of_one_line() -> Iterator[None]:
 
 def _read_table(path: Path) -> None:
   task = f"tsv(train='{path.name}', validation='{path.name}')"
-  config = {
-    'task': task,
-    'folder': str(path.parent),
-    'vocabulary': 'word',
-    'shared_vocabulary': False,
-    'normalization': 'none',
-  }
-  tasks.load(config | {'buckets': ((4, 4), (64, 64))}, None)
+  tasks.load(tasks.TranslationDataConfig(task, str(path.parent), 'word', buckets=((4, 4), (64, 64))), None)
 
 
 def _read_spec(path: Path) -> None:
@@ -232,7 +228,7 @@ def _read_spec(path: Path) -> None:
   for parse in (specs.parse, vocab.parse_kind):
     with _user_error_of_one_line():
       parse(text)
-  tasks.check({'task': text, 'vocabulary': text, 'buckets': ((4, 4),), 'batch_unit': text, 'normalization': text})
+  tasks.check(tasks.TranslationDataConfig(task=text, vocabulary=text, batch_unit=text, normalization=text))
 
 
 def _read_flags(path: Path) -> None:
@@ -246,12 +242,12 @@ def _read_flags(path: Path) -> None:
     values(['train', *arguments])
   except flags.Error as error:
     raise UserError(str(error)) from error
-  experiment.check_config(fill_defaults(values.config.to_dict(), 'the config'))
+  experiment.check_config(parse_config(values.config))
 
 
 def _read_captions(path: Path) -> None:
   (path.parent / 'images').mkdir(exist_ok=True)
-  pictures.load_pictures({'task': 'captions', 'folder': str(path.parent)})
+  pictures.load_pictures(CaptioningDataConfig('captions', str(path.parent)))
 
 
 def _read_metrics(path: Path) -> None:
@@ -272,7 +268,7 @@ READERS: Mapping[str, tuple[tuple[str, ...], str, Callable[[Path], Any]]] = {
   'jsonl': (
     ('json', 'text'),
     'a.jsonl',
-    lambda path: documents.load_documents({'task': f"jsonl(train='{path.name}')", 'folder': str(path.parent)}),
+    lambda path: documents.load_documents(ClassificationDataConfig(f"jsonl(train='{path.name}')", str(path.parent))),
   ),
   'hypotheses': (('json', 'text'), 'a.jsonl', lambda path: read_candidates(str(path))),
   'image': (('image',), 'a.png', lambda path: images.read_image(str(path), 4)),
@@ -281,7 +277,7 @@ READERS: Mapping[str, tuple[tuple[str, ...], str, Callable[[Path], Any]]] = {
   'digits': (
     ('arrays',),
     'mnist.npz',
-    lambda path: digits.load_digit_splits({'task': "npz(path='mnist.npz')", 'folder': str(path.parent)}),
+    lambda path: digits.load_digit_splits(GlimpsingDataConfig("npz(path='mnist.npz')", str(path.parent))),
   ),
   'word vocabulary': (
     ('json', 'text'),

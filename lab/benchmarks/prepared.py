@@ -106,7 +106,7 @@ def _describe_peak(results: Mapping[str, float]) -> str:
 def _prepare(fields: dict[str, Any], start: float) -> dict[str, float]:
   """Prepares a data set as experiments/prepare.py does; returns the seconds since `start`, and those of CPU time."""
   output = fields.pop('output')
-  prepare(_config(fields)['data'], output, lambda line: print(line, file=sys.stderr))
+  prepare(_config(fields).data, output, lambda line: print(line, file=sys.stderr))
   return {'seconds': time.monotonic() - start, 'cpu': time.process_time()}
 
 

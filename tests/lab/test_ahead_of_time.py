@@ -11,9 +11,8 @@ import pytest
 from attention_jax.data.batching import Batch
 from attention_jax.errors import UserError
 from attention_jax.kernels.target import compile_for
-from attention_jax.systems.config import default_config, fill_defaults
+from attention_jax.systems.config import default_config, default_run_config, parse_config
 from attention_jax.systems.registry import SYSTEMS
-from attention_jax.training.config import Training
 from attention_jax.training.partition import MeshConfig, make_mesh, state_shardings
 from attention_jax.training.seeds import prepare_training
 from experiments.config_files import load_config
@@ -22,14 +21,16 @@ from lab.ahead_of_time import DoesNotFitError, compile_updates
 ENTRIES = 9
 
 
-def make_config(**data):
+def make_config(fields=(), **data):
+  """Returns a config; `fields` have dotted names, `data` are of the group `data`."""
   config = default_config()
   config.model.encoder = 'embedded'
   config.model.decoder = 'bahdanau(features=4, readout=4)'
   config.model.embedding = config.model.attention.features = 4
   config.training.auxiliary = 'guided'
   config.data.update({'buckets': ((6, 4),), 'batch_size': 64, 'batch_unit': 'tokens', **data})
-  return config.to_dict()
+  config.update_from_flattened_dict(dict(fields))
+  return parse_config(config)
 
 
 def test_every_bucket_is_compiled_for_all_devices():
@@ -44,9 +45,8 @@ def test_every_bucket_is_compiled_for_all_devices():
 def test_flop_of_kernels_are_those_of_the_definition():
   flop = []
   for implementation in ('xla', 'flash'):
-    config = make_config()
-    config['model']['attention'] |= {'score': 'scaled_dot', 'implementation': implementation}
-    config['model']['decoder'] = 'luong(features=4, input_feeding=False)'
+    fields = {'model.attention.score': 'scaled_dot', 'model.attention.implementation': implementation}
+    config = make_config(fields | {'model.decoder': 'luong(features=4, input_feeding=False)'})
     (update,) = compile_updates(config, make_mesh(jax.devices()[:1]), 'cpu', vocabulary_size=ENTRIES)
     flop.append(update.flop)
   assert flop[0] == flop[1]
@@ -61,10 +61,9 @@ def test_flop_of_kernels_are_those_of_the_definition():
 )
 def test_kernels_run_on_the_device_of_their_rows(implementation, attention):
   """An update on eight devices equals that on one, and gathers no rows."""
-  config = make_config()
-  config['model']['attention'] |= attention | {'implementation': implementation}
-  config['model']['decoder'] = 'luong(features=4, input_feeding=False)'
-  config['training']['auxiliary'] = ''
+  fields = {f'model.attention.{name}': value for name, value in attention.items()}
+  fields |= {'model.attention.implementation': implementation, 'training.auxiliary': ''}
+  config = make_config(fields | {'model.decoder': 'luong(features=4, input_feeding=False)'})
   random = np.random.default_rng(0)
 
   def ids(size):
@@ -92,9 +91,8 @@ def random_array(info):
 
 @pytest.mark.long
 def test_memory_of_a_device_falls_with_the_size_of_the_mesh():
-  config = make_config()
-  config['model'] |= {'encoder': 'birnn(features=64)', 'decoder': 'bahdanau(features=64, readout=64)', 'embedding': 64}
-  config['model']['attention']['features'] = 64
+  specs = {'model.encoder': 'birnn(features=64)', 'model.decoder': 'bahdanau(features=64, readout=64)'}
+  config = make_config(specs | {'model.embedding': 64, 'model.attention.features': 64})
 
   def state_bytes(**sizes):
     mesh = make_mesh(jax.devices()[:8], sizes=MeshConfig(**sizes))
@@ -108,8 +106,7 @@ def test_memory_of_a_device_falls_with_the_size_of_the_mesh():
 
 @pytest.mark.parametrize('on_nonfinite', ['stop', 'skip'])
 def test_updates_that_are_not_finite_are_skipped_only_if_the_config_requests_it(on_nonfinite):
-  config = make_config()
-  config['training']['on_nonfinite'] = on_nonfinite
+  config = make_config({'training.on_nonfinite': on_nonfinite})
   (update,) = compile_updates(config, make_mesh(jax.devices()[:1]), 'cpu', vocabulary_size=ENTRIES)
   root, state, batch = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), update.compiled.args_info[0])
   batch = batch._replace(source_mask=~batch.source_mask, target_mask=~batch.target_mask)
@@ -131,7 +128,7 @@ def test_a_mesh_that_training_rejects_is_an_error():
 
 
 def test_without_data_only_translation_is_compiled():
-  config = default_config('classification').to_dict()
+  config = default_run_config('classification')
   with pytest.raises(UserError, match=r"config\.system must be 'translation' to compile without data"):
     next(compile_updates(config, make_mesh(), 'cpu', vocabulary_size=ENTRIES))
 
@@ -159,16 +156,15 @@ def test_the_update_is_that_of_training(name, seeds):
   task, preset = name.split(':')
   config = load_config(f'configs/{task}.py:{preset}')
   config.update_from_flattened_dict(SMALL[name] | {'seeds': seeds, 'training.steps': 200, 'mesh.fsdp': 2})
-  config = fill_defaults(config.to_dict(), 'the config')
+  config = parse_config(config)
   mesh = make_mesh(seeds=seeds, sizes=MeshConfig(fsdp=2))
   (update,) = compile_updates(config, mesh, 'cpu', largest=True)
-  system = SYSTEMS[config['system']].load(config, None)
-  training = Training(**config['training'])
+  system = SYSTEMS[config.system].load(config, None)
   runs = [system.batches(seed) for seed in range(seeds)]
   step = next(step for step in itertools.count() if runs[0].shape(step) == update.shape)
   batches = [run[step] for run in runs]
   seed = list(range(seeds)) if seeds > 1 else 0
-  train_step, initial_state = prepare_training(training, system.loss, system.initializer(), mesh, seed)
+  train_step, initial_state = prepare_training(config.training, system.loss, system.initializer(), mesh, seed)
   states = [initial_state(seed) for seed in range(seeds)]
   batch, state = batches[0], states[0]
   if seeds > 1:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
+from attention_jax.systems.config import parse_config
 from attention_jax.systems.costs import count_matmuls
 from lab.benchmarks import (
   agreement,
@@ -217,9 +218,9 @@ def test_batches_have_lengths_of_their_bucket():
 
 
 def test_the_products_of_all_search_steps_are_counted():
-  config = systems.multi30k.get_config('bahdanau2015_deep_tanh').model
-  config.update({'encoder': 'birnn(features=4)', 'decoder': 'bahdanau(features=4, readout=6)', 'embedding': 4})
-  model = systems.build(config.to_dict(), 30, 50)
+  config = systems.multi30k.get_config('bahdanau2015_deep_tanh')
+  config.model.update({'encoder': 'birnn(features=4)', 'decoder': 'bahdanau(features=4, readout=6)', 'embedding': 4})
+  model = systems.build(parse_config(config).model, 30, 50)
   batch = systems.make_batch(14)
   params = variables(model, batch.source, batch.source_mask, batch.target)['params']
   counts = decoding.count_search_matmuls(model, params, batch, beams=3)

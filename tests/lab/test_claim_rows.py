@@ -15,6 +15,7 @@ from attention_jax.errors import UserError
 from attention_jax.models.encoder_decoder import build
 from attention_jax.sweeps.ledger import PLANNED, Unit, open_ledger, planned_event
 from attention_jax.sweeps.space import grid
+from attention_jax.systems.config import parse_config
 from lab import claim_rows
 from lab.claim_rows import Factor, bin_rows, conditions, finished_settings, setting_rows
 from lab.gradient_paths import recurrent_distances, rms_by_distance
@@ -125,7 +126,7 @@ def encoded_corpus():
 def test_encoder_states_do_not_depend_on_padding(encoded_corpus):
   encoded, vocabularies = encoded_corpus
   config = base_config(model__encoder='birnn(features=4)', model__decoder='luong(features=4)', model__embedding=4)
-  model = build(config['model'], *map(len, vocabularies))
+  model = build(parse_config(config).model, *map(len, vocabularies))
   params = variables(model, *(np.ones((1, 3), dtype) for dtype in (np.int32, bool, np.int32)))['params']
   sentences = claim_rows.encode_sentences(model, params, encoded, 5)
   assert [sentence.tokens.tolist() for sentence in sentences] == [

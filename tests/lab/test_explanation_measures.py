@@ -1,6 +1,5 @@
 """Explanations of classifiers and encoder-decoders: against computations of single examples, and within bounds."""
 
-import dataclasses
 import functools
 
 import jax
@@ -35,9 +34,8 @@ def pair_case():
 
 
 def document_case():
-  attention = {field.name: field.default for field in dataclasses.fields(Attention) if field.name in ('score', 'heads')}
-  config = dataclasses.asdict(ClassifierConfig('flat', 'birnn(features=6)', embedding=4))
-  model = build_classifier(config | {'attention': attention | {'features': 5}}, 11, 2)
+  config = ClassifierConfig('flat', 'birnn(features=6)', embedding=4, attention=Attention(features=5))
+  model = build_classifier(config, 11, 2)
   source, mask, _ = map(np.asarray, inputs(lengths=np.array(LENGTHS)))
   params = variables(model, source[:, None], mask[:, None])['params']
   return model, params, Example(source, mask, np.array([[0], [1]], np.int32), np.ones([2, 1], bool))

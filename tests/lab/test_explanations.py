@@ -10,6 +10,7 @@ import scipy.stats
 from attention_jax.data.encoding import EncodedCorpus
 from attention_jax.sweeps.space import grid
 from attention_jax.systems.classification.batches import EncodedDocuments
+from attention_jax.systems.config import default_run_config, parse_config
 from attention_jax.tokens import EOS, PAD, UNK
 from lab import explanations, probes
 from lab.claim_rows import Factor, finished_settings
@@ -49,7 +50,7 @@ def make_rows(folder, seeds):
 
   def open_run(folder):
     system = types.SimpleNamespace(model=next(opened))
-    return types.SimpleNamespace(config={'system': 'translation'}, params=None, system=system)
+    return types.SimpleNamespace(config=default_run_config('translation'), params=None, system=system)
 
   def explain(reader, seed, params, examples, options):
     weights = 0.1 * seed * np.ones([N, T + 1, S]) / S + (1 - 0.1 * seed) * pointed_weights(examples)
@@ -122,7 +123,8 @@ def test_guides_are_0_at_masked_positions():
 
 def test_examples_of_documents_are_spread_over_the_split():
   encoded = EncodedDocuments(np.arange(3, 9), np.array([0, 2, 5, 6]), np.arange(4), np.array([0, 1, 1], np.int32), 0)
-  system = types.SimpleNamespace(encoded={'train': encoded}, config={'data': {'buckets': ((1, 2), (1, 4))}})
+  config = parse_config({'system': 'classification', 'data': {'buckets': ((1, 2), (1, 4))}})
+  system = types.SimpleNamespace(encoded={'train': encoded}, config=config)
   examples = document_examples(system, 'train', 2)
   np.testing.assert_array_equal(examples.source, [[3, 4, 0, 0], [8, 0, 0, 0]])
   np.testing.assert_array_equal(examples.mask.sum(1), [2, 1])

@@ -9,7 +9,7 @@ import pytest
 
 from attention_jax.errors import UserError
 from attention_jax.models.encoder_decoder import build
-from attention_jax.systems.config import default_config
+from attention_jax.systems.config import default_config, parse_config
 from attention_jax.systems.translation.system import initial_params
 from lab.gradient_paths import (
   factor_per_step,
@@ -72,7 +72,7 @@ def test_gradients_of_a_model_are_those_of_its_embeddings(shared):
   config.model.encoder = 'birnn(features=4)'
   config.model.decoder = 'luong(features=4)'
   config.model.embedding = config.model.attention.features = 4
-  model = build(config.model.to_dict(), SIZE, SIZE)
+  model = build(parse_config(config).model, SIZE, SIZE)
   params = initial_params(model, 0)
   source = jnp.array([4, 5, 6, 7, 2])  # no id twice, so that each position has an embedding of its own
   target = jnp.array([8, 9, 2])  # the decoder reads no id of the source

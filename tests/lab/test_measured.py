@@ -9,6 +9,7 @@ import pytest
 from attention_jax.errors import UserError
 from attention_jax.sweeps.ledger import LEDGER
 from attention_jax.sweeps.space import grid
+from attention_jax.systems.config import parse_config
 from lab.measured import changed_flags, measured_rows, summarize
 from lab.records import Column, Table
 from tests.sweeps.helpers import PATH, base_config, make_base, make_sweep, write_run
@@ -85,17 +86,19 @@ def test_a_split_without_a_final_evaluation_has_the_values_of_the_selected_step(
 
 
 def test_flags_are_those_that_change_the_experiment():
-  config = base_config(training__seed=3, data__folder='x', training__steps=7, data__buckets=((4, 4),))
-  flags = changed_flags(config, base_config())
+  config = parse_config(base_config(training__seed=3, data__folder='x', training__steps=7, data__buckets=((4, 4),)))
+  base = parse_config(base_config())
+  flags = changed_flags(config, base)
   assert flags == "--config.data.buckets='((4, 4),)' --config.training.steps=7"
-  assert changed_flags(config, base_config(), '--config.training.steps=7') == "--config.data.buckets='((4, 4),)'"
-  assert changed_flags(config, base_config(), '--config.training.steps=9') == flags  # a later flag sets another value
-  assert changed_flags({'data': {'buckets': [[4, 4]]}}, {'data': {'buckets': ((4, 4),)}}) == ''
+  assert changed_flags(config, base, '--config.training.steps=7') == "--config.data.buckets='((4, 4),)'"
+  assert changed_flags(config, base, '--config.training.steps=9') == flags  # a later flag sets another value
+  as_list, as_tuple = (parse_config({'data': {'buckets': buckets}}) for buckets in ([[4, 4]], ((4, 4),)))
+  assert changed_flags(as_list, as_tuple) == ''
 
 
 @pytest.mark.parametrize('text', ["birnn(rnn='lstm')", 'plain', 'a b', """both ' and \"""", "cost '$5'"])
 def test_a_shell_reads_quoted_values_back(text):
-  flags = changed_flags({'model': {'encoder': text}}, {'model': {'encoder': ''}})
+  flags = changed_flags(*(parse_config({'model': {'encoder': encoder}}) for encoder in (text, '')))
   assert shlex.split(flags) == [f'--config.model.encoder={text}']
   # Only a text that double quotes would change is quoted by shlex, which writes each ' as '"'"'.
   assert '"\'"' not in flags or '"' in text or '$' in text

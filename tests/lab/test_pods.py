@@ -29,10 +29,10 @@ def test_meshes_are_tried_until_one_fits(monkeypatch):
   sizes = {(1, 1): 4, (8, 1): 2, (2, 4): 1}
 
   def fake_costs(config, *args, vocabulary_size, largest):
-    mesh = config['mesh']
-    if mesh['fsdp'] == 8:
+    mesh = config.mesh
+    if mesh.fsdp == 8:
       raise DoesNotFitError('does not fit into a device')
-    yield Cost(sizes[mesh['fsdp'], mesh['tensor']])
+    yield Cost(sizes[mesh.fsdp, mesh.tensor])
 
   monkeypatch.setattr('lab.pods.update_costs', fake_costs)
   chip = CHIP._replace(memory=1)
@@ -44,8 +44,8 @@ def test_meshes_are_tried_until_one_fits(monkeypatch):
 
 
 def test_a_mistake_in_the_config_ends_the_trials():
-  with pytest.raises(UserError, match='unknown fields in the config'):
-    list(try_meshes(make_config() | {'sedes': 2}, jax.devices()[:8], CHIP, 'cpu', vocabulary_size=ENTRIES))
+  with pytest.raises(UserError, match="unknown encoder 'birn'"):
+    list(try_meshes(make_config({'model.encoder': 'birn'}), jax.devices()[:8], CHIP, 'cpu', vocabulary_size=ENTRIES))
 
 
 class Cost(int):

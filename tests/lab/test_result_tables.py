@@ -5,6 +5,7 @@ import json
 import pytest
 
 from attention_jax.errors import UserError
+from attention_jax.systems.config import parse_config
 from attention_jax.systems.experiment import measurable_metrics
 from experiments.config_files import load_config
 from lab import result_tables
@@ -39,7 +40,7 @@ def test_records_name_configs_presets_and_commits(path):
       config = load_config(f'{row["config"]}:{row["preset"]}')
       assert row['commits'] and row['seeds'] and row['metrics']
       names = {name.rpartition('/')[2] for name in row['metrics']} - {'published'}  # a number of the paper
-      assert names <= measurable_metrics(config.to_dict())
+      assert names <= measurable_metrics(parse_config(config))
 
 
 def test_a_table_changed_by_hand_is_outdated(tmp_path):

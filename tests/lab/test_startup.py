@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from attention_jax.systems.config import fill_defaults
+from attention_jax.systems.config import parse_config
 from attention_jax.systems.experiment import check_config
 from attention_jax.training.writers import Progress
 from lab.benchmarks import startup
@@ -45,7 +45,7 @@ def test_every_command_has_a_valid_config(name):
   module = importlib.import_module(f'configs.{path[:-3]}')
   config = module.get_config(preset)
   config.update_from_flattened_dict(dict(command.fields))
-  check_config(fill_defaults(config.to_dict(), name))
+  check_config(parse_config(config, name))
 
 
 def test_milestones_are_read_from_the_lines_of_progress(tmp_path, progress_lines):
