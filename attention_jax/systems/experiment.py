@@ -271,7 +271,7 @@ def _prepare_run_folder(folder: Path, config: RunConfig, system: System, arrays:
   return folder
 
 
-def _make_completion(folder: str | Path) -> Callable[[RunConfig], RunConfig]:
+def _make_completion(folder: str | Path) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
   """Returns stored config of `folder` -> the same config with every field."""
   return lambda stored: to_dict(parse_config(stored, f'{folder}/{CONFIG}'))
 
