@@ -279,7 +279,7 @@ def _prepare_run_folder(
   return folder
 
 
-def _make_completion(folder: epath.PathLike) -> Callable[[RunConfig], RunConfig]:
+def _make_completion(folder: epath.PathLike) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
   """Returns stored config of `folder` -> the same config with every field."""
   return lambda stored: to_dict(parse_config(stored, f'{folder}/{CONFIG}'))
 

@@ -9,7 +9,7 @@ import pytest
 from attention_jax.systems import runs
 from attention_jax.systems.classification.outputs import ClassificationPrediction, CutDocument, shade_document
 from attention_jax.systems.classification.system import ClassificationSystem
-from attention_jax.systems.config import default_config
+from attention_jax.systems.config import default_config, parse_config
 from tests.experiments.helpers import copy_interrupted_run, run
 
 LABELS = {'good': 'praise', 'fine': 'praise', 'bad': 'blame', 'dull': 'blame'}
@@ -57,7 +57,7 @@ def test_documents_without_weights_have_no_entropy(tmp_path):
   config.data.task = "jsonl(train='train.jsonl')"
   config.data.folder = str(tmp_path)
   config.model.attention.alignment = 'softpick'
-  system = ClassificationSystem.load(config.to_dict(), None)
+  system = ClassificationSystem.load(parse_config(config), None)
   params = jax.tree.map(np.zeros_like, system.initializer()(0))
   assert set(system.evaluate(params, 'train')[0]) == {'loss', 'accuracy'}
 

@@ -15,6 +15,7 @@ from PIL import Image
 from attention_jax.data.builders import dates, records
 from attention_jax.systems.captioning import shapes
 from attention_jax.systems.classification import entailment
+from attention_jax.systems.config import parse_config
 from attention_jax.systems.presets import PRESETS
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.training.config import Training
@@ -100,7 +101,7 @@ def load_system(config: dict[str, Any], folder: Path):
     data['vocabulary'] = re.sub(r'size=\d+', 'size=40', data['vocabulary'])
   if config['system'] == 'translation' and data['task'].startswith('tfds'):  # which has tests of its own
     data['task'] = "text(train='train', test='test', source='en', target='de')"
-  return SYSTEMS[config['system']].load(config | {'data': data}, None)
+  return SYSTEMS[config['system']].load(parse_config(config | {'data': data}), None)
 
 
 def combination(config: dict[str, Any]) -> str:
@@ -126,8 +127,8 @@ def distinct_combinations() -> list:
 
 @pytest.mark.parametrize(('name', 'preset'), distinct_combinations())
 def test_combination_is_valid(name, preset):
-  config = tiny_config(name, preset)
-  SYSTEMS[config['system']].check(config, Training(**config['training']))
+  config = parse_config(tiny_config(name, preset))
+  SYSTEMS[config.system].check(config)
 
 
 def test_heads_divide_the_features():
@@ -150,8 +151,8 @@ def test_no_task_changes_the_mechanisms_of_a_preset():
 
 def test_the_selecting_metric_is_available():
   for pair in PAIRS:
-    config = tiny_config(*pair)
-    assert Training(**config['training']).select in SYSTEMS[config['system']].selectable_metrics(config), pair
+    config = parse_config(tiny_config(*pair))
+    assert config.training.select in SYSTEMS[config.system].selectable_metrics(config), pair
 
 
 def distinct_presets() -> list:

@@ -12,9 +12,9 @@ from attention_jax.decoding.constraints import Constraints
 from attention_jax.decoding.exporting import ExportRequest, export_decoder
 from attention_jax.decoding.ranking import DEFAULT_RANKING
 from attention_jax.errors import UserError
-from attention_jax.models.encoder_decoder import build
+from attention_jax.models.encoder_decoder import ModelConfig, build
+from attention_jax.modules.attention import Attention
 from attention_jax.modules.weights import flatten_names
-from attention_jax.systems.config import default_config
 from attention_jax.systems.runs import open_run
 from attention_jax.systems.translation.system import initial_params
 from tests.experiments.helpers import run
@@ -76,7 +76,7 @@ def test_an_exported_run_translates_without_this_package(trained, tmp_path):
   assert elsewhere.returncode == 0, elsewhere.stderr
   texts, scores, logits, attention = json.loads(elsewhere.stdout)
   opened = open_run(folder)
-  predictions = opened.predictor(LINES, beams=opened.config['evaluation']['beams'])
+  predictions = opened.predictor(LINES, beams=opened.config.evaluation.beams)
   assert texts == [prediction.hypotheses[0].text for prediction in predictions]
   assert scores == pytest.approx([prediction.hypotheses[0].score for prediction in predictions], abs=1e-5)
   assert logits == [3, len(opened.predictor.target_vocab)]
@@ -88,10 +88,8 @@ def test_an_exported_run_translates_without_this_package(trained, tmp_path):
   [('act(features=4)', 'softmax', 0), ('lstmn(features=4)', 'softmax', 3), ('embedded', 'latent_monotonic', 3)],
 )
 def test_exports_of_recurrent_models_find_the_hypotheses_of_the_model(encoder, alignment, source_length):
-  config = default_config().to_dict()['model'] | {'encoder': encoder, 'embedding': 4}
-  config |= {'decoder': 'bahdanau(features=4, readout=4)'}
-  config['attention'] |= {'features': 4, 'alignment': alignment}
-  model = build(config, 7, 7)
+  attention = Attention(alignment=alignment, features=4)
+  model = build(ModelConfig(encoder, 'bahdanau(features=4, readout=4)', embedding=4, attention=attention), 7, 7)
   params = initial_params(model, 0)
   constraints = Constraints(no_repeat_ngram_size=1, min_length=2)
   request = ExportRequest(4, 2, DEFAULT_RANKING, constraints=constraints)

@@ -1,10 +1,12 @@
 """The programs on glimpses: training, resuming, plots, mistakes."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
+from attention_jax.systems.glimpsing.config import GlimpsingEvaluationConfig
 from attention_jax.systems.glimpsing.system import GlimpsingSystem
 from attention_jax.systems.runs import open_run
 from tests.experiments.helpers import copy_interrupted_run, run
@@ -66,7 +68,8 @@ def test_locations_do_not_depend_on_the_batch(trained):
   results = []
   predictions = []
   for batch_size in (16, 128):
-    config = opened.config | {'evaluation': {'batch_size': batch_size, 'samples': 2}}
+    evaluation = GlimpsingEvaluationConfig(samples=2, batch_size=batch_size)
+    config = dataclasses.replace(opened.config, evaluation=evaluation)
     with two_devices():  # those of training, whose program is used again for 128
       metrics, glimpses = GlimpsingSystem.open(config, str(trained[0])).evaluate(opened.params, 'test')
     results.append(metrics)

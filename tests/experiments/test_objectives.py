@@ -49,7 +49,7 @@ def test_hard_attention_gets_its_required_loss(task, tmp_path):
     task, tmp_path / 'run', model__attention__alignment='hard', data__task="tsv(train='train.tsv')"
   )
   assert all(record['train/reinforce'] != 0 and record['train/log_likelihood'] < 0 for record in logged)
-  assert opened.config['training']['auxiliary'] == ''
+  assert opened.config.training.auxiliary == ''
   gradients = {part: attention_gradient(opened, part) for part in ('loss', 'cross_entropy')}
   has_gradient = {part: any(x.any() for x in jax.tree.leaves(gradient)) for part, gradient in gradients.items()}
   assert has_gradient == {'loss': True, 'cross_entropy': False}
