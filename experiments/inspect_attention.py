@@ -20,10 +20,11 @@ one: 'fixed(at=2, position=1, layer=0, head=3)'.
 """
 
 import functools
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING
 
 from absl import flags
+from etils import epath
 
 from attention_jax.errors import UserError
 from experiments.launch import FLAGS, check_output_path, define_run_flags, launch, require_flag
@@ -72,7 +73,7 @@ def main() -> None:
   output = check_output_path(FLAGS.output, 'output') if FLAGS.output else None
   check_request(_request(FLAGS.text, FLAGS.edit))  # before parameters and data are read, which takes long
   name, system = runs.system_of(folder)
-  path = Path(output or resolve_folder(folder) / system.plot_filename)
+  path = epath.Path(output or resolve_folder(folder) / system.plot_filename)
   has_readings = issubclass(system, SupportsReadings)
   if FLAGS.serve:
     _check_readings('--serve', name, has_readings)
@@ -115,9 +116,9 @@ def _check_different(folders: list[str]) -> None:
   """Raises UserError for a run that is compared with itself."""
   from attention_jax.systems.ready_made import resolve_folder
 
-  seen: dict[Path, str] = {}
+  seen: dict[str, str] = {}
   for folder in folders:
-    path = Path(resolve_folder(folder)).resolve()
+    path = os.path.realpath(resolve_folder(folder))
     if path in seen:
       raise UserError(f'--compare={folder}: is the same run as {seen[path]}')
     seen[path] = folder
@@ -171,9 +172,9 @@ def _check_readings(flag: str, name: str, has_readings: bool) -> None:
     raise UserError(f"{flag}: expected a run of system 'translation', got one of {name!r}")
 
 
-def _check_plot(name: str, system: type, path: Path, output: str | None) -> None:
+def _check_plot(name: str, system: type, path: epath.Path, output: str | None) -> None:
   """Raises UserError for flags that do not fit a system without readings, and for a file that exists already."""
-  suffixes = dict.fromkeys([Path(system.plot_filename).suffix, PAGE])
+  suffixes = dict.fromkeys([epath.Path(system.plot_filename).suffix, PAGE])
   if path.suffix.lower() not in suffixes:
     raise UserError(f'--output={path} must end with {" or ".join(suffixes)}, the formats of this run')
   for flag in ('compare', 'layers', 'words', 'analyses', 'edit', 'relative', 'hypotheses'):
@@ -184,13 +185,13 @@ def _check_plot(name: str, system: type, path: Path, output: str | None) -> None
       check_output_path(str(extra_path), 'output')
 
 
-def _plot(run, path: Path) -> None:
+def _plot(run, path: epath.Path) -> None:
   """Plots the weights of a system without readings."""
   run.system.plot(run.params, path, split=FLAGS.split, rows=_rows(), inputs=FLAGS.text)
   print(f'written to {", ".join(map(str, [path, *_extra_paths(run.system, path)]))}')
 
 
-def _extra_paths(system, path: Path) -> list[Path]:
+def _extra_paths(system, path: epath.Path) -> list[epath.Path]:
   """Files that a plot writes beside its path; a page is one file."""
   return [] if path.suffix.lower() == PAGE else [path.with_suffix(extra) for extra in system.extra_plot_suffixes]
 

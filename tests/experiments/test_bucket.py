@@ -1,4 +1,7 @@
-"""A run in a bucket is that on a disk, bit for bit; the latest process owns it; damaged objects are reported."""
+"""A run in a bucket is that on a disk, bit for bit, and programs open it.
+
+The latest process owns it; damaged objects are reported; a bucket that does not answer for a while loses nothing.
+"""
 
 import functools
 import os
@@ -11,6 +14,7 @@ from attention_jax.training.folder import own_folder
 from attention_jax.training.paths import run_path
 from attention_jax.training.writers import read_metrics
 from tests import gcs_server
+from tests.experiments.helpers import run, tiny_arguments
 from tests.training import helpers
 from tests.training.helpers import fit_toy, state_bits
 
@@ -112,3 +116,20 @@ def test_of_two_processes_that_start_at_once_one_overwrites_the_other(bucket):
 def test_a_bucket_that_does_not_exist_is_an_error(bucket):
   with pytest.raises(UserError, match=r"^cannot use gs://nowhere/run: there is no bucket 'nowhere', or it may not be"):
     run_path('gs://nowhere/run')
+
+
+def test_programs_train_and_open_a_run_in_a_bucket(bucket, trained, task):
+  folder = run_path(f'{bucket[0]}/runs/program')
+  result = run('train', *tiny_arguments(task, folder))
+  assert result.code == 0, result.err
+  for name in ('results.json', 'hypotheses.test.txt', 'vocabulary.source.json', 'data.json', 'config.json'):
+    assert (folder / name).read_text() == (trained[0] / name).read_text(), name
+  assert run('train', *tiny_arguments(task, folder)).out.count('all 4 steps are done') == 1
+  outputs = [run('translate', f'--workdir={path}', stdin=b'eins zwei').out for path in (folder, trained[0])]
+  assert outputs[0] == outputs[1] != ''
+  assert run('evaluate', f'--workdir={folder}', '--split=test').code == 0
+  result = run('inspect_attention', f'--workdir={folder}')
+  assert result.code == 0 and (folder / 'attention.png').read_bytes().startswith(b'\x89PNG'), result.err
+  fields = ['--config.training.optimizer=sgd']
+  result = run('train', *tiny_arguments(task, folder, *fields))
+  assert result.code == 2 and 'holds another config: training.optimizer' in result.err

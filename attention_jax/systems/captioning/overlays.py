@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from etils import epath
 
 from attention_jax.analysis import fonts, picture_page
 from attention_jax.analysis.picture_files import select_by_suffix
@@ -54,7 +54,7 @@ class CaptionOverlay(NamedTuple):
   gold: Sequence[Box] = ()
 
 
-def write(items: Sequence[CaptionOverlay], path: str | Path) -> None:
+def write(items: Sequence[CaptionOverlay], path: str | epath.Path) -> None:
   """Writes a page (.html) with a slider over words, or pictures (.png).
 
   Pictures are one PNG with a panel for each word of each item, and beside it a GIF with a frame for each word.
@@ -64,10 +64,10 @@ def write(items: Sequence[CaptionOverlay], path: str | Path) -> None:
   """
   write_items = select_by_suffix(path, {'.html': _write_page, '.png': _write_pictures})
   with report_write_errors(path):
-    write_items(items, Path(path))
+    write_items(items, epath.Path(path))
 
 
-def _write_page(items: Sequence[CaptionOverlay], path: Path) -> None:
+def _write_page(items: Sequence[CaptionOverlay], path: epath.Path) -> None:
   picture_page.write_page(list(map(_to_example, items)), path, 'Attention of each word over its picture')
 
 
@@ -89,7 +89,7 @@ def _to_example(item: CaptionOverlay) -> picture_page.SteppedExample:
   )
 
 
-def _write_pictures(items: Sequence[CaptionOverlay], path: Path) -> None:
+def _write_pictures(items: Sequence[CaptionOverlay], path: epath.Path) -> None:
   _write_panels(items, path)
   _write_animation(items, path.with_suffix('.gif'))
 
@@ -124,7 +124,7 @@ def _interpolation(centres: np.ndarray, size: int) -> np.ndarray:
   return np.stack([np.interp(_even_centres(size), centres, unit) for unit in np.eye(len(centres))])
 
 
-def _write_panels(items: Sequence[CaptionOverlay], path: Path) -> None:
+def _write_panels(items: Sequence[CaptionOverlay], path: epath.Path) -> None:
   from matplotlib.figure import Figure
 
   rows = [-(-(len(item.words) + 1) // PER_ROW) for item in items]
@@ -192,7 +192,7 @@ def _words_from(words: Sequence[str], start: int) -> str:
   return ellipsis + ' '.join(words[start:])
 
 
-def _write_animation(items: Sequence[CaptionOverlay], path: Path) -> None:
+def _write_animation(items: Sequence[CaptionOverlay], path: epath.Path) -> None:
   frames = [frame for item in items for frame in _render_frames(item)]
   with write_atomic(path) as temporary:
     frames[0].save(temporary, 'GIF', save_all=True, append_images=frames[1:], duration=600, loop=0)
