@@ -178,15 +178,20 @@ def remove_everything(path):
 DAMAGES = [empty_files, flip_a_bit, remove_host, remove_everything]
 
 
+@pytest.fixture(scope='module')
+def saved_once(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('saved')
+  with contextlib.closing(Checkpoints(folder, keep=2)) as writer:
+    for step in (10, 20):
+      writer.save(make_state(step, value=step), {'step': step})
+    writer.save(make_state(10, value=10), {}, BEST)
+  return folder
+
+
 @pytest.fixture
-def saved(tmp_path):
+def saved(saved_once, tmp_path):
   """A run folder with checkpoints after steps 10 and 20, and the best one after step 10."""
-  writer = Checkpoints(tmp_path, keep=2)
-  for step in (10, 20):
-    writer.save(make_state(step, value=step), {'step': step})
-  writer.save(make_state(10, value=10), {}, BEST)
-  writer.close()
-  return tmp_path
+  return shutil.copytree(saved_once, tmp_path, dirs_exist_ok=True)
 
 
 @pytest.fixture
