@@ -119,12 +119,7 @@ def test_weight_decay_can_exclude_biases_gains_and_embeddings(name):
 
   @jax.jit
   def update():
-    options = (
-      'weight_decay=0.1, mask="kernels"',
-      'weight_decay=0.1',
-      'weight_decay=0.1, mask="all"',
-      'weight_decay=0.0',
-    )
+    options = ('0.1, mask="kernels"', '0.1', '0.1, mask="all"', '0.0')
     optimizers = [make_optimizer(f'{name}(weight_decay={x})', make_schedule('constant', 10)) for x in options]
     return [optimizer.update(gradients, optimizer.init(params), params)[0] for optimizer in optimizers]
 
