@@ -14,7 +14,6 @@ from attention_jax.kernels.sharding import batch_mesh_axis, shard_over_rows
 from attention_jax.kernels.target import compile_for, kernel_platform
 from tests.functional.alignment_cases import CORE_PAIRS
 from tests.functional.helpers import AttentionInputs, attend, loss, make_problem
-from tests.sampled_cases import sample_cases
 
 B, N, T, S = 4, 2, 6, 9
 TOLERANCE = {'rtol': 1e-4, 'atol': 1e-5}
@@ -80,11 +79,10 @@ def test_rows_that_an_explicit_mesh_splits_are_an_error_of_kernels_with_loops_an
     np.testing.assert_array_equal(attended.context, rows)
 
 
-# The rows whose loops carry numbers always run, as does a sample of the others.
-CARRY_NUMBERS = ('entmax', 'hard', 'forward_agent')
-SAMPLED_PAIRS = [
-  pytest.param(*pair) if pair[1] in CARRY_NUMBERS else case
-  for pair, case in zip(CORE_PAIRS, sample_cases(CORE_PAIRS, 16), strict=True)
+# A softmax, one that sorts, and the rows whose loops carry numbers.
+QUICK_PAIRS = [*(('dot', name) for name in ('softmax', 'entmax15', 'entmax', 'forward_agent')), ('fertility', 'hard')]
+SAMPLED_PAIRS = QUICK_PAIRS + [
+  pytest.param(*pair, marks=pytest.mark.product) for pair in CORE_PAIRS if pair not in QUICK_PAIRS
 ]
 
 

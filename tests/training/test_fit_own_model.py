@@ -36,7 +36,7 @@ def evaluate(state, watch=None):
 def train(folder, steps):
   return fit(
     folder,
-    Training(steps=steps, optimizer='adam', schedule='cosine(peak=0.1, steps=100)', evaluate_every=25),
+    Training(steps=steps, optimizer='adam', schedule='cosine(peak=0.5, steps=40)', evaluate_every=10),
     loss=Loss(sums),
     init_params=lambda seed: model.init(jax.random.key(seed), jnp.zeros([1, 3]))['params'],
     stream=lambda start, stop: map(make_batch, range(start, stop)),
@@ -45,9 +45,9 @@ def train(folder, steps):
 
 
 def test_a_model_of_the_user_is_trained_and_resumed(tmp_path):
-  assert train(tmp_path / 'run', steps=75).state.step == 75
-  resumed = train(tmp_path / 'run', steps=100)  # continues at step 75
-  uninterrupted = train(tmp_path / 'other', steps=100)
+  assert train(tmp_path / 'run', steps=30).state.step == 30
+  resumed = train(tmp_path / 'run', steps=40)  # continues at step 30
+  uninterrupted = train(tmp_path / 'other', steps=40)
   jax.tree.map(np.testing.assert_array_equal, resumed.state, uninterrupted.state)
-  assert resumed.state.step == 100 and resumed.best == uninterrupted.best
+  assert resumed.state.step == 40 and resumed.best == uninterrupted.best
   assert evaluate(resumed.state)['accuracy'] > 0.95

@@ -16,30 +16,57 @@ from attention_jax.training.optim import make_optimizer, make_schedule
 from attention_jax.training.partition import make_mesh, replicate
 from attention_jax.training.state import evaluation_params, init_state, is_finite
 from attention_jax.training.step import make_train_step
+from tests.training import helpers
 from tests.training.helpers import BUCKETS, Toy, init_params, make_batch
 
 
 def loss_with_running_mean(params, batch, rngs, running, update):
   """A deterministic loss that depends on a running mean."""
-  sums = sequence_loss(Toy(0.0), 0.1)(params, batch)
+  sums = toy_loss()(params, batch)
   return {**sums, 'loss': sums['loss'] * (1 + 10 * running['accuracy'])}
 
 
 RUNNING_LOSS = Loss(loss_with_running_mean, ('accuracy',))
 
 
-def setup(devices=1, dropout=0.0, optimizer='adam', average_decay=0.9, seed=1, loss=None, anneal='', **options):
-  """Returns a training step and its initial state."""
+def scaled_sums(params, batch, rngs, running, update):
+  sums = helpers.light_sums(params, batch, rngs, running, update)
+  return sums | {'loss': params['temperature'] * sums['loss']}
+
+
+SCALED = {'loss': Loss(scaled_sums), 'params': helpers.LIGHT_PARAMS | {'temperature': np.float32(1)}}
+ANNEAL = 'temperature: linear(peak=2.0, end=0.5)'
+
+
+@functools.cache
+def make_step(devices, loss, optimizer, average_decay, anneal, options):
+  """Returns a training step, which tests share, and a function that makes its initial state from parameters."""
   mesh = make_mesh(jax.devices()[:devices])
   schedule = make_schedule('constant(rate=0.1)', 10)
   transform = make_optimizer(optimizer, schedule, clip=1.0)
-  loss = loss or sequence_loss(Toy(dropout), 0.1)
-  anneal = make_anneal(anneal, init_params(), 10)
-  step = make_train_step(
-    loss, transform, schedule, mesh, seed=seed, average_decay=average_decay, anneal=anneal, **options
-  )
-  params = apply_schedules(init_params(), anneal, 1)
-  return step, replicate(init_state(params, transform, average_decay, loss.running), mesh)
+  schedules = make_anneal(anneal, init_params(), 10)
+  options = dict(options) | {'average_decay': average_decay, 'anneal': schedules}
+  step = make_train_step(loss, transform, schedule, mesh, seed=1, **options)
+
+  def init(params):
+    params = apply_schedules(params, schedules, 1)
+    return replicate(init_state(params, transform, average_decay, loss.running), mesh)
+
+  return step, init
+
+
+@functools.cache
+def toy_loss(dropout=0.0):
+  return sequence_loss(Toy(dropout), 0.1)
+
+
+def setup(
+  devices=1, dropout=0.0, optimizer='adam', average_decay=0.9, seed=1, loss=None, anneal='', params=None, **options
+):
+  """Returns a training step and its initial state."""
+  loss = loss or toy_loss(dropout)
+  step, init = make_step(devices, loss, optimizer, average_decay, anneal, tuple(options.items()))
+  return step.with_seed(seed), init(init_params() if params is None else params)
 
 
 def run(step, state, steps=4):
@@ -97,8 +124,7 @@ def test_the_update_is_the_gradient_of_the_mean_over_unmasked_tokens():
   step, state = setup(optimizer='sgd', average_decay=0.0)
   params = init_params()
   batch = make_batch(0)
-  loss = sequence_loss(Toy(0.0), 0.1)
-  value, grads = jax.jit(jax.value_and_grad(lambda params: mean_loss(loss, params, batch)))(params)
+  value, grads = jax.jit(jax.value_and_grad(lambda params: mean_loss(toy_loss(), params, batch)))(params)
   norm = optax.tree.norm(grads)
   state, metrics = step(state, batch)
   expected = jax.tree.map(lambda p, g: p - 0.1 * g / max(norm, 1), params, grads)
@@ -128,7 +154,7 @@ def test_one_device_and_eight_have_the_same_losses(dropout):
 
 
 def test_each_shape_is_compiled_once():
-  step, state = setup(8)
+  step, state = setup(8, params=helpers.LIGHT_PARAMS, loss=helpers.LIGHT_LOSS)
   for i in range(6):
     state, _ = step(state, make_batch(i, lengths=BUCKETS))
     assert step.compilations() == min(i + 1, len(BUCKETS))
@@ -148,12 +174,8 @@ def test_randomness_is_a_function_of_seed_and_step():
 
 
 def test_the_state_is_donated_but_the_callers_parameters_are_not():
-  mesh = make_mesh(jax.devices()[:1])
-  schedule = make_schedule('constant', 10)
-  optimizer = make_optimizer('adam', schedule)
-  params = jax.tree.map(jnp.asarray, init_params())
-  state = replicate(init_state(params, optimizer, 0.9), mesh)
-  step = make_train_step(sequence_loss(Toy()), optimizer, schedule, mesh, seed=0, average_decay=0.9)
+  params = jax.tree.map(jnp.asarray, helpers.LIGHT_PARAMS)
+  step, state = setup(loss=helpers.LIGHT_LOSS, params=params)
   next_state, _ = step(state, make_batch(0))
   assert all(x.is_deleted() for x in jax.tree.leaves(state))
   assert not any(x.is_deleted() for x in jax.tree.leaves((params, next_state)))
@@ -174,7 +196,7 @@ def test_the_loss_reads_the_running_means_of_the_previous_updates():
   step, state = setup(loss=RUNNING_LOSS)
   assert state.running == {'accuracy': 0}
   mean = 0.0
-  plain_loss = jax.jit(functools.partial(mean_loss, sequence_loss(Toy(0.0), 0.1)))
+  plain_loss = jax.jit(functools.partial(mean_loss, toy_loss()))
   for n in range(1, 15):
     expected = plain_loss(state.params, make_batch(n))
     state, metrics = step(state, make_batch(n))
@@ -194,12 +216,9 @@ def test_running_means_do_not_depend_on_parts_and_devices(devices, parts):
 
 @pytest.mark.parametrize('average_decay', [0.0, 0.9])
 def test_an_annealed_parameter_follows_its_schedule_instead_of_its_gradient(average_decay):
-  loss = sequence_loss(Toy(0.0), 0.1, 'diagonal')
   schedule = make_schedule('linear(peak=2.0, end=0.5)', 10)
-  step, state = setup(
-    loss=loss, average_decay=average_decay, anneal='temperature: linear(peak=2.0, end=0.5)', optimizer='adamw'
-  )
-  gradient = jax.jit(jax.grad(functools.partial(mean_loss, loss)))
+  step, state = setup(**SCALED, average_decay=average_decay, anneal=ANNEAL, optimizer='adamw')
+  gradient = jax.jit(jax.grad(functools.partial(mean_loss, SCALED['loss'])))
   for n in range(1, 13):
     batch = make_batch(n)
     for params in (state.params, evaluation_params(state)):
@@ -234,12 +253,12 @@ def test_the_learning_rate_is_that_of_the_update_number_after_a_skipped_update(o
 
 
 def test_an_annealed_parameter_follows_its_schedule_after_a_skipped_update():
-  def loss(params, batch, rngs, running, update):
-    sums = sequence_loss(Toy(0.0), 0.1)(params, batch)
+  def sums(params, batch, rngs, running, update):
+    sums = scaled_sums(params, batch, rngs, running, update)
     return sums | {'loss': jnp.where(update == 1, jnp.nan, sums['loss'])}
 
   schedule = make_schedule('linear(peak=2.0, end=0.5)', 10)
-  step, state = setup(loss=Loss(loss), anneal='temperature: linear(peak=2.0, end=0.5)', skip_nonfinite=True)
+  step, state = setup(**SCALED | {'loss': Loss(sums)}, anneal=ANNEAL, skip_nonfinite=True)
   for n in (1, 2, 3):
     for params in (state.params, state.average):
       np.testing.assert_allclose(params['temperature'], schedule(n), rtol=1e-6)
@@ -256,10 +275,11 @@ def test_a_batch_of_filler_rows_leaves_the_parameters_unchanged():
 
 
 def test_rows_that_do_not_divide_evenly_are_an_error():
-  step, state = setup(8)
+  light = {'params': helpers.LIGHT_PARAMS, 'loss': helpers.LIGHT_LOSS}
+  step, state = setup(8, **light)
   message = r'a batch of 12 rows does not divide over 8 devices \(data x fsdp\); expected a multiple of 8'
   with pytest.raises(UserError, match=message):
     step(state, make_batch(0, rows=12))
-  step, state = setup(8, accumulate=4)
+  step, state = setup(8, accumulate=4, **light)
   with pytest.raises(UserError, match=r'8 devices \(data x fsdp\) x 4 accumulated parts; expected a multiple of 32'):
     step(state, make_batch(0, rows=16))

@@ -1,7 +1,6 @@
 """Whole runs: resumed exactly after any end, SIGKILL included; stopped early; failures reported in one line."""
 
 import ast
-import dataclasses
 import functools
 import json
 import os
@@ -29,12 +28,9 @@ from attention_jax.training.seeds import prepare_training
 from attention_jax.training.writers import METRICS, read_metrics
 from tests import compiled
 from tests.training import helpers
-from tests.training.helpers import fit_toy, state_bits
+from tests.training.helpers import fit_light, fit_toy, state_bits
 
 RATES = {'train/tokens_per_second', 'train/steps_per_second', 'train/compilations'}
-# Options of fit_toy that compile faster.
-LIGHT = {'accumulate': 1, 'average': 0.0, 'stream': functools.partial(helpers.stream, lengths=helpers.BUCKETS[:1])}
-BUCKET = helpers.BUCKETS[:1]
 
 
 def records_of(folder):
@@ -62,10 +58,10 @@ def uninterrupted(tmp_path_factory):
 def test_a_run_learns_and_writes_all_files(uninterrupted):
   result, folder = uninterrupted
   records = records_of(folder)
-  assert result.reason == 'all 60 steps are done' and result.state.step == 60
+  assert result.reason == 'all 20 steps are done' and result.state.step == 20
   assert result.compilations == len(helpers.BUCKETS)
-  assert list(values_of(folder, 'train/loss')) == list(range(5, 61, 5))
-  assert list(values_of(folder, 'validation/loss')) == [20, 40, 60]
+  assert list(values_of(folder, 'train/loss')) == list(range(2, 21, 2))
+  assert list(values_of(folder, 'validation/loss')) == [7, 14, 20]
   assert records[-1]['train/cross_entropy'] < records[0]['train/cross_entropy']
   assert {'train/coverage', 'train/reinforce', 'train/log_likelihood'} <= set(records[0])
   assert result.state.running['log_likelihood'] < 0
@@ -78,7 +74,7 @@ def test_a_run_learns_and_writes_all_files(uninterrupted):
     'saved.json',
     'tensorboard',
   ]
-  assert sorted(os.listdir(folder / LATEST)) == ['45', '60'] and os.listdir(folder / BEST) == [str(result.best.step)]
+  assert sorted(os.listdir(folder / LATEST)) == ['15', '20'] and os.listdir(folder / BEST) == [str(result.best.step)]
   assert result.best.value == min(values_of(folder, 'validation/loss').values())
   reader = Checkpoints(folder, read_only=True)
   assert state_bits(reader.restore(result.state)[0]) == state_bits(result.state)
@@ -86,10 +82,8 @@ def test_a_run_learns_and_writes_all_files(uninterrupted):
 
 
 def test_progress_is_printed(capsys, tmp_path, monkeypatch):
-  monkeypatch.setattr(
-    'attention_jax.training.writers.FIRST_REPORT', 600.0
-  )  # a busy machine compiles for longer than 15 s
-  fit_toy(tmp_path, steps=5, evaluate_every=0, **LIGHT)
+  monkeypatch.setattr('attention_jax.training.writers.FIRST_REPORT', 600.0)  # a busy machine compiles for over 15 s
+  fit_light(tmp_path, steps=5, log_every=5)
   lines = capsys.readouterr().out.splitlines()
   assert lines[0] == 'starting at step 0 of 5'
   for words in ('step 5/5', 'left 0:00:00', 'loss ', 'tokens/s', 'steps/s', 'learning rate', 'compiled shapes 1'):
@@ -108,12 +102,12 @@ def test_rates_exclude_compiling(tmp_path, monkeypatch):
     wait(pool, batch)
 
   def stream(start, stop):
-    for batch in LIGHT['stream'](start, stop):
+    for batch in helpers.light_stream(start, stop):
       clock.now += 1.0
       yield batch
 
   monkeypatch.setattr(CompilePool, 'wait', slow_wait)
-  fit_toy(tmp_path, steps=4, log_every=2, evaluate_every=0, **LIGHT | {'stream': stream})
+  fit_light(tmp_path, steps=4, log_every=2, stream=stream)
   records = read_metrics(tmp_path)
   assert [record['train/steps_per_second'] for record in records if 'train/loss' in record] == [1.0, 1.0]
 
@@ -121,12 +115,12 @@ def test_rates_exclude_compiling(tmp_path, monkeypatch):
 @pytest.mark.long
 def test_resuming_equals_an_uninterrupted_run(uninterrupted, tmp_path, capsys):
   expected, expected_folder = uninterrupted
-  for steps in (7, 56, 60):
+  for steps in (3, 18, 20):
     result = fit_toy(tmp_path, steps=steps)
-  assert 'resuming at step 56 of 60' in capsys.readouterr().out
+  assert 'resuming at step 18 of 20' in capsys.readouterr().out
   assert state_bits(result.state) == state_bits(expected.state)
   losses = values_of(tmp_path, 'train/loss')
-  assert losses == losses | values_of(expected_folder, 'train/loss')  # and those of steps 7 and 56
+  assert losses == losses | values_of(expected_folder, 'train/loss')  # and that of step 3
   finished = fit_toy(tmp_path)
   assert state_bits(finished.state) == state_bits(expected.state) and finished.compilations == 0
 
@@ -135,25 +129,24 @@ def test_resuming_equals_an_uninterrupted_run(uninterrupted, tmp_path, capsys):
 def test_a_signal_stops_cleanly_and_changes_nothing(uninterrupted, tmp_path, number):
   def interrupted_stream(start, stop):
     for step, batch in enumerate(helpers.stream(start, stop), start):
-      if step == 22:
+      if step == 8:
         os.kill(os.getpid(), number)
       yield batch
 
   expected, expected_folder = uninterrupted
   previous_handler = signal.getsignal(number)
   result = fit_toy(tmp_path, stream=interrupted_stream)
-  assert result.reason == f'stopped by {number.name}' and result.state.step == 23
+  assert result.reason == f'stopped by {number.name}' and result.state.step == 9
   assert isinstance(result.reason, InterruptReason)
   assert signal.getsignal(number) == previous_handler
-  assert sorted(os.listdir(tmp_path / LATEST)) == ['15', '23']
+  assert sorted(os.listdir(tmp_path / LATEST)) == ['5', '9']
   result = fit_toy(tmp_path)
   assert state_bits(result.state) == state_bits(expected.state) and result.best == expected.best
   assert records_of(tmp_path) == records_of(expected_folder)
 
 
-def test_an_evaluation_that_a_signal_stops_is_made_before_the_next_update(uninterrupted, tmp_path):
+def test_an_evaluation_that_a_signal_stops_is_made_before_the_next_update(tmp_path):
   """In the middle of training and at its end, and a second time when the run is resumed."""
-  expected, expected_folder = uninterrupted
   steps = []
 
   def interrupted_evaluation(state, watch):
@@ -161,48 +154,42 @@ def test_an_evaluation_that_a_signal_stops_is_made_before_the_next_update(uninte
     if len(steps) in (2, 3, 5):
       signal.raise_signal(signal.SIGTERM)
     watch(0, 0)
-    return helpers.validate(state, watch)
+    return helpers.evaluate_light(state)
 
-  for step in (40, 40, 60):
-    result = fit_toy(tmp_path, evaluate=interrupted_evaluation)
+  fields = {'steps': 6, 'evaluate_every': 2, 'checkpoint_every': 5}
+  expected = fit_light(tmp_path / 'whole', **fields)
+  folder = tmp_path / 'run'
+  for step in (4, 4, 6):
+    result = fit_light(folder, evaluate=interrupted_evaluation, **fields)
     assert result.reason == 'stopped by SIGTERM' and isinstance(result.reason, InterruptReason)
-    assert result.state.step == step == int(sorted(os.listdir(tmp_path / LATEST))[-1])
+    assert result.state.step == step == int(sorted(os.listdir(folder / LATEST))[-1])
   for _ in range(2):  # the checkpoint of the last step still awaits its evaluation
-    result = fit_toy(tmp_path, evaluate=interrupted_evaluation)
-    assert result.reason == 'all 60 steps are done'
+    result = fit_light(folder, evaluate=interrupted_evaluation, **fields)
+    assert result.reason == 'all 6 steps are done'
     assert state_bits(result.state) == state_bits(expected.state) and result.best == expected.best
-    assert records_of(tmp_path) == records_of(expected_folder)
-  assert steps == [20, 40, 40, 40, 60, 60, 60]
-  assert len(lines_of(tmp_path)) == len(lines_of(expected_folder))
-
-
-def test_an_evaluation_after_the_last_step_that_a_signal_stops_is_made_although_steps_is_raised(tmp_path):
-  steps = []
-
-  def interrupted_evaluation(state, watch):
-    steps.append(int(state.step))
-    if len(steps) == 1:
-      signal.raise_signal(signal.SIGTERM)
-    watch(0, 0)
-    return helpers.validate(state, watch)
-
-  options = LIGHT | {'evaluate': interrupted_evaluation, 'evaluate_every': 0}
-  assert isinstance(fit_toy(tmp_path, steps=4, **options).reason, InterruptReason)
-  assert fit_toy(tmp_path, steps=6, **options).state.step == 6
-  assert steps == [4, 4, 6] and list(values_of(tmp_path, 'validation/loss')) == [4, 6]
+    assert records_of(folder) == records_of(tmp_path / 'whole')
+  assert steps == [2, 4, 4, 4, 6, 6, 6]
+  assert len(lines_of(folder)) == len(lines_of(tmp_path / 'whole'))
+  # If steps is raised, the evaluation after what was the last step is made nevertheless.
+  steps[:] = [0] * 4
+  other = tmp_path / 'other'
+  fields = {'steps': 4, 'evaluate_every': 0, 'evaluate': interrupted_evaluation}
+  assert isinstance(fit_light(other, **fields).reason, InterruptReason)
+  assert fit_light(other, **fields | {'steps': 6}).state.step == 6
+  assert steps[4:] == [4, 4, 6] and list(values_of(other, 'validation/loss')) == [4, 6]
 
 
 def start_toy(folder, pause):
   """Starts helpers.py as a program."""
   settings = {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(Path(__file__).parents[2])} | compiled.cache_environment()
-  command = [sys.executable, '-W', 'error', helpers.__file__, str(folder), '60', str(pause)]
+  command = [sys.executable, '-W', 'error', helpers.__file__, str(folder), '20', str(pause)]
   pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT}
   return subprocess.Popen(command, env=os.environ | settings, text=True, **pipes)
 
 
 def kill_while_training(folder):
   """Starts a run and kills it after its first records; returns its exit status and the stored steps."""
-  process = start_toy(folder, pause=0.02)
+  process = start_toy(folder, pause=0.06)
   for line in process.stdout:
     if line.startswith('step') or process.poll() is not None:
       break
@@ -233,60 +220,45 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bits(uninterrupted, t
     assert steps == sorted(set(steps))  # no step occurs twice
 
 
-def test_nan_is_reported_with_its_step_and_never_saved(tmp_path, monkeypatch, capsys):
-  make_loss = helpers.sequence_loss
+def test_nan_is_reported_with_its_step_and_never_saved(tmp_path, capsys):
+  def poisoned_sums(params, batch, rngs, running, update):
+    """The loss is NaN for batches with negative indices."""
+    sums = helpers.light_sums(params, batch, rngs, running, update)
+    return sums | {'loss': jax.numpy.where(batch.index[0] < 0, jax.numpy.nan, sums['loss'])}
 
-  def make_poisoned_loss(*args):
-    """Returns the loss, which is NaN for batches with negative indices."""
-    loss = make_loss(*args)
-
-    def poisoned(params, batch, rngs, running, update):
-      sums = loss(params, batch, rngs, running, update)
-      return {**sums, 'loss': jax.numpy.where(batch.index[0] < 0, jax.numpy.nan, sums['loss'])}
-
-    return dataclasses.replace(loss, fn=poisoned)
-
-  def poisoned_stream(start, stop):
-    for step, batch in enumerate(LIGHT['stream'](start, stop), start):
-      yield batch._replace(index=batch.index - 100 * (step >= 17))
-
-  monkeypatch.setattr(helpers, 'sequence_loss', make_poisoned_loss)
-  with pytest.raises(UserError, match=r'loss is nan at step 18; the last good .*/checkpoints/15;') as error:
-    fit_toy(tmp_path, **LIGHT | {'stream': poisoned_stream})
-  assert '\n' not in str(error.value)
-  assert os.listdir(tmp_path / LATEST) == ['15'] and not os.listdir(tmp_path / BEST)
-  assert [record['step'] for record in records_of(tmp_path)] == [5, 10, 15]
-  assert 'replay --step=18 examines the update' in str(error.value)
-  capsys.readouterr()
-  result = fit_toy(tmp_path, **LIGHT | {'stream': poisoned_stream, 'on_nonfinite': 'skip', 'steps': 20})
-  assert result.state.step == 20 and sorted(os.listdir(tmp_path / LATEST)) == ['15', '20']
-  lines = [line.partition(';')[0] for line in capsys.readouterr().out.splitlines() if 'skipped' in line]
-  assert lines == [f'loss is nan at step {n}: update skipped' for n in (18, 19, 20)]
-
-  def interrupted_stream(start, stop):
-    for step, batch in enumerate(poisoned_stream(start, stop), start):
-      if step == 21:
+  def poisoned_stream(start, stop, interrupted=None):
+    for step, batch in enumerate(helpers.light_stream(start, stop), start):
+      if step == interrupted:
         os.kill(os.getpid(), signal.SIGTERM)
-      yield batch
+      yield batch._replace(index=batch.index - 100 * (step >= 7))
 
-  result = fit_toy(tmp_path, **LIGHT | {'stream': interrupted_stream, 'on_nonfinite': 'skip', 'steps': 30})
-  assert sorted(os.listdir(tmp_path / LATEST)) == ['15', '22']  # that before the first update that was skipped is kept
-  assert result.state.step == 22 and 'loss is nan at step 22: update skipped' in capsys.readouterr().out
+  fields = {'loss': Loss(poisoned_sums), 'steps': 10, 'log_every': 2, 'checkpoint_every': 6}
+  run = functools.partial(fit_light, tmp_path, **fields)
+  with pytest.raises(UserError, match=r'loss is nan at step 8; the last good .*/checkpoints/6;') as error:
+    run(stream=poisoned_stream)
+  assert '\n' not in str(error.value)
+  assert os.listdir(tmp_path / LATEST) == ['6'] and not os.listdir(tmp_path / BEST)
+  assert [record['step'] for record in records_of(tmp_path)] == [2, 4, 6]
+  assert 'replay --step=8 examines the update' in str(error.value)
+  capsys.readouterr()
+  result = run(stream=poisoned_stream, on_nonfinite='skip')
+  assert result.state.step == 10 and sorted(os.listdir(tmp_path / LATEST)) == ['10', '6']
+  lines = [line.partition(';')[0] for line in capsys.readouterr().out.splitlines() if 'skipped' in line]
+  assert lines == [f'loss is nan at step {n}: update skipped' for n in (8, 9, 10)]
+  interrupted_stream = functools.partial(poisoned_stream, interrupted=11)
+  result = run(stream=interrupted_stream, on_nonfinite='skip', steps=20)
+  assert sorted(os.listdir(tmp_path / LATEST)) == ['12', '6']  # that before the first update that was skipped is kept
+  assert result.state.step == 12 and 'loss is nan at step 12: update skipped' in capsys.readouterr().out
 
 
 def test_a_run_that_stopped_early_stays_as_it_is(tmp_path):
   errors = {2: 3.0, 4: 1.0, 6: 2.0, 8: float('nan'), 10: 1.0, 12: 0.5}
-  run = functools.partial(
-    fit_toy,
-    tmp_path,
-    steps=40,
-    evaluate_every=2,
-    checkpoint_every=3,
-    log_every=50,
-    evaluate=lambda state, watch: {'error': errors[int(state.step)], 'signature': 'words'},
-    select='error',
-    **LIGHT,
-  )
+
+  def evaluate(state, watch):
+    return {'error': errors[int(state.step)], 'signature': 'words'}
+
+  fields = {'steps': 40, 'evaluate_every': 2, 'checkpoint_every': 3, 'log_every': 50, 'select': 'error'}
+  run = functools.partial(fit_light, tmp_path, evaluate=evaluate, **fields)
   result = run(patience=3)
   assert result.reason == 'no improvement since step 4, evaluations: 3'
   assert result.state.step == 10 and result.best == BestEvaluation(1.0, 4, 3)
@@ -321,35 +293,44 @@ def test_updates_use_every_option_of_training():
     assert metrics['squared_rows'] == 4 * 4**2 / 16  # four parts of four rows
 
 
-def test_a_stream_that_ends_early_is_an_error(tmp_path):
-  with pytest.raises(UserError, match=r'^stream\(0, 5\) has yielded fewer than 5 batches; expected one per update$'):
-    fit_toy(tmp_path, steps=5, **LIGHT | {'stream': lambda start, stop: helpers.stream(start, 3, lengths=BUCKET)})
+@pytest.mark.parametrize(
+  ('fields', 'message'),
+  [
+    (
+      {'steps': 5, 'stream': lambda start, stop: helpers.light_stream(start, 3)},
+      r'^stream\(0, 5\) has yielded fewer than 5 batches; expected one per update$',
+    ),
+    (
+      {'steps': 1, 'select': 'blue', 'evaluate': lambda state, watch: {'bleu': 1.0, 'loss': 2.0}},
+      r"unknown metric to select by 'blue' .*'bleu'.*expected one of: bleu, loss",
+    ),
+  ],
+)
+def test_wrong_arguments_are_errors(tmp_path, fields, message):
+  with pytest.raises(UserError, match=message):
+    fit_light(tmp_path, **fields)
 
 
-def test_an_unknown_metric_is_an_error(tmp_path):
-  with pytest.raises(UserError, match=r"unknown metric to select by 'blue' .*'bleu'.*expected one of: bleu, loss"):
-    fit_toy(tmp_path, steps=1, select='blue', **LIGHT, evaluate=lambda state, watch: {'bleu': 1.0, 'loss': 2.0})
-
-
-def test_a_run_whose_only_checkpoint_is_damaged_does_not_start_over(tmp_path):
-  fit_toy(tmp_path, steps=5, evaluate_every=0, **LIGHT)
-  for file in (tmp_path / LATEST / '5').rglob('d/*'):
+def damage(checkpoint):
+  for file in checkpoint.rglob('d/*'):
     file.write_bytes(b'')
-  lines = lines_of(tmp_path)
-  with pytest.raises(UserError, match=r'checkpoints/5 cannot be read'):
-    fit_toy(tmp_path, steps=10, evaluate_every=0, **LIGHT)
-  assert lines_of(tmp_path) == lines
 
 
-def test_a_run_resumes_exactly_from_the_checkpoint_before_a_damaged_one(tmp_path, capsys):
-  result = fit_toy(tmp_path, steps=10, checkpoint_every=5, evaluate_every=0, log_every=1, **LIGHT)
-  records = read_metrics(tmp_path)
-  for file in (tmp_path / LATEST / '10').rglob('d/*'):
-    file.write_bytes(b'')
-  resumed = fit_toy(tmp_path, steps=10, checkpoint_every=5, evaluate_every=0, log_every=1, **LIGHT)
-  assert 'checkpoints/10 cannot be read' in capsys.readouterr().out
+def test_a_run_resumes_exactly_from_the_checkpoint_before_a_damaged_one_and_never_starts_over(tmp_path, capsys):
+  run = functools.partial(fit_light, tmp_path, steps=4, checkpoint_every=2)
+  result = run()
+  records = records_of(tmp_path)
+  damage(tmp_path / LATEST / '4')
+  resumed = run()
+  assert 'checkpoints/4 cannot be read' in capsys.readouterr().out
   assert state_bits(resumed.state) == state_bits(result.state)
-  assert [record['step'] for record in read_metrics(tmp_path)] == [record['step'] for record in records]
+  assert records_of(tmp_path) == records
+  lines = lines_of(tmp_path)
+  for step in ('2', '4'):
+    damage(tmp_path / LATEST / step)
+  with pytest.raises(UserError, match=r'checkpoints/2 cannot be read'):
+    run(steps=10)
+  assert lines_of(tmp_path) == lines
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_a_damaged_line_is_named(tmp_path, line):
 PARTS = st.sampled_from([b'{"step":', b'1', b'-1e999', b'NaN', b'"x"', b'}', b'[', b']', b',', b'\n'])
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary() | st.lists(PARTS).map(b''.join))
 def test_any_content_is_read_or_an_error_of_one_line(tmp_path, content):
   part_of(tmp_path).write_bytes(content)
