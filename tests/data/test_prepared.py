@@ -22,12 +22,7 @@ ROWS = 50
 
 def make_config(folder, task, vocabulary='word', shared=False):
   fields = {'folder': str(folder), 'task': task, 'vocabulary': vocabulary, 'shared_vocabulary': shared}
-  return fields | {
-    'normalization': 'none',
-    'buckets': BUCKETS,
-    'batch_size': 6,
-    'batch_unit': 'sentences',
-  }
+  return fields | {'normalization': 'none', 'buckets': BUCKETS, 'batch_size': 6, 'batch_unit': 'sentences'}
 
 
 @pytest.fixture
