@@ -32,8 +32,9 @@ from tests.annotations import enforce_annotations
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 jax.config.update('jax_traceback_in_locations_limit', 0)  # lowering is faster without line numbers
 
-# Without a deadline, no example fails because the machine is busy.
-hypothesis.settings.register_profile('untimed', deadline=None)
+# Without a deadline, no example fails because the machine is busy. `make test-all` draws 100 examples.
+max_examples = 100 if os.environ.get('ENFORCE_ANNOTATIONS') else 25
+hypothesis.settings.register_profile('untimed', deadline=None, max_examples=max_examples)
 hypothesis.settings.load_profile('untimed')
 
 # Tracing creates many long-lived objects: with the default thresholds, a tenth of the time goes to cyclic garbage

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import multiprocessing
+import time
 
 import pytest
 
@@ -81,10 +82,12 @@ def test_processes_that_write_one_file_never_mix(tmp_path):
   writers = [context.Process(target=_write_repeatedly, args=(path, letter)) for letter in 'ab']
   for writer in writers:
     writer.start()
+  while not path.exists():
+    assert any(writer.is_alive() for writer in writers)
+    time.sleep(0.01)
   while any(writer.is_alive() for writer in writers):
-    if path.exists():
-      text = path.read_text()
-      assert len(text) == 10_000 and len(set(text)) == 1
+    text = path.read_text()
+    assert len(text) == 10_000 and len(set(text)) == 1
   for writer in writers:
     writer.join()
     assert writer.exitcode == 0

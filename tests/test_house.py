@@ -1,6 +1,7 @@
 """The structure of the project: layers, docstrings, light imports, tests that mirror the package."""
 
 import ast
+import functools
 import itertools
 import subprocess
 import sys
@@ -32,20 +33,7 @@ LAYERS = [
 ]
 LAYER_NUMBERS = {name: number for number, names in enumerate(LAYERS) for name in names.split()}
 NOT_IN_TRAINING = {'models', 'data', 'analysis'}
-HEAVY = [
-  'flax',
-  'optax',
-  'orbax',
-  'grain',
-  'tensorflow',
-  'tensorflow_datasets',
-  'absl',
-  'ml_collections',
-  'matplotlib',
-  'pandas',
-  'scipy',
-  'submitit',
-]
+HEAVY = 'flax optax orbax grain tensorflow tensorflow_datasets absl ml_collections matplotlib pandas scipy submitit'
 FOLDERS = ('attention_jax', 'experiments', 'configs', 'lab', 'tests')
 FILES = sorted(p.relative_to(ROOT) for folder in FOLDERS for p in (ROOT / folder).rglob('*.py'))
 LAYERED_FILES = [p for p in FILES if p.parts[0] != 'tests']
@@ -78,14 +66,16 @@ def layer_of(module: str) -> str:
   return names[1]
 
 
-def layer_of_path(path: Path) -> str:
-  return layer_of('.'.join(path.with_suffix('').parts))
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+  return ast.parse((ROOT / path).read_text('utf-8'))
 
 
+@functools.cache
 def project_imports(path: Path) -> set[str]:
   """Returns every name of this project that a file imports, at its top or inside of functions."""
   names = set()
-  for node in ast.walk(ast.parse((ROOT / path).read_text('utf-8'))):
+  for node in ast.walk(tree_of(path)):
     if isinstance(node, ast.Import):
       names |= {alias.name for alias in node.names}
     elif isinstance(node, ast.ImportFrom):
@@ -94,65 +84,61 @@ def project_imports(path: Path) -> set[str]:
   return {name for name in names if name.split('.')[0] in FOLDERS}
 
 
-@pytest.mark.parametrize('path', LAYERED_FILES, ids=str)
-def test_imports_point_down(path):
-  module = '.'.join(path.with_suffix('').parts).removesuffix('.__init__')
-  layer = layer_of(module)
-  if layer == 'attention_jax':
-    return  # the public names
-  for name in project_imports(path):
-    imported_layer = layer_of(name)
-    if imported_layer not in LAYER_NUMBERS:  # a public name of the package
-      assert imported_layer != 'tests', f'{path} imports {name}'
-      assert layer in ('experiments', 'lab'), f'{path} imports {name}; import it from the module that defines it'
-    elif imported_layer != layer:
-      assert LAYER_NUMBERS[imported_layer] < LAYER_NUMBERS[layer], f'{path} ({layer}) imports {name}'
+def test_imports_point_down():
+  for path in LAYERED_FILES:
+    layer = layer_of('.'.join(path.with_suffix('').parts).removesuffix('.__init__'))
+    names = project_imports(path) if layer != 'attention_jax' else ()  # the public names
+    for name in names:
+      imported_layer = layer_of(name)
+      if imported_layer not in LAYER_NUMBERS:  # a public name of the package
+        assert imported_layer != 'tests', f'{path} imports {name}'
+        assert layer in ('experiments', 'lab'), f'{path} imports {name}; import it from the module that defines it'
+      elif imported_layer != layer:
+        assert LAYER_NUMBERS[imported_layer] < LAYER_NUMBERS[layer], f'{path} ({layer}) imports {name}'
 
 
-@pytest.mark.parametrize('path', [p for p in LAYERED_FILES if p.parts[1] == 'training'], ids=str)
-def test_training_imports_no_model_data_set_or_loss(path):
-  assert not NOT_IN_TRAINING & {layer_of(name) for name in project_imports(path)}
+def test_training_imports_no_model_data_set_or_loss():
+  for path in LAYERED_FILES:
+    if path.parts[1] == 'training':
+      assert not NOT_IN_TRAINING & {layer_of(name) for name in project_imports(path)}, path
 
 
-@pytest.mark.parametrize('path', [p for p in LAYERED_FILES if p.parts[0] == 'attention_jax'], ids=str)
-def test_a_file_imports_from_the_folder_of_its_own_system_alone(path):
+def test_a_file_imports_from_the_folder_of_its_own_system_alone():
   systems = {p.name for p in (ROOT / 'attention_jax' / 'systems').iterdir() if (p / 'system.py').exists()}
-  own = path.parts[2] if path.parts[:2] == ('attention_jax', 'systems') else ''
-  imported = {name.split('.')[2] for name in project_imports(path) if name.startswith('attention_jax.systems.')}
-  assert imported & systems <= {own}
+  for path in LAYERED_FILES:
+    if path.parts[0] == 'attention_jax':
+      own = path.parts[2] if path.parts[1] == 'systems' else ''
+      imported = {name.split('.')[2] for name in project_imports(path) if name.startswith('attention_jax.systems.')}
+      assert imported & systems <= {own}, path
 
 
-@pytest.mark.parametrize('path', FILES, ids=str)
-def test_files_have_a_docstring(path):
-  assert ast.get_docstring(ast.parse((ROOT / path).read_text('utf-8'))), 'no docstring'
+def test_files_have_a_docstring_and_do_not_disable_the_formatter():
+  for path in FILES:
+    assert ast.get_docstring(tree_of(path)), f'{path}: no docstring'
+    text = (ROOT / path).read_text('utf-8')
+    assert 'fmt: ' + 'skip' not in text and 'fmt: ' + 'off' not in text, path
 
 
-@pytest.mark.parametrize('path', FILES, ids=str)
-def test_files_do_not_disable_the_formatter(path):
-  text = (ROOT / path).read_text('utf-8')
-  assert 'fmt: ' + 'skip' not in text
-  assert 'fmt: ' + 'off' not in text
-
-
-@pytest.mark.parametrize('path', TEST_FILES, ids=str)
-def test_tests_mirror_the_package(path):
-  module = path.stem.removeprefix('test_')
-  name = '/'.join(path.parts[1:-1])
-  if module in CROSS_MODULE_TESTS.get(name, '').split():
-    return
-  folder = ROOT / name if name in ('experiments', 'lab') else ROOT / 'attention_jax' / name
-  modules = folder.glob('*.py') if name == '' else folder.rglob('*.py')
-  assert module in {p.stem for p in modules}, f'{path} tests no module of {folder.relative_to(ROOT)}'
+def test_tests_mirror_the_package():
+  for path in TEST_FILES:
+    module = path.stem.removeprefix('test_')
+    name = '/'.join(path.parts[1:-1])
+    folder = ROOT / name if name in ('experiments', 'lab') else ROOT / 'attention_jax' / name
+    modules = {p.stem for p in (folder.glob('*.py') if name == '' else folder.rglob('*.py'))}
+    is_listed = module in CROSS_MODULE_TESTS.get(name, '').split()
+    assert is_listed or module in modules, f'{path} tests no module of {folder.relative_to(ROOT)}'
 
 
 def test_public_functions_document_their_arguments():
   """Those with a docstring and more than two arguments; those of functional/ have an equation instead."""
   undocumented = []
   for path in LAYERED_FILES:
-    tree = ast.parse((ROOT / path).read_text('utf-8'))
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith('_')]
-    for node in itertools.chain(tree.body, *(cls.body for cls in classes)):
-      if isinstance(node, ast.FunctionDef) and not node.name.startswith('_') and layer_of_path(path) != 'functional':
+    if path.parts[1] == 'functional':
+      continue
+    body = tree_of(path).body
+    classes = [node for node in body if isinstance(node, ast.ClassDef) and not node.name.startswith('_')]
+    for node in itertools.chain(body, *(cls.body for cls in classes)):
+      if isinstance(node, ast.FunctionDef) and not node.name.startswith('_'):
         arguments = {a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)} - {'self', 'cls'}
         text = ast.get_docstring(node) or ''
         if len(arguments) > 2 and text and 'Args:' not in text and 'rguments' not in text:
@@ -169,7 +155,7 @@ def test_no_two_classes_have_one_name():
   names = [
     node.name
     for path in LAYERED_FILES
-    for node in ast.walk(ast.parse((ROOT / path).read_text('utf-8')))
+    for node in ast.walk(tree_of(path))
     if isinstance(node, ast.ClassDef) and path.name not in PORTS
   ]
   assert not {name for name in names if names.count(name) > 1}
@@ -190,22 +176,16 @@ aj.attend(jnp.ones((3, 5)), jnp.ones((7, 5)), jnp.ones((7, 2)))
 print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))
 """
   result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True, cwd=ROOT)
-  assert not set(HEAVY) & set(result.stdout.split()), result.stdout
+  assert not set(HEAVY.split()) & set(result.stdout.split()), result.stdout
 
 
 def test_public_names_are_sorted_and_exist():
   constants = aj.__all__[:3]
-  functions_and_classes = aj.__all__[3:]
+  names = aj.__all__[3:]
   assert all(name.isupper() for name in constants) and constants == sorted(constants)
-  groups = _classes_then_functions(functions_and_classes)
-  assert functions_and_classes == [*itertools.chain(*(sorted(group) for group in groups))]
+  assert names == sorted(names, key=lambda name: (name[0].islower(), name))  # classes, then functions and modules
   assert len(set(aj.__all__)) == len(aj.__all__)
   for name in (*aj.__all__, *aj._SUBPACKAGES):
     getattr(aj, name)
   with pytest.raises(AttributeError, match="'attention_jax' has no attribute 'attned'"):
     aj.attned  # noqa: B018
-
-
-def _classes_then_functions(names: list[str]) -> tuple[list[str], list[str]]:
-  """Splits names as the linter sorts them: class names, then functions and modules."""
-  return [name for name in names if name[0].isupper()], [name for name in names if name[0].islower()]

@@ -52,21 +52,13 @@ def test_a_notebook_gets_the_page_in_a_frame(run, tmp_path):
     page.save(tmp_path / 'missing' / 'page.html')
 
 
-def test_show_raises_without_lines_and_for_systems_without_readings(run):
+def test_invalid_lines_analyses_and_systems_without_readings_raise(run):
   with pytest.raises(UserError, match='at least one line'):
     analysis.show(run)
+  with pytest.raises(UserError, match=r"show: a line must be a str, as in show\(run, 'a', 'b'\), got \['a', 'b'\]"):
+    analysis.show(run, ['a', 'b'])
+  with pytest.raises(UserError, match=r"show: analyses must be a list, such as \['entropy'\], got 'entropy'"):
+    analysis.show(run, 'a', analyses='entropy')
   run.system = object()
   with pytest.raises(UserError, match='runs/dates is a run of a system without readings'):
     analysis.show(run, 'a')
-
-
-@pytest.mark.parametrize(
-  ('lines', 'analyses', 'message'),
-  [
-    ((['a', 'b'],), (), r"a line must be a str, as in show\(run, 'a', 'b'\), got \['a', 'b'\]"),
-    (('a',), 'entropy', r"analyses must be a list, such as \['entropy'\], got 'entropy'"),
-  ],
-)
-def test_lines_and_analyses_of_another_type_raise(run, lines, analyses, message):
-  with pytest.raises(UserError, match=f'show: {message}'):
-    analysis.show(run, *lines, analyses=analyses)

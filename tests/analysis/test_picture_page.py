@@ -57,6 +57,8 @@ def test_a_caption_has_a_picture_for_all_words_and_one_for_each(tmp_path):
   box = [0.25, 0.25, 0.75, 0.75]
   assert record['boxes'] == [[box], [], [box]] and record['facts'] == ['reference: a cat']
   assert not (tmp_path / 'page.gif').exists()
+  with pytest.raises(UserError, match=r'a\.svg: expected a path that ends with \.html or \.png'):
+    image_overlays.write([CAPTION], tmp_path / 'a.svg')
 
 
 GLIMPSES = glimpse_paths.GlimpsePath(np.zeros((8, 16, 1), np.uint8), np.array([[0.0, 0.0], [-0.5, 0.5]]), 'test 1')
@@ -82,11 +84,6 @@ def test_a_memory_has_a_table_for_each_panel(tmp_path):
   assert [table['title'] for table in record['tables']][2:] == ['predictions', 'write weights, slots 6 to 2']
   assert record['tables'][-1]['rows'] == ['6', '7', '0', '1', '2']
   assert record['tables'][-1]['values'] == np.eye(5).tolist()
-
-
-def test_another_suffix_raises(tmp_path):
-  with pytest.raises(UserError, match=r'a\.svg: expected a path that ends with \.html or \.png'):
-    image_overlays.write([CAPTION], tmp_path / 'a.svg')
 
 
 @pytest.mark.packaging

@@ -151,9 +151,6 @@ def test_grid_contains_all_heatmaps(tmp_path):
   assert three.shape[:2] == (2 * height, 2 * width)
   np.testing.assert_array_equal(three[:height, width:], one)
   assert three[height:, width:].min() == 1
-
-
-def test_empty_grid_raises(tmp_path):
   with pytest.raises(UserError, match='at least one heatmap'):
     grid([], tmp_path / 'none.png')
   with pytest.raises(UserError, match='at least one column, got columns=0'):

@@ -12,17 +12,19 @@ from attention_jax.errors import UserError
 from tests.analysis.test_reading import READING, SOURCE, TARGET
 
 
-def test_pictures_show_weights_and_maps(tmp_path):
-  reading_files.write([READING._replace(measurements={})], tmp_path / 'weights.png')
-  reading_files.write([READING], tmp_path / 'both.png')
-  assert imread(tmp_path / 'both.png').shape[1] == 2 * imread(tmp_path / 'weights.png').shape[1]
+def width_of(reading, path):
+  """Returns the width of the picture of a reading."""
+  reading_files.write([reading], path)
+  return imread(path).shape[1]
 
 
-def test_pictures_show_maps_of_other_tokens_and_leave_out_lists_and_numbers(tmp_path):
+def test_pictures_show_weights_and_maps_and_leave_out_lists_and_numbers(tmp_path):
   square = {'rollout': Measurement(np.eye(3), (SOURCE, SOURCE))}
-  reading_files.write([READING._replace(measurements={})], tmp_path / 'weights.png')
-  reading_files.write([READING._replace(measurements=square)], tmp_path / 'both.png')
-  assert imread(tmp_path / 'both.png').shape[1] > 1.8 * imread(tmp_path / 'weights.png').shape[1]
+  zeros = {'zeros': Measurement(np.zeros((2, 3)), (TARGET, SOURCE), is_map=True)}
+  alone = width_of(READING._replace(measurements={}), tmp_path / 'weights.png')
+  assert width_of(READING, tmp_path / 'both.png') == 2 * alone
+  assert width_of(READING._replace(measurements=zeros), tmp_path / 'zeros.png') > 1.8 * alone
+  assert width_of(READING._replace(measurements=square), tmp_path / 'square.png') > 1.8 * alone
   readings = [READING, READING._replace(measurements=READING.measurements | square)]
   assert reading_files.unwritten_measurements(readings, 'x.png') == ['per target', 'number']
   assert (
@@ -35,9 +37,8 @@ def test_pictures_show_maps_of_other_tokens_and_leave_out_lists_and_numbers(tmp_
 def test_layers_replace_the_weights(tmp_path):
   heads = {'layer 0, head 0': READING.weights, 'layer 0, head 1': READING.weights}
   layered = READING._replace(matrices=READING.matrices | heads, measurements={})
-  reading_files.write([layered], tmp_path / 'layers.png')
-  reading_files.write([READING._replace(measurements={})], tmp_path / 'one.png')
-  assert 1.8 < imread(tmp_path / 'layers.png').shape[1] / imread(tmp_path / 'one.png').shape[1] < 2.8
+  alone = width_of(READING._replace(measurements={}), tmp_path / 'one.png')
+  assert 1.8 < width_of(layered, tmp_path / 'layers.png') / alone < 2.8
 
 
 def test_relative_colours_do_not_depend_on_the_size_of_the_weights(tmp_path):
@@ -51,12 +52,6 @@ def test_relative_colours_do_not_depend_on_the_size_of_the_weights(tmp_path):
   # Without the labels of the colour bar, which begin at pixel 323.
   heatmaps = [imread(tmp_path / f'{name}.png')[:, :300] for name in ('relative', 'large')]
   np.testing.assert_allclose(*heatmaps, atol=0.01)
-
-
-def test_maps_of_zeros_are_drawn(tmp_path):
-  measured = Measurement(np.zeros((2, 3)), (TARGET, SOURCE), is_map=True)
-  reading_files.write([READING._replace(measurements={'zeros': measured})], tmp_path / 'zeros.png')
-  assert (tmp_path / 'zeros.png').exists()
 
 
 def test_json_holds_the_records_of_readings(tmp_path):

@@ -4,9 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_jax.data.batching import (
-  gather,
-)
+from attention_jax.data.batching import gather
 from attention_jax.data.encoding import describe_corpus, encode
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import train, word

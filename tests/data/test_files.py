@@ -58,15 +58,6 @@ def test_a_tilde_stands_for_the_home_folder(tmp_path, monkeypatch):
   assert read_lines('~/lines') == ['x'] and read_arrays('~/arrays.npz')['a'].tolist() == [0, 1, 2]
 
 
-def test_directory_is_reported(tmp_path):
-  assert error_message(read_lines, str(tmp_path)) == f'{tmp_path}: is a directory, expected a file'
-
-
-def test_empty_file_is_reported(write):
-  assert error_message(read_lines, write('a', '')) == 'a: the file is empty'
-  assert error_message(read_lines, write('b', '\ufeff')) == 'b: the file is empty'
-
-
 def test_unreadable_file_is_reported(write, monkeypatch):
   def deny(path, mode):
     raise PermissionError(13, 'Permission denied')
@@ -76,17 +67,18 @@ def test_unreadable_file_is_reported(write, monkeypatch):
   assert error_message(read_lines, 'a') == "'a': cannot be read (Permission denied)"
 
 
-def test_invalid_utf8_is_reported(write):
-  assert (
-    error_message(read_lines, write('a', b'good\nsch\xf6n\n')) == 'a:2: not UTF-8 (byte 0xf6, number 4 of the line); '
-    'convert the file to UTF-8'
-  )
-  assert error_message(read_lines, write('b', b'\xff\xfea')).startswith(
-    'b:1: not UTF-8 (byte 0xff, number 1 of the line)'
-  )
+# name, content -> the begin of the message
+DAMAGED = [
+  ('a', b'', 'a: the file is empty'),
+  ('b', '\ufeff'.encode(), 'b: the file is empty'),
+  ('c', b'good\nsch\xf6n\n', 'c:2: not UTF-8 (byte 0xf6, number 4 of the line); convert the file to UTF-8'),
+  ('d', b'\xff\xfea', 'd:1: not UTF-8 (byte 0xff, number 1 of the line)'),
+  ('e.gz', gzip.compress(b'some text\n' * 99)[:-9], 'e.gz: not a whole gzip file ('),
+  ('f.gz', b'plain text', 'f.gz: not a whole gzip file ('),
+]
 
 
-@pytest.mark.parametrize('damage', [lambda data: data[:-9], lambda data: b'plain text'], ids=['truncated', 'text'])
-def test_damaged_gzip_is_reported(write, damage):
-  path = write('a.gz', damage(gzip.compress(b'some text\n' * 99)))
-  assert error_message(read_lines, path).startswith('a.gz: not a whole gzip file (')
+def test_damaged_files_are_reported(write, tmp_path):
+  assert error_message(read_lines, str(tmp_path)) == f'{tmp_path}: is a directory, expected a file'
+  for name, content, message in DAMAGED:
+    assert error_message(read_lines, write(name, content)).startswith(message)

@@ -6,7 +6,7 @@ import os
 from unittest import mock
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from attention_jax.data import incremental, vocab
@@ -61,11 +61,14 @@ TEXT = st.text(st.sampled_from('ab é漢\r\n\u2028\ufeff'), max_size=20)
 
 
 @given(TEXT, CUTS)
+@example('', [])
+@example('\ufeff', [1])
 def test_lines_equal_those_of_the_whole_file(text, cuts):
   assert_equal_lines(text.encode(), cuts)
 
 
 @given(st.lists(st.sampled_from([b'a', b'\n', 'é'.encode(), '漢'.encode()[:2], b'\xff']), max_size=12), CUTS)
+@example([b'a', b'\n', b'\xff'], [1])
 def test_invalid_utf8_is_reported_with_its_position(parts, cuts):
   assert_equal_lines(b''.join(parts), cuts)
 

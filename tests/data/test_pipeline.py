@@ -2,9 +2,7 @@
 
 import threading
 
-from attention_jax.data.batching import (
-  Batches,
-)
+from attention_jax.data.batching import Batches
 from attention_jax.data.pipeline import stream
 from tests.data.test_batching import BUCKETS, assert_equal_batches, random_split
 

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import types
-from pathlib import Path
 
 import pytest
 
@@ -200,9 +199,6 @@ def test_invalid_paths_and_values_are_reported(folder):
   assert error_message(load, make_config(TEXT, folder, buckets=(4, 4)), None).startswith(
     'buckets must be distinct pairs of a source and a target'
   )
-
-
-def test_an_unknown_split_is_reported(folder):
   data = load(make_config(TEXT, folder), None)
   assert get_split(data, 'train')[1] is data.encoded['train']
   assert error_message(get_split, data, 'valid') == (
@@ -236,9 +232,6 @@ def test_a_tfds_set_is_loaded_from_a_url(prepared, tmp_path, monkeypatch):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
   corpora = tasks.load_corpora(make_config("tfds(name='tiny/de-en:1.0.0')", f'file://{prepared}'))
   assert corpora['test'][:2] == (['eine Katze'], ['a cat'])
-
-
-def test_tfds_languages_may_be_swapped(prepared):
   corpora = tasks.load_corpora(make_config("tfds(name='tiny/de-en:1.0.0', source='en', target='de')", prepared))
   assert corpora['test'][:2] == (['a cat'], ['eine Katze'])
 
@@ -294,16 +287,13 @@ def test_a_damaged_tfds_set_is_reported(tmp_path):
   assert message.startswith(f"tfds set 'tiny' in '{tmp_path}' cannot be read (")
 
 
-@pytest.mark.parametrize(
-  'damage', [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:40])], ids=['missing', 'truncated']
-)
-def test_damaged_records_of_a_tfds_set_are_reported(prepared, tmp_path, damage):
+def test_damaged_records_of_a_tfds_set_are_reported(prepared, tmp_path):
   copy = shutil.copytree(prepared, tmp_path / 'copy')
   (records,) = copy.glob('tiny/de-en/1.0.0/*train.array_record*')
-  damage(records)
-  message = error_message(load, make_config("tfds(name='tiny/de-en')", copy), None)
   start = f"tfds set 'tiny/de-en/1.0.0' in '{records.parent}', split 'train' cannot be read ("
-  assert message.startswith(start) and '\n' not in message
+  for damage in (lambda: records.write_bytes(records.read_bytes()[:40]), records.unlink):
+    damage()
+    assert error_message(load, make_config("tfds(name='tiny/de-en')", copy), None).startswith(start)
 
 
 def test_tfds_rows_that_are_no_texts_are_reported(tmp_path):

@@ -19,9 +19,8 @@ def test_read_parallel_reads_plain_and_compressed_files(write):
 
 def test_parallel_files_of_different_lengths_are_reported(write):
   long, short = write('a', 'x\ny\n'), write('b', 'x\n')
-  assert error_message(read_parallel, long, short) == (
-    'a has 2 lines but b has 1; parallel files have one line per pair'
-  )
+  message = 'a has 2 lines but b has 1; parallel files have one line per pair'
+  assert error_message(read_parallel, long, short) == message
   assert error_message(read_parallel, short, long).startswith('b has 1 line but a has 2;')
 
 
@@ -30,17 +29,10 @@ def test_blank_lines_are_skipped_and_reported(write):
   assert (corpus.source, corpus.target) == (['x', 'z'], ['X', 'Z'])
   assert corpus.report == ('a, b: 3 pairs with a blank side skipped (lines 2, 3, 4)',)
   assert [corpus.line(row) for row in range(2)] == [1, 5]
-
-
-def test_only_the_first_blank_lines_are_listed(write):
   corpus = read_parallel(write('a', 'x\n' + '\n' * 9), write('b', 'x\n' * 10))
   assert corpus.report == ('a, b: 9 pairs with a blank side skipped (lines 2, 3, 4, 5, 6, ...)',)
-
-
-def test_a_file_of_blank_lines_is_reported(write):
-  assert error_message(read_parallel, write('a', '\n\n'), write('b', 'x\n\n')) == (
-    'a, b: no pairs, all 2 are blank on one side or both'
-  )
+  message = error_message(read_parallel, write('a', '\n\n'), write('b', 'x\n\n'))
+  assert message == 'a, b: no pairs, all 2 are blank on one side or both'
 
 
 def test_read_tsv_reads_pairs_and_links(write):
@@ -87,18 +79,9 @@ LINK_ERROR = (
   [
     ('alone', '1 column; expected source TAB target, or source TAB target TAB links'),
     ('a\tb\t0-0\td', '4 columns; expected source TAB target, or source TAB target TAB links'),
-    (
-      'a\tb\t0-0 1:2',
-      f"{LINK_ERROR} '1:2'",
-    ),
-    (
-      'a\tb\t-1-0',
-      f"{LINK_ERROR} '-1-0'",
-    ),
-    (
-      'a\tb\t٠-0',
-      f"{LINK_ERROR} '٠-0'",
-    ),
+    ('a\tb\t0-0 1:2', f"{LINK_ERROR} '1:2'"),
+    ('a\tb\t-1-0', f"{LINK_ERROR} '-1-0'"),
+    ('a\tb\t٠-0', f"{LINK_ERROR} '٠-0'"),
     ('a b\tc\t1-1', "link '1-1' is out of range, counted from 0 in words: the source has 2, the target 1"),
   ],
 )

@@ -1,7 +1,9 @@
-"""Shared fixtures: a task of a few words, and one run trained on it."""
+"""Shared fixtures: a task of a few words, one run trained on it, and runs that programs open once."""
 
+import jax
 import pytest
 
+from attention_jax.systems import runs
 from tests.compiled import cache_compilations, compilation_cache_folder, shared_compilation_cache  # noqa: F401
 from tests.experiments.helpers import run, tiny_arguments, write_task
 from tests.shared_runs import build_once, train_once
@@ -26,3 +28,25 @@ def trained(task, tmp_path_factory, worker_id, compilation_cache_folder):  # noq
 
   folder, first_folder, printed = train_once(tmp_path_factory, worker_id, 'trained_by_program', train)
   return folder, printed.replace(str(first_folder), str(folder))
+
+
+@pytest.fixture(scope='module', autouse=True)
+def runs_are_opened_once():
+  """A run that a program opens again, with unchanged files, is the same object, whose programs are compiled already."""
+  open_run = runs.open_run
+  opened = {}
+
+  def open_once(folder, checkpoint='best', evaluation=runs.NO_OVERRIDES, dtype=''):
+    path = runs.resolve_folder(folder)
+    runs.check_run_files(path)
+    files = sorted((str(file), file.stat().st_mtime_ns) for file in path.rglob('*'))
+    key = str((path, checkpoint, sorted(evaluation.items()), dtype, len(jax.devices()), files))
+    if checkpoint.endswith(runs.SUFFIX):
+      return open_run(folder, checkpoint, evaluation, dtype)
+    if key not in opened:
+      opened[key] = open_run(folder, checkpoint, evaluation, dtype)
+    return opened[key]
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(runs, 'open_run', open_once)
+    yield

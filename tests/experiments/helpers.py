@@ -4,7 +4,6 @@ import contextlib
 import io
 import os
 import runpy
-import shutil
 import socket
 import subprocess
 import sys
@@ -21,7 +20,6 @@ import jax
 import pytest
 from absl import flags, logging
 
-from attention_jax.training.digests import drop_file_digests
 from attention_jax.training.writers import read_metrics
 from tests import compiled
 
@@ -171,18 +169,6 @@ def wait_for_step(folder: Path, step: int, processes: list[subprocess.Popen]) ->
   while not any(record['step'] >= step for record in read_metrics(folder)):
     assert time.monotonic() < deadline and all(process.poll() is None for process in processes)
     time.sleep(0.1)
-
-
-def copy_interrupted_run(folder: Path, copy: Path) -> Path:
-  """Copies a finished run without its last checkpoint and its results, as if it had been killed before them."""
-  shutil.copytree(folder, copy)
-  *_, last = sorted((copy / 'checkpoints').iterdir(), key=lambda path: int(path.name))
-  shutil.rmtree(last)
-  results = [copy / 'results.json', *copy.glob('hypotheses.*')]
-  drop_file_digests(copy, [path.name for path in results])
-  for path in results:
-    path.unlink()
-  return copy
 
 
 def read_tree(folder: Path) -> dict[str, bytes]:

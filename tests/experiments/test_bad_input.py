@@ -59,44 +59,30 @@ FIELDS = [
   ('evaluation.beams=2000000000', ['config.evaluation.beams must be at least 1 and at most 10000', 'got 2000000000']),
   ('data.batch_unit=token', ["unknown batch unit 'token'", 'sentences, tokens']),
   ('model.attention.score=adittive', ["unknown score 'adittive'", "'additive'?", 'scaled_dot']),
-  ('model.attention.score=additive(', ["cannot parse score 'additive('", "'name(option=literal, ...)'"]),
   ('model.attention.alignment=softmax(temp=3)', ["unknown option of alignment 'softmax': 'temp'", "'temperature'?"]),
-  ('model.attention.alignment=softmx', ["unknown alignment 'softmx'", "'softmax'?", 'sparsemax']),
   ('model.attention.implementation=fast', ["unknown implementation 'fast'", 'xla']),
   (
     'model.attention.implementation=chunked',
     ['computes all queries at once, but this decoder has one query at a time', 'auto, xla'],
   ),
-  ('model.attention.heads=3', ['heads must be at least 1 and divide features, got features=128 and heads=3']),
   ('model.encoder=birn', ["unknown encoder 'birn'", "'birnn'?"]),
-  ('model.encoder=birnn(rnn="gruu")', ["unknown rnn 'gruu'", "'gru'?", 'lstm']),
-  ('model.encoder=birnn(layer=2)', ["unknown option of encoder 'birnn': 'layer'", "'layers'?"]),
   ('model.decoder=bahdanu', ["unknown decoder 'bahdanu'", "'bahdanau'?", 'luong']),
-  ('model.decoder=luong(features=0)', ["decoder 'luong': option features must be at least 1, got 0"]),
   ('model.output=pointer', ["config.model.output='pointer' needs one vocabulary", 'shared_vocabulary=True']),
   ('model.dtype=float64', ["unknown dtype 'float64'", 'bfloat16, float32']),
   ('model.dropout=1.5', ['config.model.dropout must be at least 0 and less than 1, got 1.5']),
   ('training.optimizer=adan', ["unknown optimizer 'adan'", "'adam'?"]),
   ('training.schedule=cosin(peak=1)', ["unknown schedule 'cosin'", "'cosine'?"]),
   ('training.auxiliary=guide', ["unknown auxiliary loss 'guide'", "'guided'?", 'coverage, diagonal']),
-  ('training.auxiliary=diagonal(widht=1)', ["option of auxiliary loss 'diagonal': 'widht'", "'width'?"]),
-  ('training.auxiliary=diagonal(width=0)', ["'diagonal': option width must be greater than 0, got 0"]),
   (
     'training.auxiliary=coverage, guided',
     ["cannot parse auxiliary losses 'coverage, guided'", "'name(option=literal, ...) + name"],
   ),
-  ('training.auxiliary=reinforce', ['auxiliary loss reinforce needs', 'alignment', 'expected one of: hard']),
   ('training.objective=r_dorp', ["unknown objective 'r_dorp'", "'r_drop'?", 'likelihood, minimum_risk']),
-  (
-    'training.objective=minimum_risk(samples=1)',
-    ["'minimum_risk': option samples must be at least 2 and at most 10000, got 1"],
-  ),
   ('model.encoder=transformer(layer_dropout=1)', ['option layer_dropout must be at least 0 and less than 1, got 1']),
   (
     'training.anneal=temperature: cosine',
     ['training.anneal: this model has no scalar parameter', 'alignments with one: normed_additive'],
   ),
-  ('training.anneal=temperature', ["training.anneal: this model has no scalar parameter, got 'temperature'"]),
   ('training.clip=nan', ['config.training.clip must be finite, got nan']),
   ('training.steps=0', ['config.training.steps must be at least 1, got 0']),
   ('training.steps=10000000000', ['config.training.steps must be at most 2147483647, got 10000000000']),
@@ -122,6 +108,9 @@ TABLES = [
   (b'\n\n', ['{path}: no pairs, all 2 are blank']),
   (b'a b c d e f\tb\n', ['train: 1 of 1 pair fit no bucket', 'line 1 of {path}', 'config.data.buckets']),
 ]
+
+
+EMBEDDED = '--config.model.encoder=embedded'  # is checked faster
 
 
 def assert_user_error(result, parts):
@@ -161,14 +150,14 @@ def test_buckets_longer_than_the_positions_are_user_errors(task, tmp_path):
 def test_wrong_tables_are_user_errors(task, content, parts, tmp_path):
   path = tmp_path / 'table.tsv'
   path.write_bytes(content)
-  result = run('train', *tiny_arguments(task, tmp_path / 'run', f"--config.data.task=tsv(train='{path}')"))
+  result = run('train', *tiny_arguments(task, tmp_path / 'run', EMBEDDED, f"--config.data.task=tsv(train='{path}')"))
   assert_user_error(result, [part.format(path=path) for part in parts])
   assert not (tmp_path / 'run').exists()
 
 
 def test_tasks_that_cannot_be_read_are_user_errors(task, tmp_path):
   def assert_task_error(spec, *parts):
-    result = run('train', *tiny_arguments(task, tmp_path / 'run', f'--config.data.task={spec}'))
+    result = run('train', *tiny_arguments(task, tmp_path / 'run', EMBEDDED, f'--config.data.task={spec}'))
     assert_user_error(result, parts)
     assert not (tmp_path / 'run').exists()
 
@@ -188,7 +177,7 @@ def test_tasks_that_cannot_be_read_are_user_errors(task, tmp_path):
 
 def test_losses_and_schedules_whose_requirements_are_not_met_are_user_errors(task, tmp_path):
   def assert_fields_error(fields, *parts):
-    result = run('train', *tiny_arguments(task, tmp_path / 'run', *(f'--config.{field}' for field in fields)))
+    result = run('train', *tiny_arguments(task, tmp_path / 'run', EMBEDDED, *(f'--config.{field}' for field in fields)))
     assert_user_error(result, parts)
     assert not (tmp_path / 'run').exists()
 
@@ -204,12 +193,7 @@ def test_losses_and_schedules_whose_requirements_are_not_met_are_user_errors(tas
     [*learned, 'training.anneal=temperature: cosine'], unknown_parameter, 'expected one of: alpha, beta'
   )
   assert_fields_error([*learned, 'training.anneal=alpha: cosin'], "unknown schedule 'cosin'", "'cosine'?")
-
-
-def test_a_vocabulary_too_large_for_the_data_leaves_no_folder(task, tmp_path):
-  vocabulary = '--config.data.vocabulary=subword(size=8000)'
-  assert_user_error(run('train', *tiny_arguments(task, tmp_path / 'run', vocabulary)), ['subword(size=8000)', '<='])
-  assert not (tmp_path / 'run').exists()
+  assert_fields_error(['data.vocabulary=subword(size=8000)'], 'subword(size=8000)', '<=')
 
 
 def test_unusable_folders_are_user_errors(task, trained, tmp_path):

@@ -1,4 +1,4 @@
-"""The programs on pictures: training, resuming, evaluation against boxes, plots, mistakes."""
+"""The programs on pictures: training, evaluation against boxes, plots, mistakes."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from attention_jax.systems.captioning.overlays import overlay_rows
 from attention_jax.training.digests import FILE_DIGESTS
 from attention_jax.training.folder import read_config
 from attention_jax.training.writers import read_metrics
-from tests.experiments.helpers import copy_interrupted_run, run
+from tests.experiments.helpers import run
 
 SMALL = {
   'model.encoder': 'grid(features=8, halvings=4)',
@@ -58,14 +58,6 @@ def test_a_run_writes_results_and_hypotheses(trained):
   assert results['test']['pointing_words']['signature'].endswith(f'tokens:{len(boxes)}')
   assert results['test']['pointing']['signature'].endswith(f'phrases:{len(set(boxes))}')
   assert len((folder / 'hypotheses.unseen.txt').read_text().split('\n')) == 17
-
-
-@pytest.mark.long
-def test_the_same_command_resumes_exactly(trained, tmp_path):
-  folder = copy_interrupted_run(trained[0], tmp_path / 'run')
-  assert 'resuming at' in run('train', *ARGS, f'--workdir={folder}').out
-  uninterrupted, resumed = (json.loads((path / 'results.json').read_text()) for path in (trained[0], folder))
-  assert uninterrupted == resumed
 
 
 def test_new_pictures_get_captions(trained, tmp_path):
@@ -150,7 +142,7 @@ def test_hard_attention_is_trained_with_reinforce(tmp_path):
   assert any(record.get('train/reinforce') for record in records)
 
 
-@pytest.mark.parametrize('splits', [('train',), ('train', 'validation')], ids=['without validation', 'with validation'])
+@pytest.mark.parametrize('splits', [pytest.param(('train',), marks=pytest.mark.long), ('train', 'validation')])
 def test_a_selection_by_boxes_needs_boxes_in_the_validation_split_if_there_is_one(splits, tmp_path):
   for split in splits:
     Image.new('RGB', (64, 64), 'red').save(tmp_path / f'{split}.png')

@@ -1,4 +1,4 @@
-"""The programs on documents: training, resuming, evaluation, plots, mistakes."""
+"""The programs on documents: training, evaluation, plots, mistakes."""
 
 import json
 
@@ -10,7 +10,7 @@ from attention_jax.systems import runs
 from attention_jax.systems.classification.outputs import ClassificationPrediction, CutDocument, shade_document
 from attention_jax.systems.classification.system import ClassificationSystem
 from attention_jax.systems.config import default_config, parse_config
-from tests.experiments.helpers import copy_interrupted_run, run
+from tests.experiments.helpers import run
 
 LABELS = {'good': 'praise', 'fine': 'praise', 'bad': 'blame', 'dull': 'blame'}
 
@@ -111,14 +111,6 @@ def test_new_texts_get_labels(trained, tmp_path):
   assert all(sum(part['weights'][0]) == pytest.approx(1, abs=1e-4) for part in record['parts'])
   blank = run('predict', workdir, stdin=b'It was fine.\n\n')
   assert blank.code == 2 and blank.err == 'error: stdin:2: the text is empty\n'
-
-
-@pytest.mark.long
-def test_the_same_command_resumes_exactly(reviews, trained, tmp_path):
-  folder = copy_interrupted_run(trained[0], tmp_path / 'run')
-  assert 'resuming at' in run('train', *reviews[1], f'--workdir={folder}').out
-  uninterrupted, resumed = (json.loads((path / 'results.json').read_text()) for path in (trained[0], folder))
-  assert uninterrupted['results'] == resumed['results']
 
 
 @pytest.mark.long

@@ -1,8 +1,10 @@
 """Every combination of parts that configs and presets select is valid; one update runs of each distinct tiny preset."""
 
+import copy
 import functools
 import gzip
 import json
+import operator
 import re
 from pathlib import Path
 from typing import Any
@@ -75,18 +77,23 @@ def small_generated_data(monkeypatch):
     monkeypatch.setattr(builder, 'SIZES', dict.fromkeys(builder.SIZES, 64))
 
 
+@functools.cache
+def full_config(name: str, preset: str) -> dict[str, Any]:
+  return load_config(f'{ROOT}/configs/{name}.py:{preset}').to_dict()
+
+
 def tiny_config(name: str, preset: str) -> dict[str, Any]:
   """Returns a config with every size of its model at TINY, and few rows in a batch."""
-  config = load_config(f'{ROOT}/configs/{name}.py:{preset}').lock()
-  for part in {'encoder', 'decoder', 'classifier', 'cell'} & set(config.model):
-    config.model[part] = tiny_spec(config.model[part])
-  for size in {'embedding', 'features', 'hidden'} & set(config.model):
-    config.model[size] = min(TINY, config.model[size])
-  if 'attention' in config.model:
-    config.model.attention.features = TINY
-    config.model.attention.heads = min(2, config.model.attention.heads)
-  config.data.batch_size = TINY_BATCHES[config.data.get('batch_unit', 'sentences')]
-  return config.to_dict()
+  config = copy.deepcopy(full_config(name, preset))
+  model = config['model']
+  for part in {'encoder', 'decoder', 'classifier', 'cell'} & set(model):
+    model[part] = tiny_spec(model[part])
+  for size in {'embedding', 'features', 'hidden'} & set(model):
+    model[size] = min(TINY, model[size])
+  if 'attention' in model:
+    model['attention'] |= {'features': TINY, 'heads': min(2, model['attention']['heads'])}
+  config['data']['batch_size'] = TINY_BATCHES[config['data'].get('batch_unit', 'sentences')]
+  return config
 
 
 def tiny_spec(spec: str) -> str:
@@ -133,8 +140,8 @@ def test_combination_is_valid(name, preset):
 
 def test_heads_divide_the_features():
   for name, preset in PAIRS:
-    attention = load_config(f'{ROOT}/configs/{name}.py:{preset}').model.get('attention')
-    assert attention is None or attention.features % attention.heads == 0, (name, preset)
+    attention = full_config(name, preset)['model'].get('attention')
+    assert attention is None or attention['features'] % attention['heads'] == 0, (name, preset)
 
 
 def test_no_task_changes_the_mechanisms_of_a_preset():
@@ -142,10 +149,10 @@ def test_no_task_changes_the_mechanisms_of_a_preset():
     return spec.split('(')[0]
 
   for name, preset in PAIRS:
-    config = load_config(f'{ROOT}/configs/{name}.py:{preset}')
-    for path, spec in PRESETS[config.system][preset].settings.items():
+    config = full_config(name, preset)
+    for path, spec in PRESETS[config['system']][preset].settings.items():
       if path.startswith('model.') and path.split('.')[-1] in MECHANISMS:
-        value = functools.reduce(getattr, path.split('.'), config)
+        value = functools.reduce(operator.getitem, path.split('.'), config)
         assert name_of(value) == name_of(spec), (name, preset, path)
 
 
@@ -155,19 +162,12 @@ def test_the_selecting_metric_is_available():
     assert config.training.select in SYSTEMS[config.system].selectable_metrics(config), pair
 
 
-def distinct_presets() -> list:
+def distinct_presets(system: str) -> list:
   """Returns (config, preset) for all presets that differ in more than sizes, each with one of the configs.
 
   Presets that differ only in score or alignment, those of the other systems, and eleven of twelve of the rest are for
   `make test-all`: scores, alignments and the other systems have tests of their own.
   """
-  params = []
-  for system in SYSTEMS:
-    params += _distinct_presets_of(system)
-  return params
-
-
-def _distinct_presets_of(system: str) -> list:
   names = [name for name, config_system in CONFIGS.items() if config_system == system]
   presets = {}  # tiny config -> the same without its attention, and the preset
   for preset in PRESETS[system]:
@@ -186,7 +186,7 @@ def _distinct_presets_of(system: str) -> list:
   return params
 
 
-@pytest.mark.parametrize(('name', 'preset'), distinct_presets())
+@pytest.mark.parametrize(('name', 'preset'), [param for system in SYSTEMS for param in distinct_presets(system)])
 def test_one_update_is_finite_and_has_a_gradient(name, preset, folder):
   config = tiny_config(name, preset)
   system = load_system(config, folder)

@@ -41,13 +41,6 @@ def test_samples_of_a_line_do_not_depend_on_the_other_lines(trained):
 
 
 @pytest.mark.long
-def test_an_ensemble_of_one_run_twice_is_that_run(trained):
-  """The quick forms: an ensemble of two checkpoints, below, and of a run with itself in tests/systems/test_runs.py."""
-  twice = f'--workdir={trained[0]}, {trained[0]}'
-  assert run('translate', twice, stdin=INPUT).out == run('translate', f'--workdir={trained[0]}', stdin=INPUT).out
-
-
-@pytest.mark.long
 def test_ensembles_are_evaluated_and_averaged(trained):
   twice = f'--workdir={trained[0]}, {trained[0]}'
   assert run('evaluate', twice, '--split=train').code == 0

@@ -1,4 +1,4 @@
-"""The programs on glimpses: training, resuming, plots, mistakes."""
+"""The programs on glimpses: training, plots, mistakes."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ import pytest
 from attention_jax.systems.glimpsing.config import GlimpsingEvaluationConfig
 from attention_jax.systems.glimpsing.system import GlimpsingSystem
 from attention_jax.systems.runs import open_run
-from tests.experiments.helpers import copy_interrupted_run, run
+from tests.experiments.helpers import run
 from tests.systems.helpers import two_devices
 
 SMALL = {
@@ -43,14 +43,6 @@ def test_a_run_writes_results_and_hypotheses(trained):
   assert set(results) == {'loss', *errors} and results['error']['signature'] == 'samples:2|rows:250'
   assert results['error_of_mean_locations']['value'] != results['error_of_one_sample']['value']  # at other locations
   assert len((folder / 'hypotheses.test.txt').read_text().split()) == 250
-
-
-@pytest.mark.long
-def test_the_same_command_resumes_exactly(trained, tmp_path):
-  folder = copy_interrupted_run(trained[0], tmp_path / 'run')
-  assert 'resuming at' in run('train', *ARGS, f'--workdir={folder}').out
-  uninterrupted, resumed = (json.loads((path / 'results.json').read_text()) for path in (trained[0], folder))
-  assert uninterrupted == resumed
 
 
 def test_splits_are_evaluated_and_drawn(trained):

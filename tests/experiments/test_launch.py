@@ -14,106 +14,28 @@ from experiments import launch
 from tests.compiled import record_compilations
 from tests.experiments.helpers import run, tiny_arguments
 from tests.experiments.test_bad_input import assert_user_error
-from tests.sampled_cases import sample_cases
 
-RUN_FLAGS = ('--workdir:', '--checkpoint:', '--dtype:')
-SEARCH_FLAGS = ('--beams:', '--alpha:', '--beta:', '--gamma:', '--no_repeat_ngram_size:', '--min_length:')
-SEARCH_FLAGS += ('--max_length:', '--replace_unknown:')
+RUN_FLAGS = 'workdir checkpoint dtype'
+SEARCH_FLAGS = 'beams alpha beta gamma no_repeat_ngram_size min_length max_length replace_unknown'
+# program -> its flags
 PROGRAM_FLAGS = {
-  'train': (
-    '--config:',
-    '--workdir:',
-    '--distributed:',
-    '--coordinator:',
-    '--processes:',
-    '--process:',
-    '--peer_timeout:',
-    '--help_config:',
-  ),
-  'evaluate': (
-    *RUN_FLAGS,
-    '--split:',
-    '--hypotheses:',
-    '--mbr:',
-    '--output:',
-    '--metrics:',
-    '--json:',
-    '--by:',
-    '--bins:',
-    '--plot:',
-    *SEARCH_FLAGS,
-  ),
-  'replay': ('--workdir:', '--step:'),
+  'train': 'config workdir distributed coordinator processes process peer_timeout help_config',
+  'evaluate': f'{RUN_FLAGS} {SEARCH_FLAGS} split hypotheses mbr output metrics json by bins plot',
+  'replay': 'workdir step',
   'ablate': (
-    '--config:',
-    '--workdir:',
-    '--seeds:',
-    '--grid:',
-    '--pair:',
-    '--setting:',
-    '--search:',
-    '--points:',
-    '--search_method:',
-    '--search_seed:',
-    '--dry_run:',
-    '--retry:',
-    '--adopt:',
-    '--workers:',
-    '--together:',
-    '--cluster:',
-    '--report:',
-    '--baseline:',
-    '--test:',
-    '--metrics:',
+    'config workdir seeds grid pair setting search points search_method search_seed dry_run retry adopt workers '
+    'together cluster report baseline test metrics'
   ),
-  'compare': ('--output:', '--metrics:', '--test:'),
+  'compare': 'output metrics test',
   'translate': (
-    *RUN_FLAGS,
-    '--input:',
-    '--buffer:',
-    '--nbest:',
-    '--alignments:',
-    '--json:',
-    '--stream:',
-    '--samples:',
-    '--seed:',
-    '--temperature:',
-    '--top_k:',
-    '--top_p:',
-    '--min_p:',
-    '--groups:',
-    '--diversity:',
-    '--prefixes:',
-    '--mbr:',
-    *SEARCH_FLAGS,
+    f'{RUN_FLAGS} {SEARCH_FLAGS} input buffer nbest alignments json stream samples seed temperature top_k top_p min_p '
+    'groups diversity prefixes mbr'
   ),
-  'predict': (*RUN_FLAGS, '--input:', '--json:'),
-  'score': (*RUN_FLAGS, '--source:', '--target:', '--layers:'),
-  'align': (
-    *RUN_FLAGS,
-    '--reverse:',
-    '--links:',
-    '--source:',
-    '--target:',
-    '--gold:',
-    '--level:',
-    '--symmetrisation:',
-  ),
+  'predict': f'{RUN_FLAGS} input json',
+  'score': f'{RUN_FLAGS} source target layers',
+  'align': f'{RUN_FLAGS} reverse links source target gold level symmetrisation',
   'inspect_attention': (
-    *RUN_FLAGS,
-    '--split:',
-    '--rows:',
-    '--text:',
-    '--compare:',
-    '--hypotheses:',
-    '--layers:',
-    '--words:',
-    '--analyses:',
-    '--edit:',
-    '--relative:',
-    '--output:',
-    '--serve:',
-    '--port:',
+    f'{RUN_FLAGS} split rows text compare hypotheses layers words analyses edit relative output serve port'
   ),
 }
 
@@ -124,7 +46,7 @@ def test_help_prints_examples_and_the_flags_of_the_program(program):
   assert result.code == 0 and result.err == ''
   assert f'python -m experiments.{program} ' in result.out
   flags = [line.split()[0] for line in result.out.splitlines() if line.startswith('  --') and ':' in line.split()[0]]
-  assert sorted(flags) == sorted([*PROGRAM_FLAGS[program], '--variants:'])
+  assert sorted(flags) == sorted(f'--{name}:' for name in [*PROGRAM_FLAGS[program].split(), 'variants'])
 
 
 @pytest.mark.parametrize(
@@ -191,46 +113,26 @@ def test_closed_standard_streams_are_empty(tmp_path):
 
 
 REMEDY = 'lower the batch size, the buckets, the beams, the samples, the maximum length or the sizes of the model'
-
-
-@pytest.mark.parametrize(
-  ('error', 'message'),
-  sample_cases(
-    [
-      (
-        'OSError(28, "No space left on device", "/runs/a/metrics.jsonl")',
-        '/runs/a/metrics.jsonl: No space left on device',
-      ),
-      ('ValueError("RESOURCE_EXHAUSTED: writing \'/runs/1\': Disk quota exceeded")', '/runs/1: Disk quota exceeded'),
-      ('OSError(30, "Read-only file system")', 'the disk: Read-only file system'),
-      ('PermissionError(13, "Permission denied", "runs/out.txt")', 'runs/out.txt: Permission denied'),
-      (
-        'MemoryError("Unable to allocate 888. PiB for an array")',
-        f'out of memory: Unable to allocate 888. PiB for an array; {REMEDY}',
-      ),
-      (
-        'RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 137438953472 bytes.")',
-        f'out of memory: RESOURCE_EXHAUSTED: Out of memory allocating 137438953472 bytes; {REMEDY}',
-      ),
-    ],
-    2,
+# an error -> its message
+ERRORS = {
+  'OSError(28, "No space left on device", "/runs/a/metrics.jsonl")': '/runs/a/metrics.jsonl: No space left on device',
+  'ValueError("RESOURCE_EXHAUSTED: writing \'/runs/1\': Disk quota exceeded")': '/runs/1: Disk quota exceeded',
+  'OSError(30, "Read-only file system")': 'the disk: Read-only file system',
+  'PermissionError(13, "Permission denied", "runs/out.txt")': 'runs/out.txt: Permission denied',
+  'MemoryError("Unable to allocate 888. PiB")': f'out of memory: Unable to allocate 888. PiB; {REMEDY}',
+  'RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 137 bytes.")': (
+    f'out of memory: RESOURCE_EXHAUSTED: Out of memory allocating 137 bytes; {REMEDY}'
   ),
-)
-def test_an_error_of_the_disk_or_of_memory_is_reported_in_one_line(error, message, tmp_path):
-  path = tmp_path / 'program.py'
-  path.write_text(
-    textwrap.dedent(f"""\
-      from experiments.launch import launch
+}
 
-      def main():
-        raise {error}
 
-      launch(main)
-    """)
-  )
-  settings = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': '.'}
-  result = subprocess.run([sys.executable, str(path)], env=settings, capture_output=True, text=True)
-  assert (result.returncode, result.stderr) == (2, f'error: {message}\n')
+def test_errors_of_the_disk_and_of_memory_are_reported_in_one_line(tmp_path, monkeypatch):
+  monkeypatch.syspath_prepend(tmp_path)
+  (tmp_path / 'failing').mkdir()
+  for i, (error, message) in enumerate(ERRORS.items()):
+    text = f'from experiments.launch import launch\n\ndef main():\n  raise {error}\n\nlaunch(main)\n'
+    (tmp_path / 'failing' / f'program{i}.py').write_text(text)
+    assert run(f'program{i}', package='failing') == (2, '', f'error: {message}\n')
 
 
 # Fields of a config that compiles faster.

@@ -61,16 +61,6 @@ def read_rows(folder, split):
 
 
 @pytest.mark.long
-def test_training_a_finished_run_changes_nothing(trained, task):
-  """The quick form is in tests/systems/test_experiment.py."""
-  folder, _ = trained
-  before = read_tree(folder)
-  result = run('train', *tiny_arguments(task, folder))
-  assert result.code == 0 and 'all 4 steps are done (' in result.out and 'starting' not in result.out
-  assert read_tree(folder) == before
-
-
-@pytest.mark.long
 def test_resuming_with_different_data_is_an_error(tmp_path):
   command = tiny_arguments(write_task(tmp_path / 'task'), tmp_path / 'run')
   assert run('train', *command).code == 0
@@ -334,15 +324,3 @@ def test_skipped_rows_are_reported(tmp_path):
   assert 'train: 1 of 3 pairs fit no bucket and are left out of training, loss and alignments (line 4 of' in result.out
   assert 'measured: nothing, as the task has only a training split; parameters: step 1, the last' in result.out
   assert json.loads((tmp_path / 'run' / 'results.json').read_text())['results'] == {}
-
-
-@pytest.mark.long
-def test_score_and_alignment_are_set_by_flags(task, tmp_path):
-  """Rows with state and with options; test_launch.py has a quick form, with a score of the user."""
-  variants = (
-    '--config.model.attention.score=location_sensitive',
-    '--config.model.attention.alignment=entmax(alpha=1.3)',
-  )
-  tiny = ('--config.training.steps=2', '--config.evaluation.beams=1', "--config.data.task=tsv(train='train.tsv')")
-  result = run('train', *tiny_arguments(task, tmp_path / 'run', *variants, *tiny))
-  assert result.code == 0 and 'all 2 steps are done' in result.out, result.err

@@ -1,10 +1,10 @@
-"""The programs on recall tasks: training, resuming, plots, mistakes."""
+"""The programs on recall tasks: training, plots, mistakes."""
 
 import json
 
 import pytest
 
-from tests.experiments.helpers import copy_interrupted_run, run
+from tests.experiments.helpers import run
 
 SMALL = {
   'model.cell': 'turing(features=8, slots=8, width=4)',
@@ -48,14 +48,6 @@ def test_random_answers_are_compared_with_the_best_estimate(tmp_path):
   costs = unseen['cost']['value'], unseen['cost_of_best_estimate']['value']
   assert 7.5 > costs[0] > costs[1] > 3  # fair coins for 7 bits cost 7
   assert run('inspect_attention', f'--workdir={folder}', '--split=unseen', '--rows=0').code == 0
-
-
-@pytest.mark.long
-def test_the_same_command_resumes_exactly(trained, tmp_path):
-  folder = copy_interrupted_run(trained[0], tmp_path / 'run')
-  assert 'resuming at' in run('train', *ARGS, f'--workdir={folder}').out
-  uninterrupted, resumed = (json.loads((path / 'results.json').read_text()) for path in (trained[0], folder))
-  assert uninterrupted == resumed
 
 
 def test_splits_are_evaluated_and_drawn(trained, tmp_path):

@@ -58,18 +58,6 @@ def test_every_system_survives_random_kills(system, task, tmp_path):
 
 
 @pytest.mark.long
-def test_an_interrupted_run_exits_with_status_75(task, tmp_path):
-  """The quick form, with two processes, is in test_two_processes.py."""
-  process = start_training(*tiny_arguments(task, tmp_path / 'run', '--config.training.steps=3000'))
-  for line in process.stdout:
-    if 'step 1/' in line or 'step 2' in line:
-      break
-  process.send_signal(signal.SIGTERM)
-  output, _ = process.communicate(timeout=300)
-  assert process.returncode == 75 and 'run the same command again to resume from step' in output
-
-
-@pytest.mark.long
 def test_a_run_resumes_on_another_number_of_devices_and_another_mesh(task, tmp_path):
   fields = ('--config.model.dropout=0.0', '--config.training.optimizer=sgd', '--config.training.steps=4')
   wait(start_training(*tiny_arguments(task, tmp_path / 'whole', *fields)))

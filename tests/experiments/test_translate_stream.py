@@ -16,6 +16,7 @@ STREAMING_FIELDS = (
   '--config.model.attention.score=offset_additive(offset=0.0)',
   '--config.model.encoder=rnn(rnn="gru", features=16)',
   '--config.model.decoder=luong(features=16, bridge=False)',
+  '--config.training.evaluate_every=0',
   '--config.model.attention.features=16',
   '--config.model.embedding=16',
   '--config.training.schedule=constant(rate=1e-6)',
@@ -41,11 +42,7 @@ def early_output(folder) -> tuple[str, str]:
   opened = open_run(folder)
   predictor = opened.predictor
   translate = StreamingTranslator(
-    opened.model,
-    opened.params,
-    predictor.source_vocab,
-    predictor.target_vocab,
-    max_length=predictor.max_length,
+    opened.model, opened.params, predictor.source_vocab, predictor.target_vocab, max_length=predictor.max_length
   )
   for line in LINES:
     reader = CountingIterator(line)
@@ -116,7 +113,9 @@ def test_tokens_are_printed_before_the_line_has_ended(streaming_run):
   assert (translate.returncode, text + remaining_lines + out, err) == expected
 
 
-@pytest.mark.parametrize(('flags', 'read_first'), [((), 1), (('--buffer=2', '--nbest=1'), 2)])
+@pytest.mark.parametrize(
+  ('flags', 'read_first'), [((), 1), pytest.param(('--buffer=2', '--nbest=1'), 2, marks=pytest.mark.long)]
+)
 def test_lines_of_an_open_pipe_are_printed_before_it_is_closed(trained, flags, read_first):
   lines = ['eins zwei\n', '\n', 'drei\n', 'vier eins\n']
   expected = run('translate', f'--workdir={trained[0]}', *flags, stdin=''.join(lines).encode())

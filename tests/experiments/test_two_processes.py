@@ -13,14 +13,7 @@ import pytest
 from attention_jax.systems.runs import open_run
 from attention_jax.training.checkpoint import Checkpoints
 from attention_jax.training.writers import read_metrics
-from tests.experiments.helpers import (
-  run,
-  start_together,
-  tiny_arguments,
-  wait_for_outputs,
-  wait_for_step,
-  write_task,
-)
+from tests.experiments.helpers import run, start_together, tiny_arguments, wait_for_outputs, wait_for_step, write_task
 from tests.experiments.train_every_system import CONFIGS, Write, shrink_tasks
 
 # Without dropout, which depends on the place of a row in the batch, and with SGD, whose updates are as exact as the
@@ -213,23 +206,22 @@ def run_writes(record: dict, folder: Path) -> list[Write]:
   return [write for write in writes if write.path.split('/')[0] not in CHECKPOINT_FOLDERS]
 
 
-def test_every_system_trains_in_two_processes(run_and_records):
+def test_every_system_trains_in_two_processes_which_return_the_stored_results(run_and_records):
   folder, first, second = run_and_records
   assert [first['process'], second['process']] == [0, 1]
   assert any('4 x cpu' in line for line in first['lines'])
   assert any(line.startswith('all 2 steps are done') for line in first['lines'])
   losses = [record['train/loss'] for record in read_metrics(folder) if 'train/loss' in record]
   assert len(losses) == 2 and np.all(np.isfinite(losses))
-
-
-def test_both_processes_return_the_stored_results(run_and_records):
-  folder, first, second = run_and_records
   assert first['results'] == second['results'] == json.loads((folder / 'results.json').read_text('utf-8'))['results']
   assert 'test' in first['results'] and all(first['results'].values())
 
 
-def test_process_0_writes_each_file_once_except_updated_and_appended_ones(run_and_records):
-  folder, first, _ = run_and_records
+def test_process_0_alone_writes_each_file_once_except_updated_and_appended_ones(run_and_records):
+  folder, first, second = run_and_records
+  assert second['lines'] == [] and run_writes(second, folder) == []  # but for checkpoints
+  names = {path.name for path in folder.iterdir()}  # no unfinished file remains
+  assert names - APPENDED_FILES - CHECKPOINT_FOLDERS == COMMON_FILES | UPDATED_FILES | SYSTEM_FILES[folder.name]
   writes = run_writes(first, folder)
   replaced = [write.path for write in writes if write.source]
   assert set(replaced) >= UPDATED_FILES
@@ -238,18 +230,6 @@ def test_process_0_writes_each_file_once_except_updated_and_appended_ones(run_an
   temporary = {write.source for write in writes}
   in_place = {write.path for write in writes if not write.source and write.path not in temporary}
   assert {path.split('/')[0] for path in in_place} <= APPENDED_FILES
-
-
-def test_process_1_writes_nothing_but_checkpoints(run_and_records):
-  folder, _, second = run_and_records
-  assert second['lines'] == []
-  assert run_writes(second, folder) == []
-
-
-def test_no_unfinished_file_remains(run_and_records):
-  folder, _, _ = run_and_records
-  names = {path.name for path in folder.iterdir()}
-  assert names - APPENDED_FILES - CHECKPOINT_FOLDERS == COMMON_FILES | UPDATED_FILES | SYSTEM_FILES[folder.name]
 
 
 def test_one_process_opens_a_run_of_two(run_and_records, monkeypatch):

@@ -13,27 +13,9 @@ import pytest
 import attention_jax as aj
 from attention_jax.systems.config import parse_config
 from attention_jax.systems.costs import count_matmuls
-from lab.benchmarks import (
-  agreement,
-  decoding,
-  kernels,
-  limits,
-  memory,
-  prepared,
-  report,
-  seeds,
-  systems,
-)
+from lab.benchmarks import agreement, decoding, kernels, limits, memory, prepared, report, seeds, systems
 from lab.benchmarks.joey import Joey
-from lab.benchmarks.measure import (
-  BenchmarkContext,
-  Side,
-  Timing,
-  compare,
-  compile_sides,
-  fit_exponent,
-  jit_side,
-)
+from lab.benchmarks.measure import BenchmarkContext, Side, Timing, compare, compile_sides, fit_exponent, jit_side
 from tests.lab.helpers import run
 from tests.modules.helpers import variables
 
@@ -62,16 +44,11 @@ def test_the_exponent_of_growth_is_fitted():
   assert fit_exponent([1, 2, 4], [3, 12, 48]) == pytest.approx(2)
 
 
-def test_products_are_timed_with_their_gradients():
-  counts = count_matmuls(lambda w, x: x @ w, jnp.ones((3, 5)), jnp.ones((4, 3)))
-  seconds, flop = limits.time_matmuls(counts, gradients=True)
-  assert flop == 3 * 2 * 4 * 3 * 5 and seconds > 0
-
-
-def test_products_with_a_vector_are_timed():
-  counts = count_matmuls(lambda x, v: x @ v, jnp.ones((4, 3)), jnp.ones(3))
-  seconds, flop = limits.time_matmuls(counts, gradients=True)
-  assert flop == 3 * 2 * 4 * 3 and seconds > 0
+@pytest.mark.parametrize(('left', 'right', 'flop'), [((4, 3), (3, 5), 2 * 4 * 3 * 5), ((4, 3), (3,), 2 * 4 * 3)])
+def test_products_are_timed_with_their_gradients(left, right, flop):
+  counts = count_matmuls(lambda x, w: x @ w, jnp.ones(left), jnp.ones(right))
+  seconds, total = limits.time_matmuls(counts, gradients=True)
+  assert total == 3 * flop and seconds > 0
 
 
 def test_the_limit_of_a_kernel_is_the_time_of_its_bounding_operation():
@@ -200,14 +177,17 @@ def test_sides_are_compiled_together_and_one_that_fails_is_reported():
 
 
 def test_implementations_agree_with_the_definition(monkeypatch):
+  masks = agreement.make_masks()
   monkeypatch.setattr(agreement, 'PAIRS', (('scaled_dot', 'softmax'),))
+  monkeypatch.setattr(agreement, 'make_masks', lambda: {'padding': masks['padding']})
   lines = []
   bench = BenchmarkContext(lines.append, 2)
   assert list(agreement.kernel_agreement(bench)) == []
   assert [line.partition(':')[0] for line in lines[:1]] == ['scaled_dot, softmax, padding, by auto']
   assert {line.split()[-2] for line in lines} == {'auto:', 'chunked:', 'flash:', 'xla:'}
+  monkeypatch.setattr(agreement, 'make_masks', lambda: {'causal': masks['causal']})
   monkeypatch.setattr(agreement, 'TOLERANCES', {'float32': 1e-12})
-  with pytest.raises(aj.UserError, match='differs from the definition by more than 1e-12: scaled_dot'):
+  with pytest.raises(aj.UserError, match='differs from the definition by more than 1e-12: scaled_dot, softmax, causal'):
     list(agreement.kernel_agreement(bench))
 
 
@@ -233,10 +213,11 @@ def test_the_products_of_all_search_steps_are_counted():
 
 
 def test_arrays_of_an_update_include_state_gradients_and_stored_states(monkeypatch):
-  small = {'model.encoder': "birnn(rnn='gru', features=8)", 'model.attention.features': 8}
+  small = {'model.encoder': "birnn(rnn='simple', features=8)", 'model.attention.features': 8, 'model.embedding': 8}
+  small |= {'model.decoder': "bahdanau(rnn='simple', features=8, readout=8)"}
   monkeypatch.setitem(systems.MODELS, 'small', ('bahdanau2015_deep_tanh', small, None))
-  _, params = systems.build_model('small')
-  of_params = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+  params = jax.eval_shape(lambda: systems.build_model('small')[1])
+  of_params = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
   one_layer_of_states = 4 * 8 * 8 * systems.BATCH_SIZE  # [T, B, 8] float32
   # Parameters, two moments of Adam and gradients are 4 arrays of the size of the parameters.
   assert systems.update_array_bytes('small', systems.make_batch(8)) > 4 * of_params + one_layer_of_states

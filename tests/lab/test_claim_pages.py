@@ -27,8 +27,7 @@ MAX_BYTES = 60_000  # of a picture
 
 
 @pytest.mark.parametrize(
-  ('name', 'form'),
-  sample_cases([*itertools.product(SWEEPS, ['small', 'full']), *OTHER_FORMS], 2),
+  ('name', 'form'), sample_cases([*itertools.product(SWEEPS, ['small', 'full']), *OTHER_FORMS], 2)
 )
 def test_settings_of_a_sweep_are_distinct_and_the_last_one_is_valid(name, form):
   path = f'{PROJECT}/lab/configs/{name}.py:{form}'

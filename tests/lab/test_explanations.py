@@ -15,14 +15,7 @@ from attention_jax.tokens import EOS, PAD, UNK
 from lab import explanations, probes
 from lab.claim_rows import Factor, finished_settings
 from lab.explanation_measures import Example, Explanations, MeasureOptions
-from lab.explanations import (
-  GUIDES,
-  MEASURES,
-  Study,
-  document_examples,
-  explanation_rows,
-  pair_examples,
-)
+from lab.explanations import GUIDES, MEASURES, Study, document_examples, explanation_rows, pair_examples
 from tests.sweeps.helpers import make_sweep
 
 N, T, S, TOKENS = 30, 2, 4, 5

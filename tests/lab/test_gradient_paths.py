@@ -11,13 +11,7 @@ from attention_jax.errors import UserError
 from attention_jax.models.encoder_decoder import build
 from attention_jax.systems.config import default_config, parse_config
 from attention_jax.systems.translation.system import initial_params
-from lab.gradient_paths import (
-  factor_per_step,
-  gradient_norms,
-  recurrent_distances,
-  rms_by_distance,
-  source_gradients,
-)
+from lab.gradient_paths import factor_per_step, gradient_norms, recurrent_distances, rms_by_distance, source_gradients
 
 DECAY = 0.5
 SIZE = 11
@@ -69,8 +63,8 @@ def test_means_are_root_mean_squares():
 def test_gradients_of_a_model_are_those_of_its_embeddings(shared):
   config = default_config()
   config.model.share_embeddings = shared
-  config.model.encoder = 'birnn(features=4)'
-  config.model.decoder = 'luong(features=4)'
+  config.model.encoder = 'birnn(rnn="simple", features=4)'
+  config.model.decoder = 'luong(rnn="simple", features=4)'
   config.model.embedding = config.model.attention.features = 4
   model = build(parse_config(config).model, SIZE, SIZE)
   params = initial_params(model, 0)

@@ -53,8 +53,7 @@ def test_a_table_is_formatted_as_markdown():
 
 
 @pytest.mark.parametrize(
-  ('difference', 'text'),
-  [({'value': -1.25}, '-1.2'), ({'value': 0, 'p': 1.0}, '+0.0, p = 1.000'), ({}, '')],
+  ('difference', 'text'), [({'value': -1.25}, '-1.2'), ({'value': 0, 'p': 1.0}, '+0.0, p = 1.000'), ({}, '')]
 )
 def test_a_difference_may_have_no_interval_or_no_value(difference, text):
   row = {'metrics': {'test/per': {'value': 12, 'difference': difference}}}

@@ -10,14 +10,7 @@ from attention_jax.systems.experiment import measurable_metrics
 from experiments.config_files import load_config
 from lab import result_tables
 from lab.records import block_names, read_table
-from lab.result_tables import (
-  RECORDS,
-  add_results,
-  check_flags,
-  documents,
-  outdated_documents,
-  write_documents,
-)
+from lab.result_tables import RECORDS, add_results, check_flags, documents, outdated_documents, write_documents
 from tests.sweeps.helpers import write_run
 
 PATH = 'configs/nettalk.py:bahdanau2015_deep_tanh'

@@ -38,7 +38,10 @@ def progress_lines(capsys):
   return capsys.readouterr().out.splitlines()
 
 
-@pytest.mark.parametrize('name', startup.COMMANDS)
+@pytest.mark.parametrize(
+  'name',
+  [pytest.param(name, marks=[pytest.mark.long] if '6 layers' in name else []) for name in startup.COMMANDS],
+)
 def test_every_command_has_a_valid_config(name):
   command = startup.COMMANDS[name]
   path, preset = command.config.split(':')

@@ -55,8 +55,7 @@ def test_a_report_without_metrics_has_no_pictures(report):
 
 
 @pytest.mark.parametrize(
-  ('select', 'label'),
-  [('exact_match', 'exact_match, validation (greedy)'), ('loss', 'loss, validation')],
+  ('select', 'label'), [('exact_match', 'exact_match, validation (greedy)'), ('loss', 'loss, validation')]
 )
 def test_curves_of_metrics_of_texts_are_labelled_as_greedy(report, figures, select, label):
   config = report.baseline.config

@@ -13,7 +13,7 @@ from attention_jax.sweeps.ledger import FAILED, PLANNED, Unit, open_ledger, plan
 from attention_jax.sweeps.plots import draw_pictures
 from attention_jax.sweeps.render import render, runs_table, summary_table, write_files
 from attention_jax.sweeps.report import ReportOptions, folders_report, sweep_report
-from tests.sweeps.helpers import NO_ROWS, SETTINGS, base_config, make_sweep, write_run
+from tests.sweeps.helpers import NO_ROWS, SETTINGS, base_config, make_sweep, tiny_data, write_run
 
 EVIL = '<script>alert(1)</script> & "quotes" | pipe'
 
@@ -28,12 +28,13 @@ def test_tables_have_a_row_for_each_metric_of_a_setting_or_run(report):
   assert len(runs) == 4 * 3 * 4 and set(runs.metric) == {'loss', 'exact_match', 'alignment_error_rate', 'entropy'}
 
 
-def test_runs_that_differ_only_in_the_seed_have_their_own_differences(tmp_path):
-  folders = [
-    write_run(tmp_path / str(seed), base_config(training__seed=seed), {'test': {'exact_match': 10.0 * seed}})
-    for seed in range(3)
-  ]
+def test_runs_that_differ_only_in_the_seed_have_their_own_differences(tmp_path, data_folder):
+  folders = []
+  for seed in range(3):
+    config = base_config(training__seed=seed, **tiny_data(data_folder))
+    folders.append(write_run(tmp_path / str(seed), config, {'test': {'exact_match': 10.0 * seed}}))
   report = folders_report(folders, NO_ROWS, print)
+  assert all(row.update_flop > 0 for row in report.rows)
   assert summary_table(report)['difference'].tolist() == pytest.approx([math.nan, 10, 20], nan_ok=True)
   other = folders_report(folders, NO_ROWS._replace(baseline={'training.seed': '2'}), print)
   assert other.baseline.label == '2'
@@ -47,13 +48,7 @@ def test_files_are_written_and_links_lead_to_runs(folder, report):
   assert len(links) == 2 * 12 + 5 and all((folder / unquote(link)).exists() for link in links)
   assert len(list(csv.DictReader(io.StringIO((folder / 'report.csv').read_text())))) == 8
   names = {path.stem for path in (folder / 'report_pictures').iterdir()}
-  assert names == {
-    'alignment',
-    'curves',
-    'interaction.alignment_error_rate',
-    'interaction.exact_match',
-    'values',
-  }
+  assert names == {'alignment', 'curves', 'interaction.alignment_error_rate', 'interaction.exact_match', 'values'}
 
 
 class Tags(HTMLParser):

@@ -159,11 +159,7 @@ def test_settings_with_the_same_config_are_one():
 
 
 def test_the_id_depends_on_what_changes_results():
-  same = [
-    {},
-    {'training.log_every': '7'},
-    {'training.keep': '9'},
-  ]
+  same = [{}, {'training.log_every': '7'}, {'training.keep': '9'}]
   ids = {resolve(make_base(), setting).id for setting in same}
   assert len(ids) == 1
   assert resolve(make_base(), {'training.steps': '99'}).id not in ids

@@ -3,15 +3,7 @@
 import pytest
 
 from attention_jax.errors import UserError
-from attention_jax.sweeps.space import (
-  label,
-  parse_grid,
-  parse_pair,
-  parse_setting,
-  product,
-  short_names,
-  zipped,
-)
+from attention_jax.sweeps.space import label, parse_grid, parse_pair, parse_setting, product, short_names, zipped
 
 
 def test_commas_inside_of_brackets_and_quotes_belong_to_a_value():

@@ -19,7 +19,7 @@ from attention_jax.sweeps.space import grid
 from attention_jax.sweeps.sweep import SweepRequest, check_request, describe_plan, run_sweep
 from attention_jax.systems.config import default_config
 from attention_jax.systems.experiment import check_config
-from tests.sweeps.helpers import FAKE_TRAIN, base_config, make_base, write_run
+from tests.sweeps.helpers import FAKE_TRAIN, base_config, make_base, tiny_data, write_run
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = grid({'model.attention.score': ['dot', 'general'], 'model.attention.alignment': ['softmax', 'sparsemax']})
@@ -112,6 +112,9 @@ def test_failed_runs_are_listed_and_retried_alone(folder, monkeypatch):
   failures = [line for line in lines if line.startswith('failed: ')]
   assert len(failures) == 6 and any('loss is nan at step 7; output in ' in line for line in failures)
   assert any('ended by SIGKILL' in line for line in failures) and '--retry' in lines[-1]
+  failed = [entry for entry in read_state(folder).units.values() if entry.error == 'loss is nan at step 7']
+  assert len(failed) == 4 and all(entry.state == FAILED for entry in failed)
+  assert 'starting' in (folder / failed[0].log).read_text()
   assert run(make_request(folder))[0] == (2, 6, 0) and len(starts(folder)) == 8  # not without --retry
   monkeypatch.delenv('FAKE_KILL')
   extended = make_request(folder, seeds=3, retry=True)
@@ -279,15 +282,7 @@ def test_the_first_seed_is_that_of_the_config(folder):
 
 def test_a_plan_starts_nothing(folder, monkeypatch, data_folder):
   monkeypatch.undo()  # costs are measured, unlike in the other tests
-  base = make_base(
-    data__task="tsv(train='train.tsv', validation='validation.tsv', test='test.tsv')",
-    data__folder=str(data_folder),
-    data__vocabulary='word',
-    data__buckets=((5, 5),),
-    model__encoder='birnn(features=4)',
-    model__decoder='luong(features=4)',
-  )
-  request = SweepRequest(folder, base, SETTINGS[:2], 2, FAKE_TRAIN)
+  request = SweepRequest(folder, make_base(**tiny_data(data_folder)), SETTINGS[:2], 2, FAKE_TRAIN)
   lines = []
   describe_plan(request, check_request(request), lines.append)
   text = '\n'.join(lines)
@@ -295,11 +290,3 @@ def test_a_plan_starts_nothing(folder, monkeypatch, data_folder):
   assert '4 runs in 4 processes: 2 settings x 2 seeds; 1 at a time' in text
   assert 'FLOP of the matrix products at the rate of a float32 matrix product on this machine' in lines[-1]
   assert not (folder / LEDGER).exists()
-
-
-def test_the_state_of_failures_is_in_the_ledger(folder, monkeypatch):
-  monkeypatch.setenv('FAKE_FAIL', 'dot')
-  run(make_request(folder, seeds=1))
-  failed = [entry for entry in read_state(folder).units.values() if entry.state == FAILED]
-  assert len(failed) == 2 and all(entry.error == 'loss is nan at step 7' for entry in failed)
-  assert 'starting' in (folder / failed[0].log).read_text()

@@ -47,8 +47,7 @@ def test_resources_are_divided_in_order(monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ('workers', 'message'),
-  [(0, '--workers must be at least 1, got 0'), (3, '--workers=3: this machine has 2 cores')],
+  ('workers', 'message'), [(0, '--workers must be at least 1, got 0'), (3, '--workers=3: this machine has 2 cores')]
 )
 def test_invalid_numbers_of_workers_raise(workers, message):
   with pytest.raises(UserError, match=message):
