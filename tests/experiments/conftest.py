@@ -1,9 +1,12 @@
 """Shared fixtures: a task of a few words, one run trained on it, and runs that programs open once."""
 
+from pathlib import Path
+
 import jax
 import pytest
 
 from attention_jax.systems import runs
+from attention_jax.training.paths import is_url
 from tests.compiled import cache_compilations, compilation_cache_folder, shared_compilation_cache  # noqa: F401
 from tests.experiments.helpers import run, tiny_arguments, write_task
 from tests.shared_runs import build_once, train_once
@@ -39,9 +42,9 @@ def runs_are_opened_once():
   def open_once(folder, checkpoint='best', evaluation=runs.NO_OVERRIDES, dtype=''):
     path = runs.resolve_folder(folder)
     runs.check_run_files(path)
-    files = sorted((str(file), file.stat().st_mtime_ns) for file in path.rglob('*'))
+    files = sorted((str(file), file.stat().st_mtime_ns) for file in Path(path).rglob('*'))
     key = str((path, checkpoint, sorted(evaluation.items()), dtype, len(jax.devices()), files))
-    if checkpoint.endswith(runs.SUFFIX):
+    if checkpoint.endswith(runs.SUFFIX) or is_url(path):
       return open_run(folder, checkpoint, evaluation, dtype)
     if key not in opened:
       opened[key] = open_run(folder, checkpoint, evaluation, dtype)
