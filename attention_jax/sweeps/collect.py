@@ -36,7 +36,7 @@ class FinishedRun(NamedTuple):
     step: the step of the evaluated parameters; 0 if the run did not store it.
     parameters: number of parameters; 0 if the run did not store it.
     commit: the version of the code; '' if the run did not store it.
-    records: the lines of metrics.jsonl, merged by step.
+    records: the metrics, merged by step.
     runs_in_process: number of runs that were trained side by side in its process, itself included.
   """
 

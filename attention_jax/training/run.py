@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from attention_jax.errors import UserError, choose
+from attention_jax.errors import UserError, choose, report_write_errors
 from attention_jax.training.checkpoint import BEST, Checkpoints
+from attention_jax.training.clock import GOODPUT, Goodput, TrainingClock, read_goodput, write_goodput
 from attention_jax.training.config import Training
 from attention_jax.training.interrupts import StopSignals
 from attention_jax.training.peers import gather
 from attention_jax.training.state import TrainState
 from attention_jax.training.watch import Watch
-from attention_jax.training.writers import EVALUATION_PREFIX, JsonLines, TensorBoard
+from attention_jax.training.writers import EVALUATION_PREFIX, JsonLines, TensorBoard, last_step
 
 MAX_SKIPPED = 100  # updates in a row that are skipped before training stops: the parameters no longer change
 SPIKE_WINDOW = 50  # number of earlier losses with which a loss is compared
@@ -109,6 +110,7 @@ class TrainedRun:
     start: the step that the run starts from.
     reason: why the run has stopped, or ''.
     best: the best evaluation so far.
+    goodput: what the time of the run went into before this start, which is counted.
     awaits_evaluation: whether a signal has stopped the evaluation of the last step: it is made when the run is resumed.
   """
 
@@ -116,6 +118,7 @@ class TrainedRun:
     choose(direction, ('min', 'max'), 'direction')
     self.start = 0
     self.reason = ''
+    self.goodput = Goodput()
     self.best = BestEvaluation()
     self.awaits_evaluation = False
     self._folder = epath.Path(folder)
@@ -159,6 +162,9 @@ class TrainedRun:
     """Opens the files of metrics, in the first process alone; `progress` is called with each evaluation too."""
     self._progress = progress
     if progress:
+      before = read_goodput(self._folder)
+      repeated = before.repeated_updates + max(0, (last_step(self._folder) or 0) - self.start)
+      self.goodput = before._replace(starts=before.starts + 1, repeated_updates=repeated)
       self._writers = [JsonLines(self._folder, self.start), TensorBoard(self._folder, self.start)]
 
   def write(self, step: int, record: Mapping[str, Any]) -> None:
@@ -236,6 +242,14 @@ class TrainedRun:
     self._checkpoints.save(state, host)
     for writer in self._writers:
       writer.begin_part(step)
+
+  def describe_time(self, clock: TrainingClock) -> str:
+    """Stores the goodput of the run, in the first process alone, and returns its description."""
+    goodput = clock.goodput(self.goodput)
+    if self._progress:
+      with report_write_errors(self._folder / GOODPUT):
+        write_goodput(self._folder, goodput)
+    return goodput.describe()
 
   def report_save_error(self) -> None:
     """Raises UserError if the last checkpoint could not be written; does not wait for one that is being written."""

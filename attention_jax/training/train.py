@@ -140,7 +140,8 @@ def fit_seeds(
     states, interrupt = loop.run(states, clock.timed_stream(stream), start)
     with clock.paused(SAVING):
       stack.close()
-    log(clock.describe())
+    for description in dict.fromkeys(run.describe_time(clock) for run in runs):
+      log(description)
     interrupt = interrupt or signals.last_reason()
     reasons = [InterruptReason(f'stopped by {interrupt}') if interrupt else run.reason for run in runs]
     compilations = update.compilations()
@@ -259,6 +260,9 @@ class _Loop:
         self.runs[i].save(step, self.update.select(states, i))
       for run in self.runs:
         run.report_save_error()
+    if any(selected):
+      for run in self.runs:
+        run.describe_time(self.clock)
 
 
 def is_due(step: int, every: int) -> bool:

@@ -33,7 +33,7 @@ from tests.experiments.helpers import ROOT, write_task
 from tests.experiments.train_every_system import CONFIGS, configs, shrink_tasks
 
 # Files that are compared otherwise, or not at all: there may be a commit while the runs are made.
-MACHINE_FILES = {'metrics', 'digests.json', '.lock', 'commits.txt'}
+MACHINE_FILES = {'metrics', 'goodput.json', 'digests.json', '.lock', 'commits.txt'}
 MACHINE_DEPENDENT = {'train/tokens_per_second', 'train/steps_per_second', 'train/compilations'}
 # Longer than the runs of CONFIGS, so that kills hit updates, evaluations and checkpoints.
 LONGER_TRAINING = {

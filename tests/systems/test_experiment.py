@@ -36,6 +36,7 @@ FILES = {
   'config.json',
   'data.json',
   'digests.json',
+  'goodput.json',
   'hypotheses.test.txt',
   'metrics',
   'results.json',

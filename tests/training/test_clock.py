@@ -2,7 +2,16 @@
 
 import pytest
 
-from attention_jax.training.clock import COMPILATION, EVALUATION, SAVING, TrainingClock
+from attention_jax.training.clock import (
+  COMPILATION,
+  EVALUATION,
+  GOODPUT,
+  SAVING,
+  Goodput,
+  TrainingClock,
+  read_goodput,
+  write_goodput,
+)
 
 
 def test_laps_exclude_pauses(time):
@@ -35,7 +44,19 @@ def test_the_shares_of_all_activities_add_up_to_the_wall_clock(time):
     time.now += 5.0
   with timer.paused(SAVING):
     time.now += 10.0
-  assert timer.describe() == (
-    'wall clock 50 s: updates 12 %, waiting for data 10 %, compiling 48 %, evaluating 10 %, saving 20 %'
-  )
+  shares = 'updates 12 %, waiting for data 10 %, compiling 48 %, evaluating 10 %, saving 20 %'
+  goodput = timer.goodput(Goodput(starts=1))
+  assert goodput.describe() == f'wall clock 50 s: {shares}'
+  again = timer.goodput(goodput._replace(starts=2, repeated_updates=7))
+  assert again.describe() == f'wall clock 100 s: {shares}; 2 starts, 7 updates repeated'
   assert timer.lap() == pytest.approx(11.0)  # waiting for data is part of the rates
+
+
+@pytest.mark.parametrize('content', [None, '', '[]', '{"other": 1}'])
+def test_a_folder_without_a_readable_goodput_is_that_of_a_new_run(tmp_path, content):
+  if content is not None:
+    (tmp_path / GOODPUT).write_text(content)
+  assert read_goodput(tmp_path) == Goodput()
+  goodput = Goodput(3, 4, {'updates': 1.5})
+  write_goodput(tmp_path, goodput)
+  assert read_goodput(tmp_path) == goodput

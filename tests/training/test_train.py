@@ -19,6 +19,7 @@ import pytest
 from attention_jax import training as training_package
 from attention_jax.errors import UserError
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
+from attention_jax.training.clock import read_goodput
 from attention_jax.training.compile_pool import CompilePool
 from attention_jax.training.config import Training
 from attention_jax.training.loss import Loss
@@ -70,6 +71,7 @@ def test_a_run_learns_and_writes_all_files(uninterrupted):
     'best',
     'checkpoints',
     'config.json',
+    'goodput.json',
     'metrics',
     'saved.json',
     'tensorboard',
@@ -325,6 +327,8 @@ def test_a_run_resumes_exactly_from_the_checkpoint_before_a_damaged_one_and_neve
   assert 'checkpoints/4 cannot be read' in capsys.readouterr().out
   assert state_bits(resumed.state) == state_bits(result.state)
   assert records_of(tmp_path) == records
+  goodput = read_goodput(tmp_path)
+  assert goodput.starts == goodput.repeated_updates == 2 and all(x >= 0 for x in goodput.seconds.values())
   lines = lines_of(tmp_path)
   for step in ('2', '4'):
     damage(tmp_path / LATEST / step)
