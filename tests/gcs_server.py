@@ -11,11 +11,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
 
 BUCKET = 'bucket'
+ROOT = Path(__file__).parents[1]
 
 
 def _generation(storage, bucket: str, name: str) -> int:
@@ -47,6 +47,11 @@ def _with_generations(handle):
   return handle_conditionally
 
 
+def _refuse(request, response, storage):
+  """gcsfs then copies and deletes at once; an unknown request it would repeat for half a minute."""
+  response.status = HTTPStatus.BAD_REQUEST
+
+
 def serve(port: int, folder: str) -> None:
   """Serves until the process is killed."""
   from gcp_storage_emulator import server
@@ -59,30 +64,46 @@ def serve(port: int, folder: str) -> None:
   for _, handlers in server.HANDLERS:
     handlers |= {method: conditional.get(handle, handle) for method, handle in handlers.items()}
   objects.insert = conditional[objects.insert]
+  server.HANDLERS = ((r'.*/moveTo/o/.*', {'POST': _refuse}), *server.HANDLERS)
   Path(folder).mkdir(parents=True, exist_ok=True)
   emulator = server.create_server('127.0.0.1', port, in_memory=False, default_bucket=BUCKET, data_dir=folder)
   emulator.start()
   signal.pause()
 
 
-@contextlib.contextmanager
-def running_server(folder: Path, port: int | None = None) -> Iterator[str]:
-  """Runs a server in a process of its own; yields its URL."""
-  if port is None:
+class Server:
+  """A server in a process of its own, which may be stopped and started again; a context manager.
+
+  Args:
+    folder: the folder of its objects.
+  """
+
+  def __init__(self, folder: Path):
     with socket.socket() as probe:
       probe.bind(('127.0.0.1', 0))
-      port = probe.getsockname()[1]
-  process = subprocess.Popen([sys.executable, '-m', 'tests.gcs_server', str(port), str(folder)])
-  try:
+      self._port = probe.getsockname()[1]
+    self._folder = folder
+    self.url = f'http://127.0.0.1:{self._port}'
+
+  def start(self) -> None:
+    command = [sys.executable, '-m', 'tests.gcs_server', str(self._port), str(self._folder)]
+    self._process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
     while True:
-      with contextlib.suppress(ConnectionError), socket.create_connection(('127.0.0.1', port)):
-        break
-      assert process.poll() is None
+      with contextlib.suppress(ConnectionError), socket.create_connection(('127.0.0.1', self._port)):
+        return
+      assert self._process.poll() is None
       time.sleep(0.05)
-    yield f'http://127.0.0.1:{port}'
-  finally:
-    process.kill()
-    process.wait()
+
+  def stop(self) -> None:
+    self._process.kill()
+    self._process.wait()
+
+  def __enter__(self) -> 'Server':
+    self.start()
+    return self
+
+  def __exit__(self, *error) -> None:
+    self.stop()
 
 
 def environment(url: str) -> dict[str, str]:

@@ -19,7 +19,7 @@ from attention_jax.functional.copying import emittable
 from attention_jax.functional.masking import padding_mask
 from attention_jax.models.encoder_decoder import EncoderDecoder
 from attention_jax.tokens import EOS
-from attention_jax.training.partition import jit_on_mesh
+from attention_jax.training.partition import gather_recurrent, jit_on_mesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ def compile_search(
   """
 
   def run(params, source, source_mask, rng_inputs=None, prefix=None):
-    variables = {'params': params}
+    variables = {'params': gather_recurrent(params, mesh) if mesh else params}
     carry, memory = model.apply(variables, source, source_mask, max_length, strategy.hypotheses, method='start')
 
     def step(carry, token, memory):

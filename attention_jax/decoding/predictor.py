@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from attention_jax.data.batching import Batch, eval_batches
 from attention_jax.data.encoding import EncodedCorpus, encode
@@ -23,7 +24,7 @@ from attention_jax.errors import UserError
 from attention_jax.models.encoder_decoder import EncoderDecoder
 from attention_jax.tokens import EOS, PAD, UNK
 from attention_jax.training.compiling import compiler_options
-from attention_jax.training.partition import fetch, make_mesh, replicate, shard_batch
+from attention_jax.training.partition import make_mesh, place_parameters, shard_rows
 from attention_jax.training.peers import map_batches
 from attention_jax.training.state import count_parameters
 from attention_jax.training.watch import Watch, unwatched
@@ -83,6 +84,7 @@ class Predictor:
     constraints: constraints on hypotheses.
     replace_unknown: whether an unknown token is replaced by the source token with the largest weight (Jean et al. 2015;
       Luong et al. 2015).
+    mesh: the mesh of the devices; by default one of this process's devices.
     rounds: number of times that lines are expected to be predicted; together with their number it selects how the
       search is compiled, see compiling.compiler_options.
   """
@@ -101,6 +103,7 @@ class Predictor:
     constraints: Constraints = NO_CONSTRAINTS,
     replace_unknown: bool = False,
     rounds: int = 1,
+    mesh: Mesh | None = None,
   ):
     self.model = model
     self.source_vocab = source_vocab
@@ -112,7 +115,7 @@ class Predictor:
     self._rounds = rounds
     self._buckets = buckets
     self._longest_bucket = max(source for source, _ in buckets)
-    self._mesh = make_mesh(jax.local_devices())
+    self._mesh = mesh or make_mesh(jax.local_devices())
     self._batch_size = self._round_to_devices(batch_size)
     # For few sources, a full batch would compile the search for every size to which shrinking_while_loop shrinks it.
     self._small_batch_size = self._round_to_devices(min(batch_size, MIN_SOURCES))
@@ -122,7 +125,7 @@ class Predictor:
 
   def set_params(self, params: Any) -> None:
     """Replaces the parameters; nothing is compiled again."""
-    self._params = replicate(fetch(params), self._mesh)
+    self._params = place_parameters(params, self._mesh)
 
   def __call__(self, lines: Sequence[str], **options: Any) -> list[Prediction]:
     """Returns one prediction per line, in order; the options are those of `stream`."""
@@ -187,10 +190,10 @@ class Predictor:
       rng_inputs = sampling and (np.full_like(batch.index, sampling.seed), numbers[batch.index])
       prefix_ids = self._prefix_ids(batch) if prefixes else None
       inputs = (batch.source, batch.source_mask, rng_inputs, prefix_ids)
-      return run_search(self._params, *shard_batch(inputs, self._mesh))
+      return run_search(self._params, *shard_rows(inputs, self._mesh))
 
     batches = eval_batches(encoded, self._search_buckets(encoded, longest), batch_size)
-    for batch, hypotheses in map_batches(search, batches, watch):
+    for batch, hypotheses in map_batches(search, batches, watch, self._mesh):
       yield from self._predictions(batch, hypotheses, corpus)
 
   def max_source_length(self, length: int) -> int:

@@ -151,10 +151,9 @@ class TransformerDecoder(LayeredDecoder, Stack, kw_only=True):
       )
     self.check_weights_layer('transformer')
     options = {'project_values': True, 'output_scale': self.residual_scale}
+    layer = self.layer_class(DecoderLayer, 5)
     self.blocks = [
-      DecoderLayer(
-        self.self_attention(), require_backprop(attention).clone(**options), self.feed_forward(), self.residual
-      )
+      layer(self.self_attention(), require_backprop(attention).clone(**options), self.feed_forward(), self.residual)
       for attention in self.attentions
     ]
 

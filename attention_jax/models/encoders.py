@@ -249,7 +249,8 @@ class TransformerEncoder(Stack, kw_only=True):
 
   def setup(self):
     self.prepare(causal=False)
-    self.blocks = [EncoderLayer(self.self_attention(), self.feed_forward(), self.residual) for _ in range(self.layers)]
+    layer = self.layer_class(EncoderLayer, 4)
+    self.blocks = [layer(self.self_attention(), self.feed_forward(), self.residual) for _ in range(self.layers)]
 
   def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
     """Encodes source ids [B, S] with mask [B, S]."""

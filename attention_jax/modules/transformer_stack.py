@@ -42,6 +42,8 @@ class Stack(nn.Module):
     attention_dropout: dropout rate of the weights of self-attention.
     layer_dropout: probability that a layer is skipped for a whole batch during training (LayerDrop, Fan, Grave & Joulin
       2020). A skipped layer is computed nevertheless.
+    remat: whether the backward pass computes each layer again from its inputs, in place of storing its inner values:
+      a third more products, for the memory of one layer at a time, and of its parameters if they are sharded.
   """
 
   features: Size = 512
@@ -66,6 +68,7 @@ class Stack(nn.Module):
   gate: bool = False
   activation: str = 'relu'
   dropout: Fraction = 0.0
+  remat: bool = False
   dtype: jnp.dtype = jnp.float32
   sublayers = 2  # per layer
 
@@ -124,6 +127,10 @@ class Stack(nn.Module):
   def feed_forward(self) -> FeedForward:
     """Returns the feed-forward network of one layer."""
     return FeedForward(self.features, self.hidden, self.activation, self.residual_scale, self.dtype)
+
+  def layer_class(self, layer: type[nn.Module], deterministic: int) -> type[nn.Module]:
+    """Returns the class of a layer, with `remat`; `deterministic` is the position of this argument of its call."""
+    return nn.remat(layer, static_argnums=(deterministic,)) if self.remat else layer
 
   @property
   def residual(self) -> Callable[[], Residual]:

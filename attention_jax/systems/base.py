@@ -30,7 +30,7 @@ from attention_jax.training.compiling import jit_once
 from attention_jax.training.config import Training
 from attention_jax.training.frozen import check_frozen
 from attention_jax.training.loss import Loss
-from attention_jax.training.partition import fetch, make_mesh, process_share, replicate, row_devices
+from attention_jax.training.partition import make_mesh, place_parameters, process_share, row_devices, shards_parameters
 from attention_jax.training.step import step_rngs
 from attention_jax.training.watch import Watch, unwatched
 
@@ -208,8 +208,12 @@ class System(abc.ABC):
 
   @functools.cached_property
   def mesh(self) -> Mesh:
-    """Mesh of this process's devices: in evaluation, every process computes its batches by itself."""
-    return make_mesh(jax.local_devices())
+    """Mesh of evaluations: this process's devices, as every process computes its batches by itself.
+
+    If `config.mesh` shards the parameters of a single run, it is that of training: one process may not hold them.
+    """
+    is_sharded = self.config.seeds == 1 and shards_parameters(self.training_mesh)
+    return self.training_mesh if is_sharded else make_mesh(jax.local_devices())
 
   @functools.cached_property
   def training_mesh(self) -> Mesh:
@@ -231,9 +235,9 @@ class System(abc.ABC):
     devices = self.mesh.devices.size
     return -(-self.config.evaluation.batch_size // devices) * devices
 
-  def replicate_params(self, params: Any) -> Any:
-    """Copies parameters to every device of `mesh`."""
-    return replicate(fetch(params), self.mesh)
+  def place_params(self, params: Any) -> Any:
+    """Returns parameters as evaluations on `mesh` need them."""
+    return place_parameters(params, self.mesh)
 
 
 @runtime_checkable

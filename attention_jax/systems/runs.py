@@ -24,7 +24,7 @@ from attention_jax.systems.text_evaluation import text_metrics
 from attention_jax.systems.variants import check_variants
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.digests import check_file_digests
-from attention_jax.training.partition import make_mesh, replicate, sharding
+from attention_jax.training.partition import MeshConfig, make_mesh, parameter_shardings, replicate
 from attention_jax.training.state import evaluation_field
 from attention_jax.training.watch import Watch, unwatched
 
@@ -142,7 +142,7 @@ def open_run(
   """
   folder = resolve_folder(folder)
   check_run_files(folder)
-  config = read_run_config(folder)
+  config = dataclasses.replace(read_run_config(folder), mesh=MeshConfig())  # this machine may have fewer devices
   for field in evaluation:
     choose(field, to_dict(config.evaluation), f'field of config.evaluation of {folder}:')
   config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, **evaluation))
@@ -237,12 +237,12 @@ def restore_params(folder: epath.Path, system: System, checkpoint: str) -> tuple
     return _load_params(system, checkpoint)
   training = system.config.training
   field = evaluation_field(training.average)
-  placement = sharding(make_mesh(jax.local_devices()), 'state')
   checkpoints = Checkpoints(folder, read_only=True)
   try:
     # Shapes are enough: compiling the initial values would take seconds.
     shapes = jax.eval_shape(lambda: system.initializer()(training.seed))
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placement), shapes)
+    layouts = parameter_shardings(shapes, system.mesh)
+    like = jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, layouts)
     kind, steps = _select_checkpoints(checkpoints, checkpoint, training.keep)
     params = [checkpoints.restore_field(field, like, kind, step) for step in steps or [None]]
     if len(params) == 1:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from attention_jax.analysis.alignment import (
   Link,
@@ -30,7 +31,7 @@ from attention_jax.losses.sequence import output_loss
 from attention_jax.models.encoder_decoder import EncoderDecoder, replace_unreachable_targets
 from attention_jax.specs import Count, OutputLength, Repeats, Size, check_fields, parse
 from attention_jax.training.compiling import CompiledForRuns
-from attention_jax.training.partition import fetch, make_mesh, replicate, shard_batch
+from attention_jax.training.partition import make_mesh, place_parameters, shard_rows
 from attention_jax.training.peers import map_batches
 from attention_jax.training.watch import Watch, unwatched
 
@@ -109,17 +110,25 @@ class ForcedScores(NamedTuple):
 
 
 class TeacherForcedScorer:
-  """Scores gold targets by teacher forcing. Every process scores its share of the batches on its own devices.
+  """Scores gold targets by teacher forcing. Every process scores its share of the batches, see `map_batches`.
 
   Args:
     model: the model.
     buckets: buckets of training.
     batch_size: rows per batch, rounded up to a multiple of the number of devices.
     rounds: number of times that a split is expected to be scored, see compiling.compiler_options.
+    mesh: the mesh of the devices; by default one of this process's devices.
   """
 
-  def __init__(self, model: EncoderDecoder, buckets: Sequence[Sequence[int]], batch_size: int, rounds: int = 1):
-    self._mesh = make_mesh(jax.local_devices())
+  def __init__(
+    self,
+    model: EncoderDecoder,
+    buckets: Sequence[Sequence[int]],
+    batch_size: int,
+    rounds: int = 1,
+    mesh: Mesh | None = None,
+  ):
+    self._mesh = mesh or make_mesh(jax.local_devices())
     self._buckets = buckets
     devices = self._mesh.devices.size
     self.batch_rows = -(-batch_size // devices) * devices
@@ -145,11 +154,15 @@ class TeacherForcedScorer:
       rows: number of rows of the split.
       watch: called before each batch.
     """
-    params = replicate(fetch(params), self._mesh)
+    params = place_parameters(params, self._mesh)
     run = self._compiled.select(self._rounds * -(-rows // self.batch_rows), params)
     batch_sums = []
     weights: list[np.ndarray | None] = [None] * rows
-    for batch, (sums, batch_weights) in map_batches(lambda x: run(params, shard_batch(x, self._mesh)), batches, watch):
+
+    def score(batch):
+      return run(params, shard_rows(batch, self._mesh))
+
+    for batch, (sums, batch_weights) in map_batches(score, batches, watch, self._mesh):
       batch_sums.append(sums)
       for i, matrix in enumerate(batch_weights):
         if batch.index[i] >= 0:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from attention_jax.training.partition import jit_on_mesh
+from attention_jax.training.partition import gather_recurrent, jit_on_mesh
 from attention_jax.training.state import count_parameters
 
 # Up to these limits, QUICK_OPTIONS save at least about as much time as they cost. FEW_RUNS limits the number of runs of
@@ -78,13 +78,17 @@ class CompiledForRuns:
 
   Args:
     mesh: the mesh of the devices.
-    fn: the function.
+    fn: the function, whose first argument are parameters, see partition.place_parameters.
   """
 
   def __init__(self, mesh: Mesh, fn: Callable):
     self._platform = mesh.devices.flat[0].platform
-    self._for_few = jit_on_mesh(mesh, fn, compiler_options=compiler_options(0, platform=self._platform))
-    self._for_many = jit_on_mesh(mesh, fn)
+
+    def run(params, *args):
+      return fn(gather_recurrent(params, mesh), *args)
+
+    self._for_few = jit_on_mesh(mesh, run, compiler_options=compiler_options(0, platform=self._platform))
+    self._for_many = jit_on_mesh(mesh, run)
 
   def select(self, runs: float, params: Any) -> Callable:
     """Returns the version for a number of runs with these parameters, see `compiler_options`."""

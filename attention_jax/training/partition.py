@@ -3,8 +3,9 @@
 Rows of batches are sharded over the axes 'data' and 'fsdp'. Parameters, their moving average and the state of the
 optimiser are sharded over 'fsdp' and 'tensor', by the names of their axes: PARAMETER_AXES selects these names by the
 end of the path of an array, and LOGICAL_AXES maps them to axes of the mesh. Models contain no sharding code: the
-compiler derives the placement of every other array. An update gathers parameters over 'fsdp' once, before the loss, so
-that a recurrence does not gather them in every step; over 'tensor' they stay sharded.
+compiler derives the placement of every other array. Over 'fsdp', parameters of Transformer and convolutional layers are
+gathered where they are used; the others once, before the loss, so that a recurrence does not gather them in every step.
+Over 'tensor' all stay sharded.
 """
 
 import dataclasses
@@ -45,6 +46,8 @@ PARAMETER_AXES = (
   (r'feed/Dense_1/kernel', ('features', 'model')),
   (r'kernel', ('model', 'features')),
 )
+# Layers that compute all positions at once: each use of their parameters is one product.
+PARALLEL_LAYERS = r'(?:^|/)blocks_\d+/'
 # The axis of the mesh over which a named axis may be sharded. An axis of the mesh shards one axis of an array:
 # the first that divides evenly, such as the features instead of a single head.
 LOGICAL_AXES = {'heads': 'tensor', 'vocabulary': 'tensor', 'features': 'tensor', 'model': 'fsdp'}
@@ -131,7 +134,7 @@ def state_shardings(tree: Any, mesh: Mesh, *, stacked: bool = False, gathered: b
     tree: arrays, or their shapes, whose paths end like those of parameters.
     mesh: the mesh of the devices.
     stacked: whether the arrays have a leading axis of runs side by side.
-    gathered: whether parameters are whole on the axis 'fsdp', as the loss needs them.
+    gathered: whether parameters outside of PARALLEL_LAYERS are whole on the axis 'fsdp', as recurrences need them.
 
   Returns:
     A tree of the same structure with NamedShardings.
@@ -143,7 +146,7 @@ def state_shardings(tree: Any, mesh: Mesh, *, stacked: bool = False, gathered: b
       axes[0] = 'seed'
     name = jax.tree_util.keystr(path, simple=True, separator='/')
     for axis, mesh_axis in _sharded_axes(name, x.shape[stacked:], mesh.shape).items():
-      if not (gathered and mesh_axis == 'fsdp'):
+      if not (gathered and mesh_axis == 'fsdp' and not re.search(PARALLEL_LAYERS, name)):
         axes[axis + stacked] = mesh_axis
     while axes and axes[-1] is None:
       axes.pop()  # as jax writes the shardings of results: another spec would compile an update twice
@@ -262,6 +265,30 @@ def check_rows(rows: int, mesh: Mesh, parts: int = 1) -> None:
     raise UserError(f'a batch of {rows} rows does not divide over {divided}; expected a multiple of {divisor}')
 
 
+def shards_parameters(mesh: Mesh) -> bool:
+  """Returns whether a mesh shards the parameters of a run."""
+  return mesh.shape['fsdp'] > 1 or mesh.shape['tensor'] > 1
+
+
+def parameter_shardings(params: Any, mesh: Mesh) -> Any:
+  """Returns the shardings of parameters in an evaluation on a mesh: those of training, or whole on every device."""
+  if shards_parameters(mesh):
+    return state_shardings(params, mesh)
+  return jax.tree.map(lambda _: sharding(mesh, 'state'), params)
+
+
+def place_parameters(params: Any, mesh: Mesh) -> Any:
+  """Returns parameters as an evaluation on a mesh needs them, see `parameter_shardings`."""
+  if shards_parameters(mesh):
+    return jax.device_put(params, state_shardings(params, mesh))
+  return replicate(fetch(params), mesh)
+
+
+def gather_recurrent(params: Any, mesh: Mesh) -> Any:
+  """Gathers the parameters outside of PARALLEL_LAYERS over 'fsdp', inside of a compiled function."""
+  return constrain(params, state_shardings(params, mesh, gathered=True)) if shards_parameters(mesh) else params
+
+
 def replicate(tree: Any, mesh: Mesh) -> Any:
   """Copies every array of `tree` to every device; every process must pass the same values."""
   return jax.device_put(tree, sharding(mesh, 'state'))
@@ -293,6 +320,16 @@ def shard_batch(batch: Any, mesh: Mesh, parts: int = 1, rule: str = 'batch') -> 
     return jax.make_array_from_process_local_data(layout, x, shape)
 
   return jax.tree.map(place, batch)
+
+
+def shard_rows(batch: Any, mesh: Mesh) -> Any:
+  """Makes global arrays from a batch that every process has: each gives the rows of its devices, see `shard_batch`."""
+  index, shares = process_share(mesh)
+
+  def own_rows(x):
+    return x[index * len(x) // shares : (index + 1) * len(x) // shares]
+
+  return shard_batch(jax.tree.map(own_rows, batch) if mesh.is_multi_process else batch, mesh)
 
 
 def fetch(tree: Any) -> Any:

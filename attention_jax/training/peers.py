@@ -18,8 +18,10 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh
 
 from attention_jax.errors import UserError
+from attention_jax.training.partition import fetch
 from attention_jax.training.threads import map_in_threads, program_threads
 from attention_jax.training.watch import Watch, unwatched
 
@@ -65,13 +67,14 @@ def _unpack(row: np.ndarray, sizes: Sequence[int], like: Sequence[np.ndarray]) -
 
 
 def map_batches(
-  fn: Callable[[Batch], Any], batches: Iterable[Batch], watch: Watch = unwatched
+  fn: Callable[[Batch], Any], batches: Iterable[Batch], watch: Watch = unwatched, mesh: Mesh | None = None
 ) -> Iterator[tuple[Batch, Any]]:
   """Yields each batch with fn(batch), in order; every process computes its share, and yields the results of all.
 
   With N processes, process i computes batches i, i + N, ...; the results of N batches are exchanged at a time, so that
   memory does not grow with their number. A batch is computed as a whole by one process, with the same numbers as in a
   program of one process. On a single CPU device, several batches are computed at the same time, see `program_threads`.
+  On a mesh of the devices of several processes, all compute each batch together.
 
   Args:
     fn: returns a tree of arrays, whose structure, dtypes and ranks are the same for every batch. Several threads may
@@ -79,8 +82,12 @@ def map_batches(
     batches: the same in every process.
     watch: called before each group of batches is read, at the same points in every process; what it raises ends the
       iteration.
+    mesh: the mesh on which `fn` computes; by default one of this process's devices.
   """
   total = operator.length_hint(batches, 0)
+  if mesh is not None and mesh.is_multi_process:
+    yield from _map_together(fn, batches, watch, total)
+    return
   done = 0
 
   def read_groups():
@@ -96,6 +103,15 @@ def map_batches(
   for group, results in map_in_threads(compute_share, read_groups(), program_threads()):
     yield from zip(group, gather(results)[: len(group)], strict=True)
     done += len(group)
+
+
+def _map_together(
+  fn: Callable[[Batch], Any], batches: Iterable[Batch], watch: Watch, total: int
+) -> Iterator[tuple[Batch, Any]]:
+  """`map_batches` on a mesh of several processes."""
+  for done, batch in enumerate(batches):
+    watch(done, total)
+    yield batch, fetch(fn(batch))
 
 
 @contextlib.contextmanager

@@ -5,37 +5,35 @@ The latest process owns it; damaged objects are reported; a bucket that does not
 
 import functools
 import os
+import threading
+import time
 
+import jax
+import numpy as np
 import pytest
 
 from attention_jax.errors import UserError
+from attention_jax.systems.runs import open_run
 from attention_jax.training.checkpoint import LATEST
 from attention_jax.training.folder import own_folder
 from attention_jax.training.paths import run_path
 from attention_jax.training.writers import read_metrics
 from tests import gcs_server
-from tests.experiments.helpers import run, tiny_arguments
+from tests.experiments.helpers import run, start_together, tiny_arguments, wait_for_outputs
 from tests.training import helpers
-from tests.training.helpers import fit_toy, state_bits
+from tests.training.helpers import fit_light, state_bits
 
-fit_small = functools.partial(
-  fit_toy,
-  steps=8,
-  checkpoint_every=4,
-  evaluate_every=4,
-  accumulate=1,
-  stream=functools.partial(helpers.stream, lengths=helpers.BUCKETS[:1]),
-)
+fit_small = functools.partial(fit_light, steps=8, checkpoint_every=4, evaluate_every=4)
 
 
 @pytest.fixture(scope='module')
 def bucket(tmp_path_factory):
-  """The URL of a bucket, and the folder that holds its objects."""
+  """The URL of a bucket, and its server."""
   folder = tmp_path_factory.mktemp('bucket')
-  with gcs_server.running_server(folder) as url, pytest.MonkeyPatch.context() as patch:
-    for name, value in gcs_server.environment(url).items():
+  with gcs_server.Server(folder) as server, pytest.MonkeyPatch.context() as patch:
+    for name, value in gcs_server.environment(server.url).items():
       patch.setenv(name, value)
-    yield f'gs://{gcs_server.BUCKET}', folder
+    yield f'gs://{gcs_server.BUCKET}', server
 
 
 @pytest.fixture(scope='module')
@@ -133,3 +131,42 @@ def test_programs_train_and_open_a_run_in_a_bucket(bucket, trained, task):
   fields = ['--config.training.optimizer=sgd']
   result = run('train', *tiny_arguments(task, folder, *fields))
   assert result.code == 2 and 'holds another config: training.optimizer' in result.err
+
+
+@pytest.mark.long
+def test_a_bucket_that_does_not_answer_during_a_save_loses_nothing(bucket, tmp_path):
+  """The server is stopped for half a minute while the first checkpoint is written."""
+  fields = {'steps': 40, 'stream': functools.partial(helpers.stream, pause=0.2, lengths=helpers.BUCKETS[:1])}
+  expected = fit_light(tmp_path / 'run', steps=40)
+  folder = run_path(f'{bucket[0]}/runs/outage')
+
+  def interrupt():
+    while not (folder / LATEST).exists():
+      time.sleep(0.01)
+    bucket[1].stop()
+    time.sleep(30)
+    bucket[1].start()
+
+  thread = threading.Thread(target=interrupt)
+  thread.start()
+  result = fit_light(folder, checkpoint_every=10, **fields)
+  thread.join()
+  assert result.reason == 'all 40 steps are done' and state_bits(result.state) == state_bits(expected.state)
+  assert {path.name for path in (folder / LATEST).iterdir()} == {'30', '40'}
+  assert [record['step'] for record in read_metrics(folder)] == [
+    record['step'] for record in read_metrics(tmp_path / 'run')
+  ]
+
+
+@pytest.mark.long
+def test_two_processes_write_their_shards_to_a_bucket(bucket, task, tmp_path):
+  """Interrupted after two updates and resumed, the run has the parameters of one on a disk, bit for bit."""
+  folders = [run_path(f'{bucket[0]}/runs/two'), tmp_path / 'run']
+  for folder in folders:
+    for steps in (2, 4):
+      fields = ['--config.mesh.fsdp=4', f'--config.training.steps={steps}', '--config.training.optimizer=sgd']
+      arguments = tiny_arguments(task, folder, *fields)
+      wait_for_outputs(start_together('experiments.train', '--distributed', *arguments))
+  params = [jax.device_get(open_run(folder, 'latest').params) for folder in folders]
+  jax.tree.map(np.testing.assert_array_equal, *params)
+  assert (folders[0] / 'results.json').read_text() == (folders[1] / 'results.json').read_text()

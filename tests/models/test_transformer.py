@@ -92,6 +92,22 @@ def test_layer_dropout_skips_layers_for_whole_batches_during_training():
   assert_close(bound.output(features).logits(), without_layers)
 
 
+def test_layers_that_are_computed_again_have_the_same_gradients():
+  source, mask, target = inputs()
+  results = []
+  for options in ('dropout=0.3', 'dropout=0.3, remat=True'):
+    model = build_transformer(options, options)
+    params = variables(model, source, mask, target)['params']
+
+    def loss(params, model=model):
+      rngs = {'dropout': jax.random.key(3)}
+      return model.apply({'params': params}, source, mask, target, deterministic=False, rngs=rngs).logits.sum()
+
+    results.append(jax.jit(jax.value_and_grad(loss))(params))
+    assert ('remat' in str(jax.make_jaxpr(jax.grad(loss))(params))) == ('remat' in options)
+  assert_close(*results, rtol=1e-5, atol=1e-6)
+
+
 def test_dropout_of_sublayers_and_of_weights_is_active_in_training():
   source, mask, target = inputs()
   options = 'norm_first=True, attention_dropout=0.5'

@@ -25,6 +25,7 @@ from attention_jax.systems.recall.system import RecallSystem
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.training.config import Training
 from attention_jax.training.loss import Loss
+from attention_jax.training.partition import shards_parameters
 
 PROTOCOLS = {
   SupportsTranslation: {'translation'},
@@ -41,8 +42,8 @@ class MinimalSystem(System):
 
   loss = report = splits = implementation = None
 
-  def __init__(self, batch_size):
-    self.config = parse_config({'evaluation': {'batch_size': batch_size}})
+  def __init__(self, batch_size, **fields):
+    self.config = parse_config({'evaluation': {'batch_size': batch_size}} | fields)
 
   def _required(self, *args, **kwargs):
     raise NotImplementedError
@@ -68,9 +69,18 @@ def test_evaluation_rows_are_a_multiple_of_the_devices(batch_size, rows):
 
 def test_parameters_are_replicated_over_all_local_devices():
   system = MinimalSystem(1)
-  params = system.replicate_params({'w': np.arange(3.0, dtype=np.float32)})
+  params = system.place_params({'w': np.arange(3.0, dtype=np.float32)})
   assert params['w'].sharding.is_fully_replicated and params['w'].devices() == set(jax.local_devices())
   np.testing.assert_array_equal(params['w'], np.arange(3.0))
+
+
+def test_evaluations_use_the_mesh_of_training_if_it_shards_the_parameters_of_one_run():
+  system = MinimalSystem(1, mesh={'fsdp': 4})
+  assert system.mesh == system.training_mesh and system.mesh.shape['fsdp'] == 4
+  kernel = system.place_params({'blocks_0': {'feed': {'Dense_0': {'kernel': np.ones((8, 4), np.float32)}}}})
+  (kernel,) = jax.tree.leaves(kernel)
+  assert kernel.addressable_shards[0].data.shape == (2, 4)
+  assert not shards_parameters(MinimalSystem(1, mesh={'fsdp': 4}, seeds=2).mesh)
 
 
 def test_a_subclass_must_define_what_the_base_class_requires():

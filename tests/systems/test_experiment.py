@@ -148,6 +148,14 @@ def test_a_finished_run_has_all_files_and_no_unfinished_file(trained):
   assert len(read_metrics(trained.folder)) == 4
 
 
+def test_a_run_with_sharded_parameters_has_the_same_results(trained, config, tmp_path):
+  results, _ = train_quietly(config | {'mesh': {'fsdp': 2}}, tmp_path)
+  for name, result in results['test'].items():
+    assert result.value == pytest.approx(trained.results['test'][name].value, rel=1e-5), name
+  params = [jax.device_get(open_run(folder).params) for folder in (tmp_path, trained.folder)]
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), *params)
+
+
 def test_results_json_has_the_results_and_their_origin(trained, config):
   record = json.loads((trained.folder / 'results.json').read_text('utf-8'))
   assert list(record) == ['step', 'parameters', 'implementation', 'commit', 'evaluation', 'results']

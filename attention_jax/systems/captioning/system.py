@@ -61,7 +61,7 @@ from attention_jax.systems.text_evaluation import (
 from attention_jax.tokens import EOS
 from attention_jax.training.config import Training
 from attention_jax.training.loss import Loss
-from attention_jax.training.partition import shard_batch
+from attention_jax.training.partition import shard_rows
 from attention_jax.training.peers import map_batches
 from attention_jax.training.watch import Watch, unwatched
 
@@ -268,16 +268,16 @@ class CaptioningSystem(System):
     """
     search = self._compile_search(beams)
     batch_rows = self._scorer.batch_rows
-    params = self.replicate_params(params)
+    params = self.place_params(params)
 
     def search_from(start: int) -> Hypotheses:
       chunk = pictures[start : start + batch_rows]
       mask = np.arange(batch_rows) < len(chunk)
       padded = np.pad(chunk, [(0, batch_rows - len(chunk))] + [(0, 0)] * (chunk.ndim - 1))
-      return search(params, *shard_batch((padded, mask[:, None]), self.mesh))
+      return search(params, *shard_rows((padded, mask[:, None]), self.mesh))
 
     predictions = []
-    for start, hypotheses in map_batches(search_from, range(0, len(pictures), batch_rows), watch):
+    for start, hypotheses in map_batches(search_from, range(0, len(pictures), batch_rows), watch, self.mesh):
       chunk_names = names[start : start + batch_rows]
       predictions += [self._read_prediction(hypotheses, i, name) for i, name in enumerate(chunk_names)]
     return predictions
@@ -349,7 +349,7 @@ class CaptioningSystem(System):
   @functools.cached_property
   def _scorer(self) -> TeacherForcedScorer:
     size = self.config.evaluation.batch_size
-    return TeacherForcedScorer(self.model, (), size, self.config.training.evaluations)
+    return TeacherForcedScorer(self.model, (), size, self.config.training.evaluations, self.mesh)
 
   @functools.cached_property
   def _compile_search(self) -> Callable[[int], Callable]:

@@ -60,7 +60,7 @@ from attention_jax.systems.config import RunConfig
 from attention_jax.training.compiling import CompiledForRuns, jit_once
 from attention_jax.training.config import Training
 from attention_jax.training.loss import Loss
-from attention_jax.training.partition import shard_batch
+from attention_jax.training.partition import shard_rows
 from attention_jax.training.peers import map_batches
 from attention_jax.training.watch import Watch, unwatched
 
@@ -296,14 +296,14 @@ class ClassificationSystem(System):
     self, params: Any, encoded: EncodedDocuments, watch: Watch = unwatched
   ) -> tuple[dict[str, float], list[ClassificationPrediction]]:
     """Classifies every document; returns sums over documents, and one prediction each."""
-    params = self.replicate_params(params)
+    params = self.place_params(params)
     num_evaluations = self.config.training.evaluations
     num_batches = -(-encoded.rows // self.evaluation_rows)
     classify = self._classify.select(num_evaluations * num_batches, params)
     totals = []
     predictions = [None] * encoded.rows
     batches = eval_document_batches(encoded, self._buckets, self.evaluation_rows)
-    for batch, outputs in map_batches(lambda x: classify(params, shard_batch(x, self.mesh)), batches, watch):
+    for batch, outputs in map_batches(lambda x: classify(params, shard_rows(x, self.mesh)), batches, watch, self.mesh):
       sums, log_probs, word_weights, sentence_weights = outputs
       totals.append(sums)
       for i in np.flatnonzero(batch.index >= 0):

@@ -38,7 +38,7 @@ from attention_jax.systems.glimpsing.model import NETWORKS
 from attention_jax.training.compiling import jit_once
 from attention_jax.training.config import Training
 from attention_jax.training.loss import OBJECTIVE_RNG, Loss
-from attention_jax.training.partition import shard_batch
+from attention_jax.training.partition import shard_rows
 from attention_jax.training.peers import map_batches
 from attention_jax.training.watch import Watch, unwatched
 
@@ -244,15 +244,15 @@ class GlimpsingSystem(System):
     self, params: Any, batches: Sequence[DigitBatch], rows: int, watch: Watch = unwatched
   ) -> tuple[list[GlimpsePrediction | None], np.ndarray]:
     """Returns one prediction and one loss per row of a split; rows that are in no batch have None and 0."""
-    params = self.replicate_params(params)
+    params = self.place_params(params)
     predictions = [None] * rows
     losses = np.zeros(rows)
 
     def classify(batch: DigitBatch) -> Any:
       is_divisible = len(batch.index) % self.mesh.devices.size == 0
-      return self._classify(params, shard_batch(batch, self.mesh) if is_divisible else batch)
+      return self._classify(params, shard_rows(batch, self.mesh) if is_divisible else batch)
 
-    for batch, results in map_batches(classify, batches, watch):
+    for batch, results in map_batches(classify, batches, watch, self.mesh):
       for i in np.flatnonzero(batch.index >= 0):
         probabilities, *further_fields = jax.tree.map(lambda x, i=i: x[i], results)
         label = tuple(int(best) for best in probabilities.argmax(-1))

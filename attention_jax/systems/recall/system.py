@@ -28,7 +28,7 @@ from attention_jax.systems.recall.model import RecallConfig, Recaller, build_rec
 from attention_jax.systems.recall.tasks import Episode, RecallTask, make_recall_task
 from attention_jax.training.compiling import jit_once
 from attention_jax.training.loss import Loss
-from attention_jax.training.partition import shard_batch
+from attention_jax.training.partition import shard_rows
 from attention_jax.training.peers import map_batches
 from attention_jax.training.watch import Watch, unwatched
 
@@ -192,11 +192,13 @@ class RecallSystem(System):
     self, params: Any, split: str, rows: int, watch: Watch = unwatched
   ) -> tuple[list[RecallPrediction], dict[str, float]]:
     """Returns one prediction per episode of a split, and sums over its bits."""
-    params = self.replicate_params(params)
+    params = self.place_params(params)
     predictions = [None] * rows
     totals = {'loss': 0.0, 'tokens': 0.0}
     batches = eval_recall_batches(self.task, split, self.evaluation_rows)
-    for batch, (sums, outputs) in map_batches(lambda x: self._apply(params, shard_batch(x, self.mesh)), batches, watch):
+    for batch, (sums, outputs) in map_batches(
+      lambda x: self._apply(params, shard_rows(x, self.mesh)), batches, watch, self.mesh
+    ):
       totals = {name: total + float(sums[name]) for name, total in totals.items()}
       for i in np.flatnonzero(batch.index >= 0):
         is_answer = batch.target_mask[i]

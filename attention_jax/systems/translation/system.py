@@ -223,6 +223,7 @@ class TranslationSystem(System):
       constraints=evaluation.constraints,
       replace_unknown=evaluation.replace_unknown,
       rounds=rounds,
+      mesh=self.mesh,
     )
 
   def evaluate(
@@ -252,7 +253,7 @@ class TranslationSystem(System):
   @functools.cached_property
   def _scorer(self) -> TeacherForcedScorer:
     size = self.config.evaluation.batch_size
-    return TeacherForcedScorer(self.model, self.config.data.buckets, size, self._evaluations)
+    return TeacherForcedScorer(self.model, self.config.data.buckets, size, self._evaluations, self.mesh)
 
   @property
   def _evaluations(self) -> int:
