@@ -3,8 +3,9 @@
   python -m tests.experiments.chaos 200
 
 divides 200 kills among the five systems. A run is started, killed by SIGKILL or SIGTERM at a random moment (while it
-starts, compiles, trains, evaluates or saves), and started again, until the kills are used up; every run that ends must
-have the parameters, results and records of an uninterrupted one, bit for bit. CHAOS_SEED selects other moments.
+starts, compiles, trains, evaluates or saves), and started again, until the kills are used up. A third of the runs are
+in a bucket. Every run that ends must have the parameters, results and records of an uninterrupted one, bit for bit.
+CHAOS_SEED selects other moments.
 """
 
 import dataclasses
@@ -23,12 +24,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from etils import epath
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from attention_jax.systems import experiment
 from attention_jax.systems.runs import open_run
 from attention_jax.training.writers import read_metrics
-from tests import compiled
+from tests import compiled, gcs_server
 from tests.experiments.helpers import ROOT, write_task
 from tests.experiments.train_every_system import CONFIGS, configs, shrink_tasks
 
@@ -61,6 +63,7 @@ class Chaos:
     task: the folder of a task of pairs.
     kills: number of starts; each is killed unless the run ends before.
     seed: seed of the moments.
+    bucket: the URL of a bucket that holds every third run; '' for none.
   """
 
   system: str
@@ -68,6 +71,7 @@ class Chaos:
   task: Path
   kills: int
   seed: int
+  bucket: str = ''
 
   def __post_init__(self):
     self.random = random.Random(f'{self.system} {self.seed}')
@@ -123,16 +127,21 @@ class Chaos:
   def _start(self, name: str, is_cold: bool = False) -> subprocess.Popen:
     environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONUNBUFFERED': '1'} | compiled.cache_environment()
     environment |= {'JAX_ENABLE_COMPILATION_CACHE': 'false'} if is_cold else {}
-    arguments = [TRAIN, str(self.folder / name), str(self.task), self.system]
+    arguments = [TRAIN, str(self._folder_of(name)), str(self.task), self.system]
     command = [sys.executable, '-m', 'tests.experiments.chaos', *arguments]
     pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, 'text': True}
     return subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
 
+  def _folder_of(self, name: str) -> epath.Path:
+    """Returns the folder of a run, 'run2', 'run5', ... in the bucket."""
+    is_in_bucket = self.bucket and name[-1].isdigit() and int(name[-1]) % 3 == 2
+    return epath.Path(f'{self.bucket}/{self.system}/{name}') if is_in_bucket else epath.Path(self.folder / name)
+
   def _check(self, name: str) -> None:
     """Compares a finished run with the uninterrupted one."""
-    whole, run = (self.folder / folder / self.system for folder in ('whole', name))
+    whole, run = (self._folder_of(folder) / self.system for folder in ('whole', name))
     check_same_params(whole, run)
-    names = {path.name for path in whole.glob('*') if path.is_file()} - MACHINE_FILES
+    names = {path.name for path in whole.iterdir() if not path.is_dir()} - MACHINE_FILES
     for file in sorted(names):
       assert comparable_text(whole / file) == comparable_text(run / file), f'{run / file} differs'
     assert comparable_records(whole) == comparable_records(run)
@@ -145,7 +154,7 @@ def wait_for_line(process: subprocess.Popen, text: str) -> None:
       return
 
 
-def check_same_params(first: Path, second: Path) -> None:
+def check_same_params(first: epath.PathLike, second: epath.PathLike) -> None:
   """Checks that the latest and the best parameters of two runs are the same, bit for bit."""
   for kind in ('latest', 'best'):
     runs = open_run(first, kind), open_run(second, kind)
@@ -155,12 +164,12 @@ def check_same_params(first: Path, second: Path) -> None:
       assert np.array_equal(value, params[1][name]), f'{second}: {kind} {name} differs'
 
 
-def comparable_text(path: Path) -> str:
+def comparable_text(path: epath.Path) -> str:
   """Returns the content of a file without the commit of the code, which may change while the runs are made."""
-  return re.sub(r'"commit": .*', '', path.read_text('utf-8'))
+  return re.sub(r'"commit": .*', '', path.read_text())
 
 
-def comparable_records(folder: Path) -> list[str]:
+def comparable_records(folder: epath.PathLike) -> list[str]:
   """Returns the logged records without rates and compilations."""
   return [
     json.dumps({name: value for name, value in record.items() if name not in MACHINE_DEPENDENT})
@@ -171,20 +180,21 @@ def comparable_records(folder: Path) -> list[str]:
 def main(kills: int) -> None:
   seed = int(os.environ.get('CHAOS_SEED', '0'))
   start = time.monotonic()
-  with tempfile.TemporaryDirectory() as name:
+  with tempfile.TemporaryDirectory() as name, gcs_server.Server(Path(name) / 'bucket') as server:
     folder = Path(name)
+    os.environ |= gcs_server.environment(server.url)
     task = write_task(folder / 'task')
     jax.config.update('jax_compilation_cache_dir', str(folder / 'compiled'))  # read by cache_environment
     for i, system in enumerate(CONFIGS):
       share = kills // len(CONFIGS) + (i < kills % len(CONFIGS))
       if not share:
         continue
-      counts = Chaos(system, folder / system, task, share, seed).run()
+      counts = Chaos(system, folder / system, task, share, seed, f'gs://{gcs_server.BUCKET}').run()
       ends = ', '.join(f'{count} x {end}' for end, count in sorted(counts.items()))
       print(f'{system}: {share} kills survived ({ends}); {time.monotonic() - start:.0f} s', flush=True)
 
 
-def train(output: Path, pairs: Path, system: str) -> None:
+def train(output: epath.Path, pairs: Path, system: str) -> None:
   """Trains, or resumes, a tiny run of one system; exits with the status of train.py."""
   shrink_tasks(pytest.MonkeyPatch())
   config = flatten_dict(dict(configs(pairs, [system]))[system], sep='.') | LONGER_TRAINING
@@ -195,5 +205,5 @@ def train(output: Path, pairs: Path, system: str) -> None:
 
 if __name__ == '__main__':
   if sys.argv[1:2] == [TRAIN]:
-    train(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
+    train(epath.Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
   main(int(sys.argv[1]) if len(sys.argv) > 1 else 200)
