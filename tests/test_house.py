@@ -46,8 +46,8 @@ CROSS_MODULE_TESTS = {
   'data': 'links',
   'decoding': 'search_costs translate_lines',
   'experiments': (
-    'bad_input captioning classifying configs decoding glimpsing help_config long_run objectives one_device programs '
-    'recalling resume translate_stream two_processes'
+    'bad_input bucket captioning classifying configs decoding glimpsing help_config long_run objectives one_device '
+    'programs recalling resume translate_stream two_processes'
   ),
   'functional': 'annotations contract latent_paths properties rows transforms variants',
   'kernels': 'eager implementations pallas',

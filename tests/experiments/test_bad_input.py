@@ -225,7 +225,7 @@ def test_damaged_checkpoints_are_user_errors(trained, task, tmp_path):
   assert read_tree(folder) == before
   result = run('train', *tiny_arguments(task, folder))
   assert result.code == 2 and f'checkpoint {folder}/checkpoints/2 cannot be read' in result.err
-  assert f'moved to {folder}/damaged/checkpoints-4-1; resuming from step 2' in result.out
+  assert f'moved to {folder}/damaged-4-1; resuming from step 2' in result.out
 
 
 @pytest.mark.parametrize('program', ['evaluate', 'translate', 'inspect_attention'])

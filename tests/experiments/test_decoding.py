@@ -134,7 +134,7 @@ def test_flags_override_the_search_of_the_config(trained, tmp_path):
   short = run('translate', f'--workdir={trained[0]}', '--max_length=1', stdin=INPUT)
   assert all(len(line.split()) <= 1 for line in short.out.splitlines()) and '2 outputs may be truncated' in short.err
   result = run('evaluate', f'--workdir={trained[0]}', '--split=train', '--beams=2', '--gamma=0.5')
-  assert result.code == 0 and 'beams=2, beta=0.0, gamma=0.5' in result.out, result
+  assert result.code == 0 and 'beams=2, alpha=0.6, beta=0.0, gamma=0.5' in result.out, result
 
 
 def test_translations_in_a_file_are_scored(trained, tmp_path):

@@ -55,7 +55,7 @@ def test_models_whose_data_are_not_generated_need_a_folder(commands, tmp_path):
   [
     (['--names=dates,nettalk'], '@nettalk needs --folder with'),
     (['--names=dates,nettak'], "unknown ready-made model 'nettak' (did you mean 'nettalk'?)"),
-    (['--names=dates', '--workdir=gs://bucket/models'], "'gs://bucket/models' is a URL"),
+    (['--names=dates', '--workdir=s3://bucket/models'], "'s3://bucket/models': orbax does not write to S3"),
   ],
 )
 def test_mistakes_are_reported_before_any_training(arguments, message, commands):

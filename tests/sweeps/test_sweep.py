@@ -253,7 +253,7 @@ def test_runs_of_another_system_and_invalid_folders_are_not_adopted(folder, tmp_
   old = write_run(tmp_path / 'old', default_config('recall').to_dict(), {})
   with pytest.raises(UserError, match=r"has its config; system is 'recall', expected 'translation'$"):
     run(make_request(folder, adopted=[old]))
-  with pytest.raises(UserError, match='Could not determine home directory'):
+  with pytest.raises(UserError, match='could not determine the home directory'):
     run(make_request(folder, adopted=[Path('~unknown-user/x')]))
 
 
