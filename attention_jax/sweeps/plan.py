@@ -14,7 +14,7 @@ from attention_jax.sweeps.ledger import INTERRUPTED, SweepState, Unit, UnitState
 from attention_jax.sweeps.resolve import Resolved
 from attention_jax.sweeps.space import label, short_names
 from attention_jax.systems.runs import seed_folder
-from attention_jax.training.paths import is_url
+from attention_jax.training.paths import is_in_bucket
 
 MAX_NAME = 80  # characters of a setting in the name of its folder
 TOGETHER_CHOICES = ('auto', 'yes', 'no')
@@ -126,7 +126,7 @@ def format_command(words: Iterable[str]) -> str:
 
 def run_folders(unit: Unit, sweep_folder: Path) -> dict[int, epath.Path]:
   """Returns the run folder of each seed of a unit; that of an adopted run may be in a bucket."""
-  folder = epath.Path(unit.folder if is_url(unit.folder) else sweep_folder / unit.folder)
+  folder = epath.Path(unit.folder if is_in_bucket(unit.folder) else sweep_folder / unit.folder)
   if len(unit.seeds) == 1:
     return {unit.seeds[0]: folder}
   return {seed: seed_folder(folder, seed) for seed in unit.seeds}
@@ -152,7 +152,9 @@ def removed_units(state: SweepState, sweep_folder: Path) -> list[Unit]:
   Adopted runs, which are elsewhere, are not among them.
   """
   units = [
-    entry.unit for entry in state.finished if not (is_url(entry.unit.folder) or Path(entry.unit.folder).is_absolute())
+    entry.unit
+    for entry in state.finished
+    if not (is_in_bucket(entry.unit.folder) or Path(entry.unit.folder).is_absolute())
   ]
   return [unit for unit in units if not all(path.is_dir() for path in run_folders(unit, sweep_folder).values())]
 

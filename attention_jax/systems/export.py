@@ -17,7 +17,7 @@ from attention_jax.systems.variants import VARIANTS_FILE
 from attention_jax.training.checkpoint import BEST, LATEST, SAVED_FILE, Checkpoints
 from attention_jax.training.digests import DATA_DIGESTS_FILE, FILE_DIGESTS, digested_files, drop_file_digests
 from attention_jax.training.folder import CONFIG
-from attention_jax.training.paths import absolute, is_url, run_path
+from attention_jax.training.paths import absolute, is_in_bucket, run_path
 from attention_jax.training.state import TrainState, evaluation_field
 
 # Files that may lack a digest: users may delete the digests, and an interrupted run has dropped some of them.
@@ -43,7 +43,7 @@ def export_run(folder: epath.PathLike, target: epath.PathLike, checkpoint: str =
   """
   run = open_run(folder, checkpoint)
   target = run_path(target)
-  if is_url(target):
+  if is_in_bucket(target):
     raise UserError(f'cannot export to {target}: expected a folder of a file system, which may be copied to a bucket')
   target = absolute(target)
   if target.exists():

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from etils import epath
 
 from attention_jax.atomic import write_text
+from attention_jax.errors import UserError
 
 GOODPUT = 'goodput.json'
 UPDATES = 'updates'
@@ -40,11 +41,18 @@ class Goodput(NamedTuple):
 
 
 def read_goodput(folder: epath.PathLike) -> Goodput:
-  """Returns the goodput that a run folder holds; that of a new run if there is none, or if it cannot be read."""
+  """Returns the goodput that a run folder holds; that of a new run if there is none.
+
+  Raises:
+    UserError: if it cannot be read.
+  """
+  path = epath.Path(folder) / GOODPUT
   try:
-    return Goodput(**json.loads((epath.Path(folder) / GOODPUT).read_text()))
-  except (OSError, ValueError, TypeError):
+    return Goodput(**json.loads(path.read_text()))
+  except FileNotFoundError:
     return Goodput()
+  except (OSError, ValueError, TypeError) as error:
+    raise UserError(f'cannot read {path}: {" ".join(str(error).split())}; delete it to count from now on') from error
 
 
 def write_goodput(folder: epath.PathLike, goodput: Goodput) -> None:

@@ -21,7 +21,7 @@ from attention_jax.atomic import is_unfinished, write_text
 from attention_jax.errors import UserError
 from attention_jax.specs import parse
 from attention_jax.training.partition import MESH_FIELDS
-from attention_jax.training.paths import BUCKETS, absolute, is_url
+from attention_jax.training.paths import BUCKETS, absolute, is_in_bucket
 from attention_jax.training.peers import fail_together
 
 CONFIG = 'config.json'
@@ -103,7 +103,7 @@ def own_folder(folder: epath.Path, log: Callable[[str], None]) -> Iterator[Calla
   Raises:
     UserError: if another process holds the lock.
   """
-  if is_url(folder):
+  if is_in_bucket(folder):
     yield take_over(folder) if jax.process_index() == 0 else _stay
     return
   lock = filelock.FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)

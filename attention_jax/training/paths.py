@@ -10,14 +10,14 @@ from attention_jax.errors import UserError
 BUCKETS = 'gs://'  # the prefix of buckets that orbax writes to
 
 
-def is_url(path: epath.PathLike) -> bool:
+def is_in_bucket(path: epath.PathLike) -> bool:
   """Returns whether a path is in a bucket."""
   return os.fspath(path).startswith(BUCKETS)
 
 
 def absolute(folder: epath.PathLike) -> epath.Path:
   """Returns the absolute path of a folder, which is a URL already or on a file system."""
-  return epath.Path(folder if is_url(folder) else os.path.abspath(folder))
+  return epath.Path(folder if is_in_bucket(folder) else os.path.abspath(folder))
 
 
 def run_path(folder: epath.PathLike) -> epath.Path:
@@ -32,7 +32,7 @@ def run_path(folder: epath.PathLike) -> epath.Path:
       a bucket that does not exist or cannot be read.
   """
   name = os.fspath(folder)
-  if is_url(name):
+  if is_in_bucket(name):
     return _bucket_path(name)
   if name.startswith('s3://'):
     raise UserError(f"'{name}': orbax does not write to S3; expected gs:// or a folder of a mounted bucket")

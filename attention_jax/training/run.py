@@ -243,7 +243,7 @@ class TrainedRun:
     for writer in self._writers:
       writer.begin_part(step)
 
-  def describe_time(self, clock: TrainingClock) -> str:
+  def store_goodput(self, clock: TrainingClock) -> str:
     """Stores the goodput of the run, in the first process alone, and returns its description."""
     goodput = clock.goodput(self.goodput)
     if self._progress:

@@ -104,7 +104,7 @@ def fit_seeds(
       then called again when the run is resumed.
     direction: 'min' if a lower value of `training.select` is better, 'max' if a higher one is.
     mesh: the mesh of the devices; by default all.
-    before_save: called in the first process before a checkpoint is written; a UserError that it raises ends the run.
+    before_save: called before a checkpoint is written; a UserError that it raises in any process ends the run.
     log: called with lines about updates that are not finite, and about the time of training; in the first process.
 
   Returns:
@@ -140,7 +140,7 @@ def fit_seeds(
     states, interrupt = loop.run(states, clock.timed_stream(stream), start)
     with clock.paused(SAVING):
       stack.close()
-    for description in dict.fromkeys(run.describe_time(clock) for run in runs):
+    for description in dict.fromkeys(run.store_goodput(clock) for run in runs):
       log(description)
     interrupt = interrupt or signals.last_reason()
     reasons = [InterruptReason(f'stopped by {interrupt}') if interrupt else run.reason for run in runs]
@@ -262,7 +262,7 @@ class _Loop:
         run.report_save_error()
     if any(selected):
       for run in self.runs:
-        run.describe_time(self.clock)
+        run.store_goodput(self.clock)
 
 
 def is_due(step: int, every: int) -> bool:

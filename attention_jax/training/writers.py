@@ -77,12 +77,15 @@ class JsonLines:
     """Does nothing: every record is in its file."""
 
 
-def _parts(folder: epath.Path) -> list[epath.Path]:
+def _parts(folder: epath.PathLike) -> list[epath.Path]:
   """The files of metrics of a run, in the order of their steps."""
+  folder = epath.Path(folder) / METRICS
   try:
-    return sorted(path for path in (folder / METRICS).iterdir() if path.name.endswith('.jsonl'))
+    return sorted(path for path in folder.iterdir() if path.name.endswith('.jsonl'))
   except FileNotFoundError:
     return []
+  except OSError as error:
+    raise UserError(f'cannot read {folder}: {error.strerror}; expected the metrics of a run') from error
 
 
 def read_metrics(folder: epath.PathLike) -> list[dict[str, Any]]:
@@ -99,7 +102,7 @@ def read_metrics(folder: epath.PathLike) -> list[dict[str, Any]]:
     UserError: if a file cannot be read or parsed.
   """
   steps: dict[int, dict[str, Any]] = {}
-  for path in _parts_for_reading(folder):
+  for path in _parts(folder):
     for record in _parse(path):
       steps[record['step']] = steps.get(record['step'], {}) | record
   return [steps[step] for step in sorted(steps)]
@@ -108,17 +111,9 @@ def read_metrics(folder: epath.PathLike) -> list[dict[str, Any]]:
 def last_step(folder: epath.PathLike) -> int | None:
   """Returns the last step of the metrics of a run; None if there are none, or if they cannot be read."""
   try:
-    return max(record['step'] for record in _parse(_parts_for_reading(folder)[-1]))
+    return max(record['step'] for record in _parse(_parts(folder)[-1]))
   except (UserError, IndexError, ValueError):
     return None
-
-
-def _parts_for_reading(folder: epath.PathLike) -> list[epath.Path]:
-  folder = epath.Path(folder)
-  try:
-    return _parts(folder)
-  except OSError as error:
-    raise UserError(f'cannot read {folder / METRICS}: {error.strerror}; expected the metrics of a run') from error
 
 
 def _parse(path: epath.Path) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from attention_jax.systems import runs
-from attention_jax.training.paths import is_url
+from attention_jax.training.paths import is_in_bucket
 from tests.compiled import cache_compilations, compilation_cache_folder, shared_compilation_cache  # noqa: F401
 from tests.experiments.helpers import run, tiny_arguments, write_task
 from tests.shared_runs import build_once, train_once
@@ -44,7 +44,7 @@ def runs_are_opened_once():
     runs.check_run_files(path)
     files = sorted((str(file), file.stat().st_mtime_ns) for file in Path(path).rglob('*'))
     key = str((path, checkpoint, sorted(evaluation.items()), dtype, len(jax.devices()), files))
-    if checkpoint.endswith(runs.SUFFIX) or is_url(path):
+    if checkpoint.endswith(runs.SUFFIX) or is_in_bucket(path):
       return open_run(folder, checkpoint, evaluation, dtype)
     if key not in opened:
       opened[key] = open_run(folder, checkpoint, evaluation, dtype)

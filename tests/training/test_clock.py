@@ -2,6 +2,7 @@
 
 import pytest
 
+from attention_jax.errors import UserError
 from attention_jax.training.clock import (
   COMPILATION,
   EVALUATION,
@@ -52,11 +53,12 @@ def test_the_shares_of_all_activities_add_up_to_the_wall_clock(time):
   assert timer.lap() == pytest.approx(11.0)  # waiting for data is part of the rates
 
 
-@pytest.mark.parametrize('content', [None, '', '[]', '{"other": 1}'])
-def test_a_folder_without_a_readable_goodput_is_that_of_a_new_run(tmp_path, content):
-  if content is not None:
-    (tmp_path / GOODPUT).write_text(content)
+def test_the_goodput_of_a_folder_is_that_of_a_new_run_or_the_stored_one(tmp_path):
   assert read_goodput(tmp_path) == Goodput()
+  for content in ('', '[1]', '{"other": 1}'):
+    (tmp_path / GOODPUT).write_text(content)
+    with pytest.raises(UserError, match=f'cannot read {tmp_path}/{GOODPUT}: .*; delete it to count from now on'):
+      read_goodput(tmp_path)
   goodput = Goodput(3, 4, {'updates': 1.5})
   write_goodput(tmp_path, goodput)
   assert read_goodput(tmp_path) == goodput
