@@ -18,7 +18,7 @@ from etils import epath
 from flax.traverse_util import flatten_dict
 
 from attention_jax.atomic import is_unfinished, write_text
-from attention_jax.errors import UserError
+from attention_jax.errors import UserError, report_write_errors
 from attention_jax.specs import parse
 from attention_jax.training.partition import MESH_FIELDS
 from attention_jax.training.paths import BUCKETS, absolute, is_in_bucket
@@ -104,7 +104,9 @@ def own_folder(folder: epath.Path, log: Callable[[str], None]) -> Iterator[Calla
     UserError: if another process holds the lock.
   """
   if is_in_bucket(folder):
-    yield take_over(folder) if jax.process_index() == 0 else _stay
+    with report_write_errors(folder / OWNER):
+      check_owner = take_over(folder) if jax.process_index() == 0 else _stay
+    yield check_owner
     return
   lock = filelock.FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)
   with contextlib.suppress(OSError):  # prepare_folder reports the error
@@ -151,7 +153,10 @@ def take_over(folder: epath.Path) -> Callable[[], None]:
       continue
 
   def check() -> None:
-    current = json.loads((folder / OWNER).read_text())
+    try:
+      current = json.loads((folder / OWNER).read_text())
+    except Exception as error:  # gcsfs raises errors of its own
+      raise UserError(f'cannot read {folder / OWNER}: {" ".join(str(error).split())}') from error
     if current != owner:
       raise UserError(
         f'process {current["process"]} on {current["host"]} has taken over {folder}; this one stops before its next '

@@ -11,6 +11,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
 from attention_jax.errors import UserError
 from attention_jax.systems.runs import open_run
@@ -97,6 +98,9 @@ def test_the_latest_process_owns_a_run_in_a_bucket(bucket):
       message = rf'^process {os.getpid()} on .* has taken over {folder}; this one stops before its next checkpoint$'
       with pytest.raises(UserError, match=message):
         check_first()
+      (folder / 'owner.json').unlink()
+      with pytest.raises(UserError, match=rf'^cannot read {folder}/owner\.json: '):
+        check_second()
   assert lines == []
 
 
@@ -114,6 +118,11 @@ def test_of_two_processes_that_start_at_once_one_overwrites_the_other(bucket):
 def test_a_bucket_that_does_not_exist_is_an_error(bucket):
   with pytest.raises(UserError, match=r"^cannot use gs://nowhere/run: there is no bucket 'nowhere', or it may not be"):
     run_path('gs://nowhere/run')
+  with (
+    pytest.raises(UserError, match=r'^gs://nowhere/run/owner\.json: cannot be written'),
+    own_folder(epath.Path('gs://nowhere/run'), print),
+  ):
+    pass
 
 
 def test_programs_train_and_open_a_run_in_a_bucket(bucket, trained, task):
