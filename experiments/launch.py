@@ -4,6 +4,7 @@ import atexit
 import errno
 import gc
 import io
+import logging
 import os
 import re
 import sys
@@ -13,7 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
-from absl import flags, logging
+from absl import flags
+from absl import logging as absl_logging
 from flax.traverse_util import flatten_dict
 from ml_collections import config_flags
 
@@ -106,7 +108,8 @@ def launch(main: Callable[..., None], takes_positional: bool = False) -> None:
   # Tracing creates many objects that live on. With the default thresholds, a tenth of its time goes to collections.
   gc.set_threshold(100_000, 50, 100)
   atexit.register(gc.freeze)  # otherwise all these objects are searched for cycles at the end, for half a second
-  logging.set_verbosity(logging.ERROR)
+  absl_logging.set_verbosity(absl_logging.FATAL)  # orbax logs errors that it raises as well
+  logging.getLogger('asyncio').disabled = True  # when orbax aborts the other arrays after an error
   warnings.filterwarnings('ignore', category=UserWarning)
   try:
     if any(argument in HELP_FLAGS for argument in sys.argv[1:]):

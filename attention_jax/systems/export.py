@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from etils import epath
 
-from attention_jax.atomic import write_folder_atomic, write_text
+from attention_jax.atomic import write_folder_atomic
 from attention_jax.errors import UserError
 from attention_jax.modules.weights import SUFFIX
 from attention_jax.systems.experiment import HYPOTHESES_PREFIX, RESULTS
@@ -14,7 +14,7 @@ from attention_jax.systems.initial_run import INITIAL_FILE
 from attention_jax.systems.provenance import COMMITS
 from attention_jax.systems.runs import Run, open_run
 from attention_jax.systems.variants import VARIANTS_FILE
-from attention_jax.training.checkpoint import BEST, LATEST, SAVED_FILE, Checkpoints
+from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.digests import DATA_DIGESTS_FILE, FILE_DIGESTS, digested_files, drop_file_digests
 from attention_jax.training.folder import CONFIG
 from attention_jax.training.paths import absolute, is_in_bucket, run_path
@@ -70,12 +70,10 @@ def _write_run(run: Run, folder: epath.Path, checkpoint: str) -> None:
   state = empty_state._replace(**{evaluation_field(run.config.training.average): run.params})
   checkpoints = Checkpoints(folder)
   try:
-    checkpoints.save(state, host_values={}, kind=BEST)
+    checkpoints.save(state, host_values={}, kind=BEST)  # without host values: training cannot resume from it
   finally:
     checkpoints.close()
   (folder / LATEST).rmdir()  # created by Checkpoints, and empty
-  # Training in this folder reports that its latest checkpoint is missing, instead of starting again.
-  write_text(folder / SAVED_FILE, json.dumps({BEST: run.step, LATEST: max(run.step, 1)}) + '\n')
 
 
 def _has_results_of(run: Run) -> bool:

@@ -269,8 +269,14 @@ def _select_checkpoints(checkpoints: Checkpoints, name: str, keep: int) -> tuple
       return kinds[step], [step]
     name = 'latest'  # restoring it reports that there are no checkpoints
   choose(name, CHECKPOINT_NAMES, 'checkpoint or step')
-  checkpoints.require(BEST if name == 'best' else LATEST)
   kind = BEST if name == 'best' and checkpoints.steps(BEST) else LATEST
+  if name == 'best' and kind == LATEST:
+    best = (checkpoints.host_values() or {}).get('best', {}).get('step')
+    if best is not None:  # else a run without a validation split, or before its first evaluation
+      raise UserError(
+        f'{checkpoints.folder / BEST} has no checkpoint, but its run has saved that of step {best}; restore it, or '
+        'read others by --checkpoint, such as latest'
+      )
   count = keep if name == 'average' else 1
   return kind, checkpoints.steps(kind)[-count:]
 

@@ -20,17 +20,14 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
-from attention_jax.atomic import write_text
 from attention_jax.errors import UserError
-from attention_jax.training.checksums import tree_checksums
-from attention_jax.training.orbax_messages import without_orbax_messages
+from attention_jax.training.digests import tree_checksums
 from attention_jax.training.partition import fetch
 from attention_jax.training.paths import absolute
 from attention_jax.training.state import TrainState, is_finite
 
 LATEST = 'checkpoints'
 BEST = 'best'
-SAVED_FILE = 'saved.json'  # the last saved step of each kind, to detect missing checkpoints
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 DAMAGED = 'damaged'  # the name, with its step and a number, of a checkpoint that cannot be read
 
@@ -87,23 +84,19 @@ def make_writer(folder: epath.Path, retention: CheckpointRetention) -> ocp.Check
     async_options=async_options,
     multiprocessing_options=_multiprocessing_options(folder, alone=False),
   )
-  with without_orbax_messages():
-    return ocp.CheckpointManager(folder, options=options)
+  return ocp.CheckpointManager(folder, options=options)
 
 
 def make_reader(folder: epath.Path) -> ocp.CheckpointManager | None:
   """Returns a manager with which this process reads checkpoints on its own; None if there is no folder."""
   if not folder.is_dir():
     return None
-  options = ocp.CheckpointManagerOptions(
-    save_interval_steps=0,
-    read_only=True,
+  options = ocp.CheckpointManagerOptions(  # not read_only, of which orbax warns
     create=False,
     enable_async_checkpointing=False,
     multiprocessing_options=_multiprocessing_options(folder, alone=True),
   )
-  with without_orbax_messages():
-    return ocp.CheckpointManager(folder, options=options)
+  return ocp.CheckpointManager(folder, options=options)
 
 
 def _multiprocessing_options(folder: epath.Path, alone: bool) -> ocp.options.MultiprocessingOptions:
@@ -123,12 +116,10 @@ class _Write(NamedTuple):
   Attributes:
     kind: LATEST or BEST.
     step: its step.
-    message_filter: hides the messages of the threads that write; to be closed when these have ended.
   """
 
   kind: str
   step: int
-  message_filter: contextlib.ExitStack
 
 
 class Checkpoints:
@@ -205,14 +196,11 @@ class Checkpoints:
     # The next update may donate these arrays: orbax has copied those of accelerators when `save` returns, and jax does
     # not reuse memory of a CPU that is still being read.
     items = ocp.args.Composite(state=ocp.args.PyTreeSave(state._asdict()), host=ocp.args.JsonSave(metadata))
-    with self._saving_errors(kind, step), contextlib.ExitStack() as message_filter:
-      message_filter.enter_context(without_orbax_messages())
-      if repeated:
-        self._record({kind: 0})  # a run that is killed before the new state is on disk makes it again
+    with self._saving_errors(kind, step):
       for stored in repeated:
         self._managers[kind].delete(stored)
       self._managers[kind].save(step, args=items, force=True)
-      self._write = _Write(kind, step, message_filter.pop_all())
+      self._write = _Write(kind, step)
 
   def wait(self) -> None:
     """Waits until the last checkpoint is on disk.
@@ -222,11 +210,10 @@ class Checkpoints:
     """
     if self._write is None:
       return
-    kind, step, message_filter = self._write
+    kind, step = self._write
     self._write = None
-    with self._saving_errors(kind, step), message_filter:
+    with self._saving_errors(kind, step):
       self._managers[kind].wait_until_finished()
-    self._record({kind: step})
 
   def is_writing(self) -> bool:
     """Returns whether a checkpoint is being written: if not, `wait` returns, or raises its error, at once."""
@@ -239,30 +226,16 @@ class Checkpoints:
 
     Args:
       like: returns the argument `like` of `restore`; not called if there is no checkpoint.
-      log: called with a line for each checkpoint that is missing or damaged.
+      log: called with a line for each checkpoint that is damaged.
 
     Returns:
       The state and its host values; None if the run has not saved any.
 
     Raises:
-      UserError: if all checkpoints of a kind that was saved are missing, if none can be read, or if they hold another
-        model. A missing best state is no error if its updates are run again.
+      UserError: if none can be read, or if they hold another model.
     """
-    self.require(LATEST)
-    saved_best = self._saved().get(BEST, 0)
-    if saved_best > (self.latest() or 0) and not self.steps(BEST):
-      # It is saved again if it is still the best.
-      log(f'{self.folder / BEST / str(saved_best)} is missing; its updates are run again')
-      self._record({BEST: 0})
-    else:
-      self.require(BEST)
     if self.latest() is None:
       return None
-    expected = self._saved().get(LATEST, 0)
-    if self.latest() < expected:
-      log(f'{self.folder / LATEST / str(expected)} is missing; resuming from step {self.latest()}')
-    # A run that was killed may have written checkpoints that it did not record.
-    self._record({kind: self.latest(kind) for kind in (LATEST, BEST) if self.steps(kind)})
     shapes = like()
     while True:
       step = self.latest()
@@ -273,16 +246,13 @@ class Checkpoints:
           raise
         log(f'{error.damage}; moved to {self._set_aside(step)}; resuming from step {self.latest()}')
 
-  def require(self, kind: str) -> None:
-    """Raises UserError if checkpoints of a kind were saved, but there are none."""
-    saved = self._saved().get(kind, 0)
-    if saved and not self.steps(kind):
-      other_kinds = [name for name in (LATEST, BEST) if self.steps(name)]
-      alternative = f', read a step of {other_kinds[0]}/ (--checkpoint)' if other_kinds and self._read_only else ''
-      raise UserError(
-        f'{self.folder / kind} has no checkpoints, but one was saved after step {saved}; restore them{alternative}, '
-        f'or delete {self.folder / SAVED_FILE} to continue without them'
-      )
+  def host_values(self, kind: str = LATEST) -> dict[str, Any] | None:
+    """Returns the host values of the last checkpoint of a kind; None if there is none.
+
+    Raises:
+      DamagedCheckpointError, UserError: as `restore`.
+    """
+    return None if self.latest(kind) is None else self._read_metadata(kind, None)[1]['host']
 
   def restore(self, like: TrainState, kind: str = LATEST, step: int | None = None) -> tuple[TrainState, dict[str, Any]]:
     """Reads a checkpoint.
@@ -378,9 +348,8 @@ class Checkpoints:
   def _read(self, kind: str, step: int, **item) -> Any:
     """Reads one item of a checkpoint; an error is a DamagedCheckpointError with the reason, unless memory ran out."""
     try:
-      with without_orbax_messages():
-        (value,) = self._managers[kind].restore(step, args=ocp.args.Composite(**item)).values()
-        return value
+      (value,) = self._managers[kind].restore(step, args=ocp.args.Composite(**item)).values()
+      return value
     except Exception as error:  # orbax, tensorstore and json each raise their own kinds
       if isinstance(error, MemoryError) or 'RESOURCE_EXHAUSTED' in str(error):
         raise
@@ -399,8 +368,7 @@ class Checkpoints:
       if names:
         remedy = f'others can be read by --checkpoint: {", ".join(names)}'
     else:
-      paths = f'{self.folder / kind} and {self.folder / SAVED_FILE}'
-      remedy = f'choose another folder, or delete {paths} to continue without it'
+      remedy = f'choose another folder, or delete {self.folder / kind} to continue without it'
     return DamagedCheckpointError(f'checkpoint {path} cannot be read: {reason}', remedy)
 
   def _set_aside(self, step: int) -> epath.Path:
@@ -411,27 +379,8 @@ class Checkpoints:
       (self.folder / LATEST / str(step)).rename(path)
     if jax.process_count() > 1:
       multihost_utils.sync_global_devices('set_aside')
-    with without_orbax_messages():
-      self._managers[LATEST].reload()
+    self._managers[LATEST].reload()
     return path
-
-  def _record(self, steps: Mapping[str, int]) -> None:
-    """Stores the last step that was saved of some kinds."""
-    saved = self._saved()
-    if jax.process_index() == 0 and saved | steps != saved:
-      write_text(self.folder / SAVED_FILE, json.dumps(saved | steps) + '\n')
-
-  def _saved(self) -> dict[str, int]:
-    """The last step that was saved of each kind; 0 for a state that was lost and is made again."""
-    path = self.folder / SAVED_FILE
-    try:
-      return dict(json.loads(path.read_text()))
-    except FileNotFoundError:
-      return {}
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-      raise UserError(
-        f'cannot read {path}: {" ".join(str(error).split())}; delete it to continue without it'
-      ) from error
 
 
 def updates_made(folder: epath.PathLike) -> int:

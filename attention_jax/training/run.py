@@ -146,15 +146,22 @@ class TrainedRun:
 
     Args:
       shapes: shapes, dtypes and shardings of the state.
+
+    Raises:
+      UserError: as `Checkpoints.resume`, and for the folder of an exported run.
     """
     restored = self._checkpoints.resume(lambda: shapes)
     if restored is None:
+      if self._checkpoints.host_values(BEST) == {}:
+        raise UserError(f'{self._folder} is an exported run, from which training cannot resume; choose another folder')
       return None
     state, host = restored
     self.start = int(state.step)
     self.best = BestEvaluation(**host['best'])
     self.awaits_evaluation = host.get('awaits_evaluation', False)
     self._checkpoints.pinned = host.get('pinned')
+    if self.best.step is not None and not self._checkpoints.steps(BEST):
+      self._log(f'{self._folder / BEST} lacks the best state so far, of step {self.best.step}')
     self.decide_to_stop(self.start)
     return state
 

@@ -39,7 +39,7 @@ SYSTEM_FILES = {
   'glimpsing': {'hypotheses.test.txt'},
   'recall': {'hypotheses.test.txt', 'hypotheses.unseen.txt'},
 }
-UPDATED_FILES = {'digests.json', 'goodput.json', 'saved.json'}  # written again after each file or checkpoint
+UPDATED_FILES = {'digests.json', 'goodput.json'}  # written again after each file or checkpoint
 APPENDED_FILES = {'metrics', 'tensorboard', '.lock'}  # written in place
 CHECKPOINT_FOLDERS = {'checkpoints', 'best'}  # orbax coordinates its processes itself
 

@@ -40,7 +40,6 @@ FILES = {
   'hypotheses.test.txt',
   'metrics',
   'results.json',
-  'saved.json',
   'tensorboard',
   'vocabulary.source.json',
   'vocabulary.target.json',

@@ -77,7 +77,7 @@ def test_a_run_without_digests_is_exported(trained, tmp_path):
 
 
 def test_training_in_an_exported_run_is_an_error(config, exported):
-  with pytest.raises(UserError, match='has no checkpoints, but one was saved after step'):
+  with pytest.raises(UserError, match='is an exported run, from which training cannot resume'):
     train_quietly(config, exported[0])
 
 
@@ -88,7 +88,7 @@ def test_parameters_of_a_file_are_exported_without_results_and_without_training(
     save_weights(run.params, tmp_path / f'{name}.safetensors', metadata)
     export_run(trained.folder, tmp_path / name, str(tmp_path / f'{name}.safetensors'))
     assert not (tmp_path / name / 'results.json').exists()
-    with pytest.raises(UserError, match='has no checkpoints, but one was saved after step'):
+    with pytest.raises(UserError, match='is an exported run, from which training cannot resume'):
       train_quietly(config, tmp_path / name)
 
 

@@ -201,7 +201,6 @@ def test_runs_whose_last_checkpoints_differ_continue_from_their_own(light, tmp_p
   for run_folder, removed in zip(folders_in(tmp_path), (['12'], ['8', '12']), strict=True):
     for path in (run_folder / BEST, *(run_folder / LATEST / step for step in removed)):
       shutil.rmtree(path)
-    os.unlink(run_folder / 'saved.json')
   assert_equal_runs(fit_all(tmp_path, **options), tmp_path, *expected)
 
 

@@ -73,7 +73,6 @@ def test_a_run_learns_and_writes_all_files(uninterrupted):
     'config.json',
     'goodput.json',
     'metrics',
-    'saved.json',
     'tensorboard',
   ]
   assert sorted(os.listdir(folder / LATEST)) == ['15', '20'] and os.listdir(folder / BEST) == [str(result.best.step)]
