@@ -20,7 +20,7 @@ from absl import flags
 from attention_jax.analysis.alignment import format_pharaoh
 from attention_jax.analysis.symmetrisation import SYMMETRISATIONS, symmetrise
 from attention_jax.errors import UserError, choose
-from attention_jax.modules.weights import SUFFIX as WEIGHTS_SUFFIX
+from attention_jax.modules.parameter_files import SUFFIX as WEIGHTS_SUFFIX
 from experiments.launch import FLAGS, define_run_flags, launch, require_flag
 
 define_run_flags(allow_ensemble=True)

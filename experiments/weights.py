@@ -28,7 +28,7 @@ def main() -> None:
   Raises:
     UserError: for flags that exclude each other, have no effect or are missing.
   """
-  from attention_jax.modules.weights import check_suffix, flatten_names, save_weights
+  from attention_jax.modules.parameter_files import check_suffix, flatten_names, save_weights
 
   if FLAGS.input and not FLAGS.layout:
     raise UserError('--input is only for --layout, which is missing; docs/interop.md lists the layouts')
@@ -59,8 +59,8 @@ def _open():
 
 def _convert():
   """Weights of --input under the names of this package, and their layout."""
+  from attention_jax.modules.parameter_files import read_arrays
   from attention_jax.modules.torch_weights import convert_weights
-  from attention_jax.modules.weights import read_arrays
 
   return convert_weights(FLAGS.layout, read_arrays(require_flag('input')), FLAGS.heads), {'layout': FLAGS.layout}
 

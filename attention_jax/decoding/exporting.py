@@ -19,7 +19,7 @@ from attention_jax.decoding.constraints import NO_CONSTRAINTS, Constraints
 from attention_jax.decoding.ranking import Ranking
 from attention_jax.errors import UserError
 from attention_jax.models.encoder_decoder import EncoderDecoder
-from attention_jax.modules.weights import flatten_names, save_weights, unflatten_names
+from attention_jax.modules.parameter_files import flatten_names, save_weights, unflatten_names
 
 WEIGHTS_FILE = 'weights.safetensors'
 SUFFIX = '.jax_export'

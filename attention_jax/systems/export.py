@@ -8,7 +8,7 @@ from etils import epath
 
 from attention_jax.atomic import write_folder_atomic
 from attention_jax.errors import UserError
-from attention_jax.modules.weights import SUFFIX
+from attention_jax.modules.parameter_files import SUFFIX
 from attention_jax.systems.experiment import HYPOTHESES_PREFIX, RESULTS
 from attention_jax.systems.initial_run import INITIAL_FILE
 from attention_jax.systems.provenance import COMMITS

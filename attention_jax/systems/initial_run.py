@@ -18,7 +18,7 @@ from etils import epath
 from attention_jax.atomic import write_bytes
 from attention_jax.data.files import read_arrays
 from attention_jax.errors import UserError
-from attention_jax.modules.weights import abbreviate_names, flatten_names, unflatten_names
+from attention_jax.modules.parameter_files import abbreviate_names, flatten_names, unflatten_names
 from attention_jax.systems.base import Log, System
 from attention_jax.systems.config import RunConfig, read_run_config
 from attention_jax.systems.ready_made import resolve_folder

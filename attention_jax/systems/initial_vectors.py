@@ -10,7 +10,7 @@ from etils import epath
 from attention_jax.data.files import iter_raw_lines, read_arrays
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError
-from attention_jax.modules.weights import flatten_names
+from attention_jax.modules.parameter_files import flatten_names
 from attention_jax.systems.base import Log, SupportsWordVectors, System
 from attention_jax.systems.config import RunConfig
 from attention_jax.systems.initial_run import INITIAL_FILE, read_stored_initial

@@ -15,7 +15,7 @@ from attention_jax import atomic
 from attention_jax.decoding.metrics import MetricValue
 from attention_jax.decoding.predictor import Predictor
 from attention_jax.errors import UserError, choose
-from attention_jax.modules.weights import SUFFIX, load_weights, read_metadata
+from attention_jax.modules.parameter_files import SUFFIX, load_weights, read_metadata
 from attention_jax.systems.base import SupportsCorpus, SupportsEnsembles, SupportsTranslation, System
 from attention_jax.systems.config import RunConfig, read_run_config, to_dict
 from attention_jax.systems.ready_made import resolve_folder

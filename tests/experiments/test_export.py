@@ -14,7 +14,7 @@ from attention_jax.decoding.ranking import DEFAULT_RANKING
 from attention_jax.errors import UserError
 from attention_jax.models.encoder_decoder import ModelConfig, build
 from attention_jax.modules.attention import Attention
-from attention_jax.modules.weights import flatten_names
+from attention_jax.modules.parameter_files import flatten_names
 from attention_jax.systems.runs import open_run
 from attention_jax.systems.translation.system import initial_params
 from tests.experiments.helpers import run

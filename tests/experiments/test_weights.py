@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from attention_jax.modules.weights import read_arrays, save_weights
+from attention_jax.modules.parameter_files import read_arrays, save_weights
 from tests.experiments.helpers import ROOT, run
 from tests.experiments.test_bad_input import assert_user_error
 

@@ -13,9 +13,9 @@ from attention_jax.models.decoders import TransformerDecoder
 from attention_jax.models.encoder_decoder import build
 from attention_jax.models.encoders import TransformerEncoder
 from attention_jax.modules.attention import Attention
+from attention_jax.modules.parameter_files import read_arrays, read_metadata, unflatten_names
 from attention_jax.modules.recurrent import RecurrentCell
 from attention_jax.modules.torch_weights import convert_weights
-from attention_jax.modules.weights import read_arrays, read_metadata, unflatten_names
 from tests.models.helpers import ModelConfig
 
 FIXTURES = Path(__file__).parent / 'torch_fixtures'

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attention_jax.errors import UserError
-from attention_jax.modules.weights import save_weights
+from attention_jax.modules.parameter_files import save_weights
 from attention_jax.systems.export import export_run
 from attention_jax.systems.runs import evaluate_split, open_run
 from tests.systems.helpers import train_quietly

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from attention_jax.errors import UserError
-from attention_jax.modules.weights import flatten_names
+from attention_jax.modules.parameter_files import flatten_names
 from attention_jax.systems.config import default_config, parse_config
 from attention_jax.systems.initial_run import (
   check_initial_run,

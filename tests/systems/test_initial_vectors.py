@@ -8,7 +8,7 @@ import pytest
 
 from attention_jax.data import vocab
 from attention_jax.errors import UserError
-from attention_jax.modules.weights import flatten_names
+from attention_jax.modules.parameter_files import flatten_names
 from attention_jax.systems.config import default_run_config, parse_config
 from attention_jax.systems.experiment import check_config
 from attention_jax.systems.initial_vectors import embedding_tables, read_word_vectors

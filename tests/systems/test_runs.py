@@ -74,9 +74,7 @@ def test_training_keep_bounds_the_average(copy):
 
 def test_a_missing_best_checkpoint_is_an_error(copy):
   shutil.rmtree(copy / 'best')
-  with pytest.raises(
-    UserError, match=r'best has no checkpoint, but .* that of step 4; .* such as latest'
-  ):
+  with pytest.raises(UserError, match=r'best has no checkpoint, but .* that of step 4; .* such as latest'):
     open_run(copy)
   assert open_run(copy, 'latest').steps == (4,)
 

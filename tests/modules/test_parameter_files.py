@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
-from attention_jax.modules.weights import flatten_names, load_weights, read_arrays, read_metadata, save_weights
+from attention_jax.modules.parameter_files import flatten_names, load_weights, read_arrays, read_metadata, save_weights
 
 
 @pytest.fixture
