@@ -54,7 +54,7 @@ CROSS_MODULE_TESTS = {
   'models': 'copying_models dropout latent_models transformer',
   'modules': 'feed_forward',
   'systems': 'losses meshes',
-  'training': 'checkpoint_retention data_digests file_digests fit_own_model',
+  'training': 'checkpoint_retention fit_own_model',
 }
 
 
