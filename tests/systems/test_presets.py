@@ -24,7 +24,7 @@ def read_rows(page):
   for section in page.split('\n## ')[1:]:
     system, _, body = section.partition('\n')
     lines = [line for line in body.splitlines() if line.startswith('| `')]
-    rows[system] = [tuple(cell.strip() for cell in line.removeprefix('|').removesuffix('|').split('|')) for line in lines]
+    rows[system] = [tuple(cell.strip() for cell in line[1:-1].split('|')) for line in lines]
   return rows
 
 
