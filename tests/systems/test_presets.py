@@ -19,12 +19,13 @@ ACCEPTED_DIFFERENCES = {
 
 
 def read_rows(page):
-  """Returns (preset, part, difference from the paper or '') of every row, by system."""
+  """Returns (preset, part, difference from the paper or '') by system; a row of the page may name several presets."""
   rows = {}
   for section in page.split('\n## ')[1:]:
     system, _, body = section.partition('\n')
     lines = [line for line in body.splitlines() if line.startswith('| `')]
-    rows[system] = [tuple(cell.strip() for cell in line[1:-1].split('|')) for line in lines]
+    cells = [[cell.strip() for cell in line[1:-1].split('|')] for line in lines]
+    rows[system] = [(preset, *rest) for presets, *rest in cells for preset in presets.split(', ')]
   return rows
 
 
