@@ -38,13 +38,11 @@ class Claim(NamedTuple):
     page: the page in docs/claims/, without its suffix.
     sweep: the sweep file in lab/configs/, without its suffix.
     measure: the settings of the finished sweep -> the tables of the page.
-    accelerator_form: the form of the sweep file for accelerators: FORM in the --config=FILE:FORM of the page.
   """
 
   page: str
   sweep: str
   measure: Callable[[Sequence[SettingRuns]], Tables]
-  accelerator_form: str = 'full'
 
 
 def _factor_columns(factors: Sequence[str]) -> list[Column]:
@@ -303,11 +301,11 @@ CLAIMS: Mapping[str, Claim] = {
   'bottleneck': Claim('a_bottleneck', 'bottleneck', _bottleneck),
   'gradients': Claim('b_gradients', 'bottleneck', _gradients),
   'luong_grid': Claim('c_luong_grid', 'luong_grid', _luong_grid),
-  'luong_grid_multi30k': Claim('c_luong_grid_multi30k', 'luong_grid', _luong_grid_multi30k, 'multi30k'),
+  'luong_grid_multi30k': Claim('c_luong_grid_multi30k', 'luong_grid', _luong_grid_multi30k),
   'wiring': Claim('d_wiring', 'wiring', _wiring),
   'scaled_dot': Claim('e_scaled_dot', 'scaled_dot', _scaled_dot),
   'alignments': Claim('f_alignments', 'alignments', _alignments),
-  'alignments_dates': Claim('f_alignments_dates', 'alignments', _alignments_dates, 'dates_full'),
+  'alignments_dates': Claim('f_alignments_dates', 'alignments', _alignments_dates),
   'heads': Claim('g_heads', 'heads', _heads),
   'explanation_reviews': Claim('h_explanation_reviews', 'explanation_reviews', _explanation_reviews),
   'explanation_words': Claim('h_explanation_words', 'explanation_words', _explanation_words),

@@ -91,5 +91,11 @@ def test_links_lead_to_files(document):
     assert (document.parent / target).exists(), f'{document.name} links to {target}'
 
 
+def test_the_architecture_names_files_that_exist():
+  names = re.findall(r'`([\w/]+(?:\.py|/))`', (ROOT / 'ARCHITECTURE.md').read_text('utf-8'))
+  package = Path(aj.__file__).parent
+  assert [name for name in names if not (package / name).exists() and not (ROOT / name).exists()] == []
+
+
 def test_the_readme_is_short():
   assert len((ROOT / 'README.md').read_text('utf-8').splitlines()) <= MAX_README_LINES

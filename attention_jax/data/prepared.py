@@ -2,6 +2,8 @@
 
 A folder holds the manifest, the vocabularies, the training split as ArrayRecord files with an index of lengths and
 line numbers, and the other splits, which are small, as text. `preparing` writes it; the task `prepared` reads it.
+Each row is a record of its own: random access makes the order of all rows a function of (seed, epoch), without a buffer
+whose content a resumed run would have to restore.
 """
 
 import functools

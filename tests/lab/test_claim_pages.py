@@ -56,7 +56,6 @@ def test_pages_are_complete(name):
   text = (PAGES / f'{claim.page}.md').read_text('utf-8')
   assert f'claims/{name}' in block_names(text) and '<!-- conditions: ' in text
   assert f'--config=lab/configs/{claim.sweep}.py' in text and f'--claim={name}' in text
-  assert f'--config=lab/configs/{claim.sweep}.py:{claim.accelerator_form}' in text
   assert (PAGES / f'{claim.page}.png').stat().st_size < MAX_BYTES and f'({claim.page}.png)' in text
   verdict = re.search(r'\*\*Verdict: ([^.]+)\.\*\*', text)[1]
   assert verdict in VERDICTS

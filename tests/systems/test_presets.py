@@ -1,4 +1,4 @@
-"""docs/papers.md: every preset has rows, every difference has its reason, and plain names mean the papers' settings."""
+"""docs/papers.md: every preset has rows, and plain names mean the papers' settings."""
 
 import re
 from pathlib import Path
@@ -19,12 +19,13 @@ ACCEPTED_DIFFERENCES = {
 
 
 def read_rows(page):
-  """Returns (preset, part, verdict, reason) of every row, by system."""
+  """Returns (preset, part, difference from the paper or '') by system; a row of the page may name several presets."""
   rows = {}
   for section in page.split('\n## ')[1:]:
     system, _, body = section.partition('\n')
     lines = [line for line in body.splitlines() if line.startswith('| `')]
-    rows[system] = [tuple(cell.strip() for cell in line.strip('|').split('|')) for line in lines]
+    cells = [[cell.strip() for cell in line[1:-1].split('|')] for line in lines]
+    rows[system] = [(preset, *rest) for presets, *rest in cells for preset in presets.split(', ')]
   return rows
 
 
@@ -37,10 +38,8 @@ def test_every_preset_has_rows_and_every_row_a_preset(system):
 
 
 @pytest.mark.parametrize('system', PRESETS)
-def test_every_difference_has_a_reason(system):
-  for preset, part, verdict, reason in ROWS[system]:
-    assert part and verdict in ('same', 'differs'), preset
-    assert bool(reason) == (verdict == 'differs'), (preset, part)
+def test_every_row_has_a_part(system):
+  assert [row for row in ROWS[system] if len(row) != 3 or not row[1]] == []
 
 
 def plain_name(preset):
@@ -48,12 +47,13 @@ def plain_name(preset):
   return re.sub(STATED_CHANGE, '', preset)
 
 
-def parts(system, preset, verdict):
-  return {row[1] for row in ROWS[system] if (row[0].strip('`'), row[2]) == (preset, verdict)}
+def parts(system, preset, differ):
+  """Returns the parts of a preset that differ from its paper, or those that do not."""
+  return {part for name, part, difference in ROWS[system] if name == f'`{preset}`' and bool(difference) == differ}
 
 
 def differences(system, preset):
-  return ' '.join(reason for name, _, verdict, reason in ROWS[system] if (name, verdict) == (f'`{preset}`', 'differs'))
+  return ' '.join(difference for name, _, difference in ROWS[system] if name == f'`{preset}`')
 
 
 CHANGED = [
@@ -77,8 +77,8 @@ def test_the_papers_with_changed_presets_are_found():
 
 @pytest.mark.parametrize(('system', 'preset'), PLAIN)
 def test_a_preset_with_the_plain_name_of_its_paper_has_only_accepted_differences(system, preset):
-  assert parts(system, preset, 'same')
-  assert parts(system, preset, 'differs') <= ACCEPTED_DIFFERENCES.get(system, set())
+  assert parts(system, preset, differ=False)
+  assert parts(system, preset, differ=True) <= ACCEPTED_DIFFERENCES.get(system, set())
 
 
 @pytest.mark.parametrize(('system', 'preset'), CHANGED)
@@ -86,7 +86,7 @@ def test_a_stated_change_is_a_difference_from_the_preset_with_the_plain_name(sys
   plain = plain_name(preset)
   plain_settings = [presets[plain].settings for presets in PRESETS.values() if plain in presets]
   assert plain_settings and PRESETS[system][preset].settings not in plain_settings
-  assert parts(system, preset, 'same')
+  assert parts(system, preset, differ=False)
   assert f'`{plain}`' in differences(system, preset)
 
 
@@ -94,8 +94,8 @@ def test_no_preset_is_named_exact():
   assert [name for presets in PRESETS.values() for name in presets if 'exact' in name] == []
 
 
-def test_presets_named_in_reasons_exist():
+def test_presets_named_in_differences_exist():
   names = {name for presets in PRESETS.values() for name in presets}
   for rows in ROWS.values():
     for row in rows:
-      assert {name for name in re.findall(r'`(\w+2\d{3}\w*)`', row[3])} <= names
+      assert {name for name in re.findall(r'`(\w+2\d{3}\w*)`', row[2])} <= names
