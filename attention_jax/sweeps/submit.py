@@ -25,7 +25,13 @@ def check_template(template: str) -> None:
 
 
 def fill_template(template: str, command: Sequence[str], unit_id: str) -> str:
-  """Returns the line for the shell: {command} is one quoted word, {name} has lower-case letters, digits and '-'."""
+  """Returns the line for the shell that puts a unit into a queue.
+
+  Args:
+    template: the line, with {command}, which becomes one quoted word, and {name}, of letters, digits and '-'.
+    command: the command that trains the unit.
+    unit_id: its id, from which the name is made.
+  """
   name = re.sub(r'[^a-z0-9]+', '-', unit_id.lower())[-MAX_NAME:].strip('-')
   values = {'command': shlex.quote(format_command(command)), 'name': f'ablate-{name}'}
   return re.sub(r'\{(command|name)\}', lambda match: values[match[1]], template)
