@@ -19,7 +19,7 @@ from absl import flags
 from rich.console import Console
 
 from attention_jax.errors import UserError
-from attention_jax.training.paths import run_path
+from attention_jax.training.paths import is_in_bucket, run_path
 from experiments.launch import FLAGS, config_overrides, define_config, launch, program_command, require_flag
 
 define_config('a file of configs/ and a preset; the file may define get_sweep()')
@@ -44,6 +44,12 @@ flags.DEFINE_multi_string('adopt', [], 'the folder of a finished run, of one see
 flags.DEFINE_integer('workers', 1, 'number of parallel processes on this machine, each with its own cores or devices')
 flags.DEFINE_string('together', 'auto', 'whether one process trains all seeds of a setting: auto, yes or no')
 flags.DEFINE_string('cluster', '', 'slurm(partition="gpu", timeout_min=120): run as jobs of a cluster')
+flags.DEFINE_string(
+  'submit',
+  '',
+  'a command of the shell that puts each unit into a queue, such as: sky jobs launch --name={name} {command}',
+)
+flags.DEFINE_string('runs', '', 'the folder of the runs, gs://BUCKET/FOLDER too; by default that of the sweep')
 flags.DEFINE_bool('report', False, 'write the report of the sweep so far, and run nothing')
 flags.DEFINE_string(
   'baseline',
@@ -82,6 +88,8 @@ def main() -> None:
     console.print(line, markup=False, soft_wrap=True)
 
   folder = run_path(require_flag('workdir'))
+  if is_in_bucket(folder):
+    raise UserError(f'--workdir={folder}: a sweep needs a folder of a file system; --runs={folder} is for its runs')
   if FLAGS.report:
     check_report_flags()
     write_report(folder, log)

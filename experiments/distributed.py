@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import jax
 from absl import flags
+from jax._src import distributed  # `jax.distributed` has no request to another process
 
 from attention_jax.errors import UserError
 
@@ -33,7 +34,7 @@ def several_processes() -> Iterator[None]:
   """Runs its block in processes that work together, if the flags of `define_distributed_flags` request that.
 
   When a process is killed or stops responding, jax aborts the others after --peer_timeout seconds with a message that
-  names it, or at once if it is process 0.
+  names it, or at once if process 0 is killed. If process 0 stops responding, a line of `_watch_first` names it.
 
   Raises:
     UserError: for flags that are missing or contradict each other, for a cluster that jax does not detect, and for a
@@ -43,6 +44,8 @@ def several_processes() -> Iterator[None]:
     yield
     return
   _initialize(FLAGS.peer_timeout)
+  if jax.process_index() > 0:
+    threading.Thread(target=_watch_first, args=[FLAGS.peer_timeout], daemon=True).start()
   try:
     yield
   except Exception as error:
@@ -109,6 +112,34 @@ def _initialize(timeout: int) -> None:
     raise UserError(f'--distributed: {reason}; {remedy}') from error
   finally:
     timer.cancel()
+
+
+def _watch_first(timeout: int) -> None:
+  """Reports that process 0 does not answer, before jax aborts this process with a message that does not name it.
+
+  Args:
+    timeout: seconds after which jax aborts at the latest; in half of them at the earliest.
+  """
+  while (client := distributed.global_state.client) is not None:  # until jax is shut down
+    timer = threading.Timer(timeout / 4, _report_silence, [timeout])
+    timer.daemon = True
+    timer.start()
+    try:
+      client.key_value_dir_get('attention_jax')  # process 0 stores these values, of which there are none
+    except jax.errors.JaxRuntimeError:  # jax has been shut down, or reports the lost process itself
+      return
+    finally:
+      timer.cancel()
+    time.sleep(timeout / 10)
+
+
+def _report_silence(timeout: int) -> None:
+  print(
+    f'error: process {jax.process_index()} of {jax.process_count()} has had no answer from process 0 for '
+    f'{timeout / 4:g} s; it ends after {timeout} s without one (--peer_timeout)',
+    file=sys.stderr,
+    flush=True,
+  )
 
 
 def _exit_alone(timeout: int) -> None:

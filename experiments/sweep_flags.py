@@ -11,6 +11,7 @@ from attention_jax.sweeps.resolve import Base
 from attention_jax.sweeps.search import search
 from attention_jax.sweeps.statistics import TESTS
 from attention_jax.sweeps.sweep import SweepRequest
+from attention_jax.training.paths import absolute, run_path
 from experiments.config_files import load_config, load_sweep
 from experiments.launch import FLAGS, config_path
 
@@ -29,6 +30,8 @@ RUN_FLAGS = (
   'workers',
   'together',
   'cluster',
+  'submit',
+  'runs',
 )  # flags that --report does not read
 
 
@@ -42,8 +45,10 @@ def sweep_request(folder: Path, overrides: Mapping[str, Any], train: Sequence[st
 
   Raises:
     UserError: for flags that cannot be parsed, for flags of settings if the config file defines get_sweep(), and for
-      --workers with --cluster.
+      --workers with --cluster, and either with --submit.
   """
+  if FLAGS.submit and (beside := next((name for name in ('workers', 'cluster') if FLAGS[name].present), '')):
+    raise UserError(f'--{beside} has no effect with --submit, whose queue runs the units; leave one of them out')
   if FLAGS.cluster and FLAGS['workers'].present:
     raise UserError('--workers has no effect with --cluster, whose option jobs is the number of jobs at a time')
   path = config_path()
@@ -61,13 +66,15 @@ def sweep_request(folder: Path, overrides: Mapping[str, Any], train: Sequence[st
     base=Base(path, overrides, lambda path: load_config(path).to_dict()),
     settings=settings,
     seeds=default_seeds if FLAGS.seeds is None else FLAGS.seeds,
-    train=train,
+    train=['python', *train[1:]] if FLAGS.submit else train,  # another machine has another path of python
     variants=FLAGS.variants or '',
     workers=FLAGS.workers,
     cluster=FLAGS.cluster,
+    submit=FLAGS.submit,
+    runs=str(absolute(run_path(FLAGS.runs))) if FLAGS.runs else '',
     together=FLAGS.together,
     retry=FLAGS.retry,
-    adopted=[Path(path) for path in FLAGS.adopt],
+    adopted=FLAGS.adopt,
   )
 
 

@@ -1,7 +1,8 @@
 """A bucket of Google Cloud Storage for tests: `python -m tests.gcs_server PORT FOLDER` serves the bucket `bucket`.
 
 It is gcp-storage-emulator, which keeps its objects in FOLDER, with what that lacks: generations in the headers of
-downloads, and requests that fail because of the generation of their object.
+downloads, requests that fail because of the generation of their object, and buckets without permission: the bucket
+`read-only` may be read, `forbidden` not even that, and `private` needs credentials.
 """
 
 import contextlib
@@ -15,6 +16,8 @@ from http import HTTPStatus
 from pathlib import Path
 
 BUCKET = 'bucket'
+READ_ONLY = 'read-only'
+DENIED = {READ_ONLY: HTTPStatus.FORBIDDEN, 'forbidden': HTTPStatus.FORBIDDEN, 'private': HTTPStatus.UNAUTHORIZED}
 ROOT = Path(__file__).parents[1]
 
 
@@ -47,6 +50,20 @@ def _with_generations(handle):
   return handle_conditionally
 
 
+def _with_permissions(handle):
+  """A handler of requests that denies those for which a bucket needs a permission."""
+
+  def handle_permitted(request, response, storage, *args, **kwargs):
+    bucket = request.params.get('bucket_name')
+    if bucket in DENIED and not (bucket == READ_ONLY and request.method == 'GET'):
+      response.status = DENIED[bucket]
+      response.json({'error': {'code': response.status, 'message': 'the caller has no storage access'}})
+    else:
+      handle(request, response, storage, *args, **kwargs)
+
+  return handle_permitted
+
+
 def _refuse(request, response, storage):
   """gcsfs then copies and deletes at once; an unknown request it would repeat for half a minute."""
   response.status = HTTPStatus.BAD_REQUEST
@@ -55,18 +72,19 @@ def _refuse(request, response, storage):
 def serve(port: int, folder: str) -> None:
   """Serves until the process is killed."""
   from gcp_storage_emulator import server
-  from gcp_storage_emulator.handlers import objects
+  from gcp_storage_emulator.handlers import buckets, objects
 
   logging.disable()
   conditional = {
     handle: _with_generations(handle) for handle in (objects.insert, objects.get, objects.download, objects.delete)
   }
   for _, handlers in server.HANDLERS:
-    handlers |= {method: conditional.get(handle, handle) for method, handle in handlers.items()}
+    handlers |= {method: _with_permissions(conditional.get(handle, handle)) for method, handle in handlers.items()}
   objects.insert = conditional[objects.insert]
   server.HANDLERS = ((r'.*/moveTo/o/.*', {'POST': _refuse}), *server.HANDLERS)
   Path(folder).mkdir(parents=True, exist_ok=True)
   emulator = server.create_server('127.0.0.1', port, in_memory=False, default_bucket=BUCKET, data_dir=folder)
+  buckets.create_bucket(READ_ONLY, emulator._storage)
   emulator.start()
   signal.pause()
 
@@ -82,11 +100,11 @@ class Server:
     with socket.socket() as probe:
       probe.bind(('127.0.0.1', 0))
       self._port = probe.getsockname()[1]
-    self._folder = folder
+    self.folder = folder
     self.url = f'http://127.0.0.1:{self._port}'
 
   def start(self) -> None:
-    command = [sys.executable, '-m', 'tests.gcs_server', str(self._port), str(self._folder)]
+    command = [sys.executable, '-m', 'tests.gcs_server', str(self._port), str(self.folder)]
     self._process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
     while True:
       with contextlib.suppress(ConnectionError), socket.create_connection(('127.0.0.1', self._port)):

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from etils import epath
+
 from attention_jax.errors import UserError
 from attention_jax.sweeps.collect import check_finished
 from attention_jax.sweeps.ledger import FINISHED, PLANNED, SweepState, Unit, planned_event
@@ -28,13 +30,15 @@ class Adoption(NamedTuple):
   line: str
 
 
-def plan_adoption(state: SweepState, sweep_folder: Path, folder: Path, resolved: Sequence[Resolved]) -> Adoption:
+def plan_adoption(
+  state: SweepState, sweep_folder: Path, folder: epath.PathLike, resolved: Sequence[Resolved]
+) -> Adoption:
   """Returns how a finished run, of one seed or several, is added to a sweep.
 
   Args:
     state: the state of the sweep.
     sweep_folder: the folder of the sweep.
-    folder: the folder of the run.
+    folder: the folder of the run, which may be in a bucket.
     resolved: the settings of the sweep; the config of one must equal that of the run, but for IRRELEVANT_FIELDS.
 
   Raises:

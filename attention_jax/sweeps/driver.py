@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from attention_jax.sweeps.ledger import FAILED, FINISHED, INTERRUPTED, STARTED, Ledger, Unit, UnitState
-from attention_jax.sweeps.plan import format_command, run_folders
+from attention_jax.sweeps.plan import format_command, has_results, unit_folder
 from attention_jax.sweeps.progress import SweepProgress, read_tail
 from attention_jax.sweeps.workers import Executor, Job, Request, is_training
 from attention_jax.systems.experiment import RESULTS
@@ -99,7 +99,7 @@ class Driver:
       if len(self._jobs) + len(ready) >= self._executor.slots:
         break
       unit_id = queue.popleft()
-      folder = self._ledger.folder / self._ledger.state.units[unit_id].unit.folder
+      folder = unit_folder(self._ledger.state.units[unit_id].unit, self._ledger.folder)
       if is_training(folder):
         queue.append(unit_id)
         if unit_id not in self._waiting:
@@ -127,7 +127,7 @@ class Driver:
 
   def _open_log(self, unit: Unit, command: Sequence[str]) -> Path:
     """Returns the log of a unit, to which its command has been appended."""
-    log = self._ledger.folder / f'{unit.folder}.log'
+    log = self._ledger.folder / f'{unit.id}.log'
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, 'a', encoding='utf-8') as file:
       file.write(f'$ {format_command(command)}\n')
@@ -147,15 +147,14 @@ class Driver:
       del self._jobs[unit_id]
       seconds = round(time.monotonic() - self._start_times.pop(unit_id), 1)
       unit = self._ledger.state.units[unit_id].unit
-      is_complete = all((path / RESULTS).exists() for path in run_folders(unit, self._ledger.folder).values())
-      if code == 0 and is_complete:
+      if code == 0 and has_results(unit, self._ledger.folder):
         self._ledger.append(FINISHED, unit=unit_id, seconds=seconds)
         line = f'finished {unit_id} ({seconds:.0f} s)'
       elif code == EXIT_INTERRUPTED or (self._stop.reason and code in STOPPED):
         self._ledger.append(INTERRUPTED, unit=unit_id, seconds=seconds)
         line = f'interrupted {unit_id} ({seconds:.0f} s)'
       else:
-        error = describe_failure(code, self._ledger.folder / f'{unit.folder}.log', job.failure)
+        error = describe_failure(code, self._ledger.folder / f'{unit.id}.log', job.failure)
         self._ledger.append(FAILED, unit=unit_id, seconds=seconds, code=code, error=error)
         line = f'failed {unit_id} ({seconds:.0f} s): {error}'
       self._progress.log_with_counts(self._entries(), self._running_seconds(), line)

@@ -31,6 +31,7 @@ UNIT_EVENTS = (PLANNED, STARTED, FINISHED, FAILED, INTERRUPTED)
 # Other events.
 OPENED = 'opened'  # an ablate process has started: command, commit, workers
 COSTS = 'costs'  # parameters and FLOP of a setting
+SUBMITTED = 'submitted'  # key of the job of a unit that --submit has put into a queue
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Unit:
     path: config file and preset.
     overrides: the fields of the config that differ from `path`; the command sets them.
     seeds: consecutive seeds.
-    folder: the run folder, relative to the folder of the sweep; absolute for an adopted run.
+    folder: the run folder, relative to the folder of the sweep; absolute for an adopted run and with --runs.
     variants: the file of --variants, or ''.
   """
 
@@ -83,6 +84,11 @@ class UnitState:
   log: str = ''
   commit: str = ''
   job: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  @property
+  def is_submitted(self) -> bool:
+    """Whether --submit has put it into a queue; its results have not been found since."""
+    return self.state == STARTED and SUBMITTED in self.job
 
 
 @dataclasses.dataclass(frozen=True)

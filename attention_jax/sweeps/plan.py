@@ -10,9 +10,10 @@ from typing import Any
 from etils import epath
 
 from attention_jax.errors import choose
-from attention_jax.sweeps.ledger import INTERRUPTED, SweepState, Unit, UnitState
+from attention_jax.sweeps.ledger import FINISHED, INTERRUPTED, SweepState, Unit, UnitState
 from attention_jax.sweeps.resolve import Resolved
 from attention_jax.sweeps.space import label, short_names
+from attention_jax.systems.experiment import RESULTS
 from attention_jax.systems.runs import seed_folder
 from attention_jax.training.paths import is_in_bucket
 
@@ -49,7 +50,12 @@ def trains_seeds_together(choice: str, backend: str, settings: int, seeds: int, 
 
 
 def plan_units(
-  state: SweepState, resolved: Sequence[Resolved], seeds: Sequence[int], together: bool, variants: str = ''
+  state: SweepState,
+  resolved: Sequence[Resolved],
+  seeds: Sequence[int],
+  together: bool,
+  variants: str = '',
+  runs: str = '',
 ) -> list[Unit]:
   """Returns the units that the ledger does not have yet.
 
@@ -59,6 +65,7 @@ def plan_units(
     seeds: the seeds of each setting.
     together: whether seeds are trained side by side, see `trains_seeds_together`.
     variants: the file of --variants, or ''.
+    runs: the folder below which they are trained, which may be in a bucket; '' for that of the sweep.
 
   Returns:
     The units in the order in which they are to run.
@@ -78,7 +85,7 @@ def plan_units(
         path=setting.path,
         overrides=setting.overrides,
         seeds=group,
-        folder=folder,
+        folder=f'{runs}/{folder}' if runs else folder,
         variants=variants,
       )
       units.append(unit)
@@ -116,7 +123,7 @@ def command(unit: Unit, sweep_folder: Path, train: Sequence[str]) -> list[str]:
     fields['seeds'] = len(unit.seeds)
   variants = [f'--variants={unit.variants}'] if unit.variants else []
   flags = [f'--config.{field}={value}' for field, value in fields.items()]
-  return [*train, *variants, f'--config={unit.path}', f'--workdir={sweep_folder / unit.folder}', *flags]
+  return [*train, *variants, f'--config={unit.path}', f'--workdir={unit_folder(unit, sweep_folder)}', *flags]
 
 
 def format_command(words: Iterable[str]) -> str:
@@ -124,9 +131,14 @@ def format_command(words: Iterable[str]) -> str:
   return shlex.join(words)
 
 
+def unit_folder(unit: Unit, sweep_folder: Path) -> epath.Path:
+  """Returns the folder in which a unit is trained, which may be in a bucket."""
+  return epath.Path(unit.folder if is_in_bucket(unit.folder) else sweep_folder / unit.folder)
+
+
 def run_folders(unit: Unit, sweep_folder: Path) -> dict[int, epath.Path]:
-  """Returns the run folder of each seed of a unit; that of an adopted run may be in a bucket."""
-  folder = epath.Path(unit.folder if is_in_bucket(unit.folder) else sweep_folder / unit.folder)
+  """Returns the run folder of each seed of a unit."""
+  folder = unit_folder(unit, sweep_folder)
   if len(unit.seeds) == 1:
     return {unit.seeds[0]: folder}
   return {seed: seed_folder(folder, seed) for seed in unit.seeds}
@@ -149,7 +161,7 @@ def requested_units(state: SweepState, resolved: Sequence[Resolved], seeds: Sequ
 def removed_units(state: SweepState, sweep_folder: Path) -> list[Unit]:
   """Returns the finished units without a run folder, as when it was removed.
 
-  Adopted runs, which are elsewhere, are not among them.
+  Runs outside the folder of the sweep, adopted or of --runs, are not among them.
   """
   units = [
     entry.unit
@@ -159,9 +171,20 @@ def removed_units(state: SweepState, sweep_folder: Path) -> list[Unit]:
   return [unit for unit in units if not all(path.is_dir() for path in run_folders(unit, sweep_folder).values())]
 
 
-def without_removed(state: SweepState, sweep_folder: Path) -> SweepState:
-  """Returns the state in which the units of `removed_units` are unfinished."""
-  changed = {
-    unit.id: dataclasses.replace(state.units[unit.id], state=INTERRUPTED) for unit in removed_units(state, sweep_folder)
-  }
+def has_results(unit: Unit, sweep_folder: Path) -> bool:
+  """Returns whether every run of a unit has its results."""
+  return all((path / RESULTS).exists() for path in run_folders(unit, sweep_folder).values())
+
+
+def collected_units(state: SweepState, sweep_folder: Path) -> list[Unit]:
+  """Returns the units that a queue of --submit has trained."""
+  units = [entry.unit for entry in state.units.values() if entry.is_submitted]
+  return [unit for unit in units if has_results(unit, sweep_folder)]
+
+
+def observed_state(state: SweepState, sweep_folder: Path) -> SweepState:
+  """Returns the state in which units of `removed_units` are unfinished, and those of `collected_units` finished."""
+  states = {unit.id: INTERRUPTED for unit in removed_units(state, sweep_folder)}
+  states |= {unit.id: FINISHED for unit in collected_units(state, sweep_folder)}
+  changed = {unit_id: dataclasses.replace(state.units[unit_id], state=new) for unit_id, new in states.items()}
   return dataclasses.replace(state, units=dict(state.units) | changed)

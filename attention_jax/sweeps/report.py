@@ -18,7 +18,7 @@ from attention_jax.sweeps.collect import SettingRuns, collect_folders, collect_s
 from attention_jax.sweeps.contrasts import SIGNIFICANCE, Contrast, MetricColumn, contrast_all
 from attention_jax.sweeps.estimate import measure_costs
 from attention_jax.sweeps.ledger import FAILED, FINISHED, SweepState, UnitState, read_state
-from attention_jax.sweeps.plan import without_removed
+from attention_jax.sweeps.plan import observed_state
 from attention_jax.sweeps.resolve import is_value
 from attention_jax.sweeps.space import Setting, label
 from attention_jax.sweeps.statistics import (
@@ -133,7 +133,7 @@ def sweep_report(folder: Path, options: ReportOptions, log: Log) -> Report:
       test, or a baseline that does not match exactly one setting.
   """
   folder = folder.absolute()
-  state = without_removed(read_state(folder), folder)
+  state = observed_state(read_state(folder), folder)
   settings = collect_sweep(folder, state)
   if not settings:
     raise UserError(f'{folder}: no run of this sweep has finished; those of dropped settings do not count')

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from etils import epath
+
 from attention_jax.errors import UserError
 from attention_jax.sweeps.adopt import plan_adoption
 from attention_jax.sweeps.cluster import make_executor, parse_cluster
@@ -35,17 +37,19 @@ from attention_jax.sweeps.ledger import (
   read_events,
 )
 from attention_jax.sweeps.plan import (
+  collected_units,
   command,
   format_command,
+  observed_state,
   plan_units,
   removed_units,
   requested_units,
   trains_seeds_together,
-  without_removed,
 )
 from attention_jax.sweeps.progress import SweepProgress
 from attention_jax.sweeps.resolve import Base, Resolved, resolve_settings
 from attention_jax.sweeps.space import Setting, label
+from attention_jax.sweeps.submit import check_template, submit_units
 from attention_jax.sweeps.workers import LocalExecutor, detect_devices, divide_resources
 from attention_jax.systems.base import Log
 from attention_jax.systems.provenance import code_version
@@ -64,6 +68,8 @@ class SweepRequest(NamedTuple):
     variants: the file of --variants, or ''.
     workers: processes at a time on this machine.
     cluster: a spec of cluster.CLUSTERS, or '' for this machine.
+    submit: a command of the shell that puts {command} into a queue, see submit.fill_template; '' for this machine.
+    runs: see plan.plan_units.
     together: see plan.trains_seeds_together.
     retry: whether to rerun the failed units, and run no others.
     adopted: folders of finished runs that become part of the sweep.
@@ -77,9 +83,11 @@ class SweepRequest(NamedTuple):
   variants: str = ''
   workers: int = 1
   cluster: str = ''
+  submit: str = ''
+  runs: str = ''
   together: str = 'auto'
   retry: bool = False
-  adopted: Sequence[Path] = ()
+  adopted: Sequence[epath.PathLike] = ()
 
 
 class Outcome(NamedTuple):
@@ -98,7 +106,7 @@ def check_request(request: SweepRequest) -> list[Resolved]:
   """Resolves and checks every setting; reads no data and writes nothing.
 
   Raises:
-    UserError: for seeds or a cluster that are not valid.
+    UserError: for seeds, a cluster or a template of --submit that are not valid.
     UserErrors: as `resolve_settings`.
   """
   if request.seeds < 1:
@@ -107,11 +115,15 @@ def check_request(request: SweepRequest) -> list[Resolved]:
     raise UserError('config.seeds is set by --seeds; config.training.seed is the first of them')
   if request.cluster:
     parse_cluster(request.cluster)  # for its errors
+  if request.submit:
+    check_template(request.submit)
   return resolve_settings(request.base, request.settings)
 
 
 def run_sweep(request: SweepRequest, resolved: Sequence[Resolved], log: Log) -> Outcome:
   """Runs every unit that has neither finished nor failed; with `request.retry`, those that failed.
+
+  With `request.submit`, puts them into a queue; units that are in one already count as failed, until they have results.
 
   Args:
     request: the arguments of the sweep.
@@ -123,10 +135,11 @@ def run_sweep(request: SweepRequest, resolved: Sequence[Resolved], log: Log) -> 
 
   Raises:
     UserError: if jax cannot list its devices, if the cluster cannot be used, if the ledger cannot be opened, see
-      `open_ledger`, for a run that cannot be adopted, and for an invalid number of workers or value of --together.
+      `open_ledger`, for a run that cannot be adopted, for a command of --submit that fails, and for an invalid number
+      of workers or value of --together.
   """
-  executor, backend = _make_executor(request)
   seeds = requested_seeds(request, resolved)
+  executor, backend, slots = _make_executor(request, len(resolved) * len(seeds))
   with contextlib.ExitStack() as stack:
     ledger = stack.enter_context(open_ledger(request.folder.absolute()))
     for line in ledger.report:
@@ -139,15 +152,21 @@ def run_sweep(request: SweepRequest, resolved: Sequence[Resolved], log: Log) -> 
     for unit in removed_units(ledger.state, ledger.folder):
       ledger.append(INTERRUPTED, unit=unit.id)
       log(_describe_removed(unit))
-    together = trains_seeds_together(request.together, backend, len(resolved), len(seeds), executor.slots)
-    for unit in plan_units(ledger.state, resolved, seeds, together, request.variants):
+    for unit in collected_units(ledger.state, ledger.folder):
+      ledger.append(FINISHED, unit=unit.id)
+      log(f'finished {unit.id}')
+    together = trains_seeds_together(request.together, backend, len(resolved), len(seeds), slots)
+    for unit in plan_units(ledger.state, resolved, seeds, together, request.variants, request.runs):
       ledger.append(PLANNED, **planned_event(unit))
-    ledger.append(OPENED, command=format_command(sys.argv), commit=code_version(), workers=executor.slots)
-    progress = stack.enter_context(contextlib.closing(SweepProgress(ledger.folder, executor.slots)))
+    ledger.append(OPENED, command=format_command(sys.argv), commit=code_version(), workers=slots)
     stop = stack.enter_context(StopRequest())
     make_command = functools.partial(_unit_command, request, resolved, ledger.folder)
-    driver = Driver(ledger, executor, make_command, progress, stop)
-    driver.run(_pending(ledger.state, resolved, seeds, request.retry))
+    pending = _pending(ledger.state, resolved, seeds, request.retry)
+    if executor is None:
+      submit_units(ledger, pending, make_command, request.submit, stop, log)
+    else:
+      progress = stack.enter_context(contextlib.closing(SweepProgress(ledger.folder, slots)))
+      Driver(ledger, executor, make_command, progress, stop).run(pending)
     outcome = _summarize(request, ledger.state, resolved, seeds, log)
     if outcome.finished and not stop.reason:
       _store_costs(ledger, resolved, log)
@@ -185,12 +204,16 @@ def requested_seeds(request: SweepRequest, resolved: Sequence[Resolved]) -> list
   return [first + i for i in range(request.seeds)]
 
 
-def _make_executor(request: SweepRequest):
-  """Returns the executor and the backend of jax where it runs."""
+def _make_executor(request: SweepRequest, runs: int):
+  """Returns the executor, None for --submit, the backend of jax where it runs, and the number of its processes."""
+  if request.submit:
+    return None, 'cpu', runs  # the backend is not known; --together decides
   if request.cluster:
-    return make_executor(request.folder.absolute(), request.cluster), _cluster_backend(request.cluster)
+    executor = make_executor(request.folder.absolute(), request.cluster)
+    return executor, _cluster_backend(request.cluster), executor.slots
   backend, ids = detect_devices()
-  return LocalExecutor(divide_resources(request.workers, backend, ids)), backend
+  executor = LocalExecutor(divide_resources(request.workers, backend, ids))
+  return executor, backend, executor.slots
 
 
 def _cluster_backend(spec: str) -> str:
@@ -202,11 +225,14 @@ def _cluster_backend(spec: str) -> str:
 
 
 def _pending(state: SweepState, resolved: Sequence[Resolved], seeds: Sequence[int], retry: bool) -> list[str]:
-  """Returns the ids of the units to run: those that have neither finished nor failed or, with `retry`, that failed."""
+  """Returns the ids of the units to run: those that have neither finished nor failed nor been put into a queue.
+
+  With `retry`, those that failed, and those in a queue.
+  """
   return [
     entry.unit.id
     for entry in requested_units(state, resolved, seeds)
-    if (entry.state == FAILED if retry else entry.state not in (FAILED, FINISHED))
+    if entry.state != FINISHED and (entry.state == FAILED or entry.is_submitted) == retry
   ]
 
 
@@ -223,6 +249,8 @@ def _summarize(
   hint = '; --retry runs the failed ones again' if failed else ''
   if outcome.unfinished:
     hint += f'; the same command{" without --retry" if request.retry else ""} continues'
+  if submitted := sum(entry.is_submitted for entry in entries):
+    hint += f', and finds the results of the {submitted} in the queue, which --retry submits again'
   log(f'{outcome.finished} finished, {outcome.failed} failed, {outcome.unfinished} unfinished{hint}')
   return outcome
 
@@ -244,19 +272,21 @@ def describe_plan(request: SweepRequest, resolved: Sequence[Resolved], log: Log)
   state = fold(events)
   for unit in removed_units(state, folder):
     log(_describe_removed(unit))
-  state = without_removed(state, folder)
+  state = observed_state(state, folder)
   seeds = requested_seeds(request, resolved)
   costs = dict(measure_costs([(setting.id, setting.config) for setting in resolved], state.costs))
-  if request.cluster:
+  if request.submit:
+    _, backend, slots = _make_executor(request, len(resolved) * len(seeds))
+  elif request.cluster:
     backend = _cluster_backend(request.cluster)
     _, slots, _ = parse_cluster(request.cluster)
   else:
     backend, ids = detect_devices()
     slots = len(divide_resources(request.workers, backend, ids))
   together = trains_seeds_together(request.together, backend, len(resolved), len(seeds), slots)
-  missing = plan_units(state, resolved, seeds, together, request.variants)
+  missing = plan_units(state, resolved, seeds, together, request.variants, request.runs)
   units = [*(entry.unit for entry in requested_units(state, resolved, seeds)), *missing]
-  trains_on_this_cpu = backend == 'cpu' and not request.cluster
+  trains_on_this_cpu = backend == 'cpu' and not (request.cluster or request.submit)
   estimate = estimate_seconds(state, resolved, costs, matmul_rate if trains_on_this_cpu else None)
   for unit in units:
     log(_describe_unit(unit, state, costs[unit.setting_id]))

@@ -1,6 +1,7 @@
 """Paths of run folders, on a file system or in a bucket, checked before anything is created in them."""
 
 import contextlib
+import logging
 import os
 
 from etils import epath
@@ -28,8 +29,8 @@ def run_path(folder: epath.PathLike) -> epath.Path:
 
   Raises:
     UserError: for a name that can be no folder: '', '-', '@NAME', the home of an unknown user, one that is too long,
-      has a null character or is in a folder that may not be accessed; for a URL other than gs://BUCKET/FOLDER, and for
-      a bucket that does not exist or cannot be read.
+      has a null character or is in a folder that may not be accessed; for a URL other than gs://BUCKET/FOLDER, for a
+      bucket that does not exist or cannot be read, and for an object of a bucket.
   """
   name = os.fspath(folder)
   if is_in_bucket(name):
@@ -67,11 +68,15 @@ def _bucket_path(name: str) -> epath.Path:
 
     # Other processes write to the bucket too: lists of its objects are not kept.
     fsspec.config.conf.setdefault('gcs', {})['use_listings_cache'] = False
+    logging.getLogger('gcsfs').setLevel(logging.CRITICAL)  # it raises the errors that it logs
     exists = epath.Path(BUCKETS + bucket).exists()
+    is_object = path.is_file()
   except ImportError as error:
     raise UserError(f'{name} needs the package gcsfs: pip install "attention_jax[gcs]"') from error
   except Exception as error:  # gcsfs raises errors of its own, of aiohttp and of google.auth
     raise UserError(f'cannot use {name}: {" ".join(str(error).split())[:300] or type(error).__name__}') from error
   if not exists:
     raise UserError(f'cannot use {name}: there is no bucket {bucket!r}, or it may not be read')
+  if is_object:
+    raise UserError(f'cannot use {name}: it is an object of the bucket; expected a folder')
   return path

@@ -116,7 +116,7 @@ def _start(program: str, args, settings, **pipes) -> subprocess.Popen:
 def start_together(
   module: str, *args: object, settings: Sequence[Mapping[str, str]] = ({}, {})
 ) -> list[subprocess.Popen]:
-  """Starts a module in several processes of two devices each, as SLURM does on one machine.
+  """Starts a module in several processes of four devices in all, as SLURM does on one machine.
 
   Args:
     module: name of the module.
@@ -129,7 +129,7 @@ def start_together(
   environment = os.environ | compiled.cache_environment()
   environment |= {
     'JAX_PLATFORMS': 'cpu',
-    'XLA_FLAGS': f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count=2',
+    'XLA_FLAGS': f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count={4 // len(settings)}',
     'PYTHONUNBUFFERED': '1',
     'SLURM_JOB_ID': '1',
     'SLURM_STEP_NODELIST': 'localhost',

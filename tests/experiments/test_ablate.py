@@ -32,6 +32,10 @@ MISTAKES = [
   (['--workdir=x', CONFIG, '--search=model.dropout=log(low=0.1)'], ['needs high']),
   (['--workdir=x', CONFIG, '--points=5'], ['--points needs --search, which draws the settings']),
   (['--workdir=x', CONFIG, '--cluster=local', '--workers=2'], ['--workers has no effect with --cluster, whose option']),
+  (['--workdir=x', CONFIG, '--submit=q {command}', '--workers=2'], ['--workers has no effect with --submit']),
+  (['--workdir=x', CONFIG, '--submit=q {command}', '--cluster=slurm'], ['--cluster has no effect with --submit']),
+  (['--workdir=x', CONFIG, '--submit=sbatch'], ["--submit='sbatch' has no {command}; expected a command of the shell"]),
+  (['--workdir=gs://x', CONFIG], ["'gs://x' names no folder of a bucket"]),
   (['--workdir=x', CONFIG, '--search='], ['--search is empty; expected field=log(low=1e-4, high=1e-2)']),
   (
     ['--workdir=x', CONFIG, *2 * ['--search=model.dropout=linear(low=0.1, high=0.2)']],

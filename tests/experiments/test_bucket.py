@@ -5,6 +5,7 @@ The latest process owns it; damaged objects are reported; a bucket that does not
 
 import functools
 import os
+import sys
 import threading
 import time
 
@@ -12,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 from etils import epath
+from etils.epath import backend
 
 from attention_jax.errors import UserError
 from attention_jax.systems.runs import open_run
@@ -20,7 +22,8 @@ from attention_jax.training.folder import own_folder
 from attention_jax.training.paths import run_path
 from attention_jax.training.writers import read_metrics
 from tests import gcs_server
-from tests.experiments.helpers import run, start_together, tiny_arguments, wait_for_outputs
+from tests.experiments.helpers import read_tree, run, start_together, tiny_arguments, wait_for_outputs
+from tests.experiments.test_bad_input import assert_user_error
 from tests.training import helpers
 from tests.training.helpers import fit_light, state_bits
 
@@ -115,9 +118,7 @@ def test_of_two_processes_that_start_at_once_one_overwrites_the_other(bucket):
       blob.upload_from_string('{}', if_generation_match=blob.generation)
 
 
-def test_a_bucket_that_does_not_exist_is_an_error(bucket):
-  with pytest.raises(UserError, match=r"^cannot use gs://nowhere/run: there is no bucket 'nowhere', or it may not be"):
-    run_path('gs://nowhere/run')
+def test_an_owner_that_cannot_be_written_is_an_error(bucket):
   with (
     pytest.raises(UserError, match=r'^gs://nowhere/run/owner\.json: cannot be written'),
     own_folder(epath.Path('gs://nowhere/run'), print),
@@ -137,9 +138,45 @@ def test_programs_train_and_open_a_run_in_a_bucket(bucket, trained, task):
   assert run('evaluate', f'--workdir={folder}', '--split=test').code == 0
   result = run('inspect_attention', f'--workdir={folder}')
   assert result.code == 0 and (folder / 'attention.png').read_bytes().startswith(b'\x89PNG'), result.err
-  fields = ['--config.training.optimizer=sgd']
-  result = run('train', *tiny_arguments(task, folder, *fields))
-  assert result.code == 2 and 'holds another config: training.optimizer' in result.err
+
+
+NO_ACCESS = 'the caller has no storage access'
+# --workdir -> part of the message
+BAD_FOLDERS = {
+  'gs://': "'gs://' names no folder of a bucket; expected gs://BUCKET/FOLDER",
+  'gs:///run': "'gs:///run' names no folder of a bucket",
+  'gs://bucket': "'gs://bucket' names no folder of a bucket",
+  'az://bucket/run': "'az://bucket/run' is a URL; expected a folder of a file system, or of a bucket: gs://BUCKET/FOLDER",
+  's3://bucket/run': "'s3://bucket/run': orbax does not write to S3",
+  'gs://nowhere/run': "cannot use gs://nowhere/run: there is no bucket 'nowhere', or it may not be read",
+  'gs://forbidden/run': f'cannot use gs://forbidden/run: Forbidden: b/forbidden/o {NO_ACCESS}',
+  'gs://private/run': f'cannot use gs://private/run: {NO_ACCESS}, 401',
+  'gs://read-only/run': 'gs://read-only/run/owner.json: cannot be written (403 POST ',
+  'gs://bucket/bad/notes.txt': 'cannot use gs://bucket/bad/notes.txt: it is an object of the bucket; expected a folder',
+  'gs://bucket/bad': 'gs://bucket/bad holds files (notes.txt, run) but no config.json; choose an empty or new folder',
+  'gs://bucket/bad/run': 'gs://bucket/bad/run holds another config: training.optimizer is "adam" in its config.json, ',
+}
+
+
+@pytest.mark.parametrize('url', BAD_FOLDERS)
+def test_a_bad_folder_of_a_bucket_is_one_line_and_nothing_is_lost(url, bucket, trained, task, capfd):
+  folder = run_path('gs://bucket/bad')
+  (folder / 'notes.txt').write_text('notes')
+  (folder / 'run' / 'config.json').write_text((trained[0] / 'config.json').read_text())
+  before = read_tree(bucket[1].folder)
+  result = run('train', *tiny_arguments(task, url, '--config.training.optimizer=sgd'))
+  assert_user_error(result, [BAD_FOLDERS[url]])
+  assert capfd.readouterr().err == ''  # logs of libraries
+  assert read_tree(bucket[1].folder) == before
+
+
+def test_a_bucket_without_gcsfs_is_one_line(task, monkeypatch):
+  backend.fsspec_backend._get_filesystem.cache_clear()
+  for name in ('gs', 'gcs'):
+    monkeypatch.delitem(sys.modules['fsspec.registry']._registry, name, raising=False)
+  monkeypatch.setitem(sys.modules, 'gcsfs', None)
+  result = run('train', *tiny_arguments(task, 'gs://bucket/run'))
+  assert_user_error(result, ['gs://bucket/run needs the package gcsfs: pip install "attention_jax[gcs]"'])
 
 
 @pytest.mark.long

@@ -24,7 +24,7 @@ PROGRAM_FLAGS = {
   'replay': 'workdir step',
   'ablate': (
     'config workdir seeds grid pair setting search points search_method search_seed dry_run retry adopt workers '
-    'together cluster report baseline test metrics'
+    'together cluster submit runs report baseline test metrics'
   ),
   'compare': 'output metrics test',
   'translate': (

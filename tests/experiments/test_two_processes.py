@@ -101,21 +101,23 @@ def test_two_processes_train_several_seeds_and_resume(seeds, task, tmp_path):
 
 
 @pytest.mark.parametrize(
-  'signalled', [(1,), pytest.param((0, 1), marks=pytest.mark.long)], ids=['one process', 'both processes']
+  ('count', 'signalled'),
+  [(2, (1,)), pytest.param(2, (0, 1), marks=pytest.mark.long), pytest.param(4, (2,), marks=pytest.mark.long)],
+  ids=['one of two processes', 'both processes', 'one of four processes'],
 )
-def test_a_signal_to_any_process_stops_all_after_the_same_update(signalled, task, tmp_path):
+def test_a_signal_to_any_process_stops_all_after_the_same_update(count, signalled, task, tmp_path):
   """The first three updates equal those of one process: a quick form of test_two_processes_train_as_one_does."""
   folder = tmp_path / 'run'
   # Nothing is evaluated, and the encoder compiles quickly.
   settings = (*SETTINGS, "--config.data.task=tsv(train='train.tsv')", '--config.model.encoder=embedded')
   arguments = tiny_arguments(task, folder, *settings, '--config.mesh.fsdp=4', '--config.training.steps=1000000')
-  processes = start_together('experiments.train', '--distributed', *arguments)
+  processes = start_together('experiments.train', '--distributed', *arguments, settings=[{}] * count)
   wait_for_step(folder, 3, processes)
   for index in signalled:
     processes[index].send_signal(signal.SIGTERM)
-  first, second = wait_for_outputs(processes, expected=INTERRUPTED)
+  first, *others = wait_for_outputs(processes, expected=INTERRUPTED)
   step = Checkpoints(folder, read_only=True).latest()
-  assert f'run the same command again to resume from step {step}' in first and 'step' not in second
+  assert f'run the same command again to resume from step {step}' in first and 'step' not in ''.join(others)
   records = read_metrics(folder)
   assert records[-1]['step'] == step >= 3
   assert run('train', *tiny_arguments(task, tmp_path / 'single', *settings)).code == 0
@@ -148,33 +150,6 @@ def test_a_signal_to_process_1_stops_the_validation_and_the_final_evaluation_of_
   assert 'validation/loss' in read_metrics(folder)[-1]
   wait_for_outputs(start_together('experiments.train', '--distributed', *arguments))
   assert (folder / 'hypotheses.test.txt').read_text('utf-8').count('\n') == 5000
-
-
-@pytest.mark.long
-def test_processes_with_different_data_stop_at_once(tmp_path):
-  """The quick form is that of tests/training/test_peers.py."""
-  homes = [write_task(tmp_path / str(i) / 'task', rows=24 + i).parent for i in range(2)]
-  arguments = tiny_arguments('~/task', tmp_path / 'run', *SETTINGS)
-  settings = [{'HOME': str(home)} for home in homes]
-  processes = start_together('experiments.train', '--distributed', *arguments, settings=settings)
-  for output in wait_for_outputs(processes, expected=2):
-    (error,) = [line for line in output.splitlines() if 'error:' in line]
-    assert "split 'train' of the data is digest " in error and 'in process 0' in error and 'in process 1' in error
-  assert not (tmp_path / 'run').exists()
-
-
-@pytest.mark.long
-def test_processes_with_different_word_vectors_stop_at_once(task, tmp_path):
-  for i in range(2):
-    (tmp_path / str(i)).mkdir()
-    (tmp_path / str(i) / 'vectors.txt').write_text(f'eins 0 1 2 {i}\n')
-  arguments = tiny_arguments(task, tmp_path / 'run', *SETTINGS, '--config.initial_vectors=~/vectors.txt')
-  settings = [{'HOME': str(tmp_path / str(i))} for i in range(2)]
-  processes = start_together('experiments.train', '--distributed', *arguments, settings=settings)
-  for output in wait_for_outputs(processes, expected=2):
-    (error,) = [line for line in output.splitlines() if 'error:' in line]
-    assert "the content of config.initial_vectors='~/vectors.txt' is digest " in error and 'in process 1' in error
-  assert not (tmp_path / 'run').exists()
 
 
 # `make test` trains translation in two processes, in the tests above, and `make test-all` every system.

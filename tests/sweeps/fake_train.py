@@ -9,7 +9,8 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
+
+from etils import epath
 
 
 def main() -> None:
@@ -24,14 +25,14 @@ def main() -> None:
     sys.exit('error: loss is nan at step 7')
   if os.environ.get('FAKE_KILL', '\0') in line:
     os.kill(os.getpid(), signal.SIGKILL)
-  folder = Path(flags['workdir'])
+  folder = epath.Path(flags['workdir'])
   first = int(flags['config.training.seed'])
   seeds = int(flags.get('config.seeds', 1))
   for seed in range(first, first + seeds):
     write_run(folder if seeds == 1 else folder / f'seed_{seed}', seed, line)
 
 
-def write_run(folder: Path, seed: int, line: str) -> None:
+def write_run(folder: epath.Path, seed: int, line: str) -> None:
   folder.mkdir(parents=True, exist_ok=True)
   value = 10 * line.count('dot') + seed
   results = {'test': {'exact_match': {'value': value, 'unit': '%', 'signature': ''}}}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -10,16 +11,20 @@ import time
 from pathlib import Path
 
 import pytest
+from etils import epath
 
 from attention_jax.errors import UserError, UserErrors
 from attention_jax.sweeps.estimate import Costs
 from attention_jax.sweeps.ledger import FAILED, FINISHED, LEDGER, read_events, read_state
+from attention_jax.sweeps.plan import observed_state, run_folders
+from attention_jax.sweeps.report import sweep_report
 from attention_jax.sweeps.resolve import Base
 from attention_jax.sweeps.space import grid
 from attention_jax.sweeps.sweep import SweepRequest, check_request, describe_plan, run_sweep
 from attention_jax.systems.config import default_config
 from attention_jax.systems.experiment import check_config
-from tests.sweeps.helpers import FAKE_TRAIN, base_config, make_base, tiny_data, write_run
+from tests import gcs_server
+from tests.sweeps.helpers import FAKE_TRAIN, NO_ROWS, base_config, make_base, tiny_data, write_run
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = grid({'model.attention.score': ['dot', 'general'], 'model.attention.alignment': ['softmax', 'sparsemax']})
@@ -203,6 +208,74 @@ def test_a_sweep_runs_as_jobs_of_a_cluster(folder):
   events, _ = read_events(folder)
   assert all(event['job']['job'] for event in events if event['event'] == 'started')
   assert len(list((folder / 'jobs').glob('*_result.pkl'))) == 2
+
+
+@pytest.fixture
+def queue(tmp_path):
+  """A template of --submit, whose queue runs each command at once and stores its name."""
+  script = tmp_path / 'queue.sh'
+  script.write_text('echo "$1" >> "$0.names"; echo accepted; echo "job 7"; sh -c "$2"; exit 0\n')
+  return f'sh {script} {{name}} {{command}}'
+
+
+@pytest.fixture
+def bucket(tmp_path, monkeypatch):
+  """The URL of a bucket."""
+  with gcs_server.Server(tmp_path / 'bucket') as server:
+    for name, value in gcs_server.environment(server.url).items():
+      monkeypatch.setenv(name, value)
+    yield f'gs://{gcs_server.BUCKET}'
+
+
+@pytest.mark.parametrize('runs', ['', 'bucket'])
+def test_units_are_submitted_once_to_a_queue_and_their_results_collected(runs, folder, queue, request, monkeypatch):
+  settings = grid({'model.attention.score': ['dot'], 'model.attention.alignment': ['softmax', 'local_p(width=10)']})
+  runs = f'{request.getfixturevalue(runs)}/runs' if runs else ''
+  monkeypatch.setenv('FAKE_FAIL', 'width=10')
+  options = {'settings': settings, 'seeds': 1, 'submit': queue, 'runs': runs}
+  outcome, lines = run(make_request(folder, **options))
+  assert outcome == (0, 0, 2) and len(starts(folder)) == 2
+  assert lines[0] == f'submitted {next(iter(read_state(folder).units))} job 7'
+  names = Path(f'{queue.split()[1]}.names').read_text().splitlines()
+  assert len(set(names)) == 2 and all(re.fullmatch(r'ablate-[a-z0-9-]{1,50}', name) for name in names)
+  assert any('--config.model.attention.alignment=local_p(width=10)' in line for line in starts(folder))
+  assert len(observed_state(read_state(folder), folder).finished) == 1  # --report reads it before the ledger has it
+  outcome, lines = run(make_request(folder, **options))
+  assert outcome == (1, 0, 1) and len(starts(folder)) == 2
+  assert lines[-1].endswith('and finds the results of the 1 in the queue, which --retry submits again')
+  monkeypatch.delenv('FAKE_FAIL')
+  assert run(make_request(folder, retry=True, **options))[0] == (1, 0, 1) and len(starts(folder)) == 3
+  assert run(make_request(folder, **options))[0] == (2, 0, 0) and len(starts(folder)) == 3
+  (entry, _) = read_state(folder).finished
+  (path,) = run_folders(entry.unit, folder).values()
+  assert str(path).startswith(runs or str(folder)) and (path / 'results.json').exists()
+
+
+def test_mistakes_of_a_queue_are_one_line(folder):
+  with pytest.raises(UserError, match=r"^--submit='sbatch' has no \{command\}; expected a command of the shell, "):
+    check_request(make_request(folder, submit='sbatch'))
+  request = make_request(folder, submit='{ echo queued; echo no such queue >&2; exit 3; } # {command}')
+  with pytest.raises(UserError, match=r'^--submit: score=dot\S+/seed_0: exit status 3: no such queue$'):
+    run(request)
+  assert not any(entry.is_submitted for entry in read_state(folder).units.values())
+
+
+def test_a_plan_has_the_runs_of_a_bucket(folder, monkeypatch):
+  lines = plan(make_request(folder, submit='q {command}', runs='gs://bucket/runs'), monkeypatch)
+  assert '8 runs in 8 processes: 4 settings x 2 seeds; 8 at a time' in lines
+  assert sum('--workdir=gs://bucket/runs/score=' in line for line in lines) == 8
+
+
+def test_runs_in_a_bucket_are_adopted_and_reported(folder, tmp_path, bucket):
+  old = epath.Path(f'{bucket}/old')
+  config = base_config(model__attention__score='dot', model__attention__alignment='softmax')
+  source = write_run(tmp_path / 'old', config, {'test': {'exact_match': 50.0}})
+  for path in source.rglob('*.json*'):
+    (old / path.relative_to(source)).write_text(path.read_text())
+  outcome, lines = run(make_request(folder, SETTINGS[:1], seeds=1, adopted=[str(old)]))
+  assert outcome == (1, 0, 0) and lines[0] == f'{old}: adopted, seeds 0' and starts(folder) == []
+  (row,) = sweep_report(folder, NO_ROWS, print).rows
+  assert row.setting.runs[0].value('test', 'exact_match') == 50.0
 
 
 @pytest.mark.parametrize(
