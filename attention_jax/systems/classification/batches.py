@@ -32,6 +32,7 @@ from attention_jax.systems.classification.data import (
   LABELS_FILE,
   Documents,
   documents_as_json,
+  load_documents,
   open_documents,
   read_labels,
 )
@@ -135,6 +136,9 @@ class LabelledBatch(NamedTuple):
   index: np.ndarray
 
 
+DocumentSplit = EncodedDocuments | PreparedDocuments
+
+
 def cut_document(
   sentences: Sequence[str],
   tokenize: Callable[[str], list[Token]],
@@ -221,7 +225,7 @@ def _label_ids(documents: Documents, labels: Sequence[str]) -> np.ndarray:
 
 def encode_split(
   documents: Documents, vocabulary: Vocabulary, labels: Sequence[str], config: ClassificationDataConfig
-) -> EncodedDocuments | PreparedDocuments:
+) -> DocumentSplit:
   """Returns the ids of a split: those on disk if it was prepared, otherwise those of `encode_documents`.
 
   Args:
@@ -231,13 +235,24 @@ def encode_split(
     config: the group `data` of the config.
 
   Raises:
-    UserError: as `encode_documents` does, and for a split that was prepared with other settings.
+    UserError: as `encode_documents` does.
   """
   if documents.prepared is not None:
-    documents.prepared.check_settings(_settings(config))
     return PreparedDocuments(documents.prepared, _label_ids(documents, labels))
   limits = largest_bucket(check_document_buckets(config.buckets))
   return encode_documents(documents, vocabulary, labels, limits, config.joined)
+
+
+def load_splits(config: ClassificationDataConfig) -> dict[str, Documents]:
+  """Returns the splits as `load_documents` does.
+
+  Raises:
+    UserError: as `load_documents` does, and for a data set that was prepared with other settings.
+  """
+  documents = load_documents(config)
+  if (train := documents['train']).prepared is not None:
+    train.prepared.check_settings(_settings(config))
+  return documents
 
 
 def _settings(config: ClassificationDataConfig) -> dict[str, Any]:
@@ -324,7 +339,7 @@ def largest_bucket(buckets: Sequence[tuple[int, int]]) -> tuple[int, int]:
   return largest
 
 
-def assign_documents(encoded: EncodedDocuments | PreparedDocuments, buckets: Sequence[tuple[int, int]]) -> np.ndarray:
+def assign_documents(encoded: DocumentSplit, buckets: Sequence[tuple[int, int]]) -> np.ndarray:
   """Returns for each document the position of the first bucket that holds it, -1 if none does.
 
   Args:
@@ -345,7 +360,7 @@ class DocumentBatches(OrderedBatches):
 
   def __init__(
     self,
-    encoded: EncodedDocuments | PreparedDocuments,
+    encoded: DocumentSplit,
     buckets: Sequence[tuple[int, int]],
     size: int,
     seed: int = 0,
@@ -362,7 +377,7 @@ class DocumentBatches(OrderedBatches):
 
 
 def eval_document_batches(
-  encoded: EncodedDocuments | PreparedDocuments, buckets: Sequence[tuple[int, int]], size: int
+  encoded: DocumentSplit, buckets: Sequence[tuple[int, int]], size: int
 ) -> Iterator[LabelledBatch]:
   """Yields batches of `size` rows for evaluation: every document once, by bucket, then by its number of sentences.
 
@@ -375,9 +390,7 @@ def eval_document_batches(
     yield gather_documents(encoded, rows, bucket)
 
 
-def gather_documents(
-  encoded: EncodedDocuments | PreparedDocuments, rows: np.ndarray, bucket: tuple[int, int]
-) -> LabelledBatch:
+def gather_documents(encoded: DocumentSplit, rows: np.ndarray, bucket: tuple[int, int]) -> LabelledBatch:
   """Returns rows of a split as one batch.
 
   Args:
@@ -394,7 +407,7 @@ def gather_documents(
   return LabelledBatch(source, mask, label, rows.astype(np.int32))
 
 
-def describe_documents(split: str, encoded: EncodedDocuments | PreparedDocuments, labels: Sequence[str]) -> str:
+def describe_documents(split: str, encoded: DocumentSplit, labels: Sequence[str]) -> str:
   """Returns a line with the number of documents of each label, and the shares of unknown and of truncated words.
 
   The share of unknown words is that among the words that are kept; the other one is left out if it rounds to 0.0 %.

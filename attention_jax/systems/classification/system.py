@@ -34,15 +34,15 @@ from attention_jax.systems.base import (
 from attention_jax.systems.classification import shading as document_shading
 from attention_jax.systems.classification.batches import (
   DocumentBatches,
-  EncodedDocuments,
+  DocumentSplit,
   LabelledBatch,
-  PreparedDocuments,
   check_document_buckets,
   cut_document,
   describe_documents,
   encode_split,
   eval_document_batches,
   largest_bucket,
+  load_splits,
   prepare_documents,
 )
 from attention_jax.systems.classification.config import ClassificationDataConfig, ClassificationEvaluationConfig
@@ -50,7 +50,6 @@ from attention_jax.systems.classification.data import (
   DOCUMENTS,
   LABELS_FILE,
   Documents,
-  load_documents,
   parse_documents,
   read_labels,
 )
@@ -110,7 +109,7 @@ class ClassificationSystem(System):
 
   @classmethod
   def load(cls, config: RunConfig, folder: str | None) -> 'ClassificationSystem':
-    documents = load_documents(config.data)
+    documents = load_splits(config.data)
     train = documents['train']
     spec = config.data.vocabulary
     prepared_folder = train.prepared and str(train.prepared.folder)
@@ -124,7 +123,7 @@ class ClassificationSystem(System):
     vocabulary = vocab.load_stored(config.data.vocabulary, folder, 'source')
     if vocabulary is None:
       raise UserError(f'{folder} holds no source vocabulary; expected the folder of a training run')
-    return cls(config, vocabulary, read_labels(folder), lambda: load_documents(config.data))
+    return cls(config, vocabulary, read_labels(folder), lambda: load_splits(config.data))
 
   def with_config(self, config: RunConfig) -> 'ClassificationSystem':
     return ClassificationSystem(config, self.vocabulary, self.labels, self._load_data)
@@ -171,7 +170,7 @@ class ClassificationSystem(System):
     return self._load_data()
 
   @functools.cached_property
-  def encoded(self) -> dict[str, EncodedDocuments | PreparedDocuments]:
+  def encoded(self) -> dict[str, DocumentSplit]:
     """The splits as ids."""
     return {split: self._encode(documents) for split, documents in self.documents.items()}
 
@@ -290,7 +289,7 @@ class ClassificationSystem(System):
     pieces, num_unread = cut_document(sentences, self.vocabulary.tokenize, largest, joined=joined, pairs=pairs)
     return CutDocument(pieces, num_unread)
 
-  def _encode(self, documents: Documents) -> EncodedDocuments | PreparedDocuments:
+  def _encode(self, documents: Documents) -> DocumentSplit:
     return encode_split(documents, self.vocabulary, self.labels, self.config.data)
 
   @functools.cached_property
@@ -304,7 +303,7 @@ class ClassificationSystem(System):
     return CompiledForRuns(self.mesh, classify)
 
   def _predict(
-    self, params: Any, encoded: EncodedDocuments | PreparedDocuments, watch: Watch = unwatched
+    self, params: Any, encoded: DocumentSplit, watch: Watch = unwatched
   ) -> tuple[dict[str, float], list[ClassificationPrediction]]:
     """Classifies every document; returns sums over documents, and one prediction each."""
     params = self.place_params(params)
