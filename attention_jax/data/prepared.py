@@ -8,17 +8,18 @@ import contextlib
 import functools
 import itertools
 import json
-import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 import numpy as np
+from etils import epath
 
 from attention_jax.data.encoding import EncodedCorpus
 from attention_jax.data.text import Corpus
 from attention_jax.data.url_folders import local_copy
+from attention_jax.data.urls import is_url
 from attention_jax.errors import UserError
 
 MANIFEST = 'prepared.json'  # written last: a folder without it is not finished
@@ -106,7 +107,7 @@ class PreparedTable:
     UserError: for files that are missing or not of the size that the manifest states, and for a damaged index.
   """
 
-  def __init__(self, folder: Path, manifest: Mapping[str, Any], name: str, schema: Schema):
+  def __init__(self, folder: epath.Path, manifest: Mapping[str, Any], name: str, schema: Schema):
     self.folder = folder
     self._manifest = manifest
     self._schema = schema
@@ -265,16 +266,16 @@ class PreparedField(Sequence[Any]):
     return items if isinstance(index, slice) else items[0]
 
 
-def read_prepared(folder: str) -> dict[str, Corpus]:
+def read_prepared(folder: str, copy: bool) -> dict[str, Corpus]:
   """Reads a prepared data set of pairs; the rows of its training split stay on disk.
 
   Args:
-    folder: its folder, or the URL of its folder, which is copied to the cache.
+    folder, copy: see `open_prepared`.
 
   Raises:
     UserError: if the folder holds no finished data set, or a damaged one.
   """
-  with open_prepared(folder, 'translation') as (path, manifest):
+  with open_prepared(folder, copy, 'translation') as (path, manifest):
     table = PreparedTable(path, manifest, 'train', PAIRS)
     lines = (PreparedField(table, name) for name in ('source_text', 'target_text'))
     report = tuple(manifest['report'])
@@ -284,17 +285,18 @@ def read_prepared(folder: str) -> dict[str, Corpus]:
 
 
 @contextlib.contextmanager
-def open_prepared(folder: str, system: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+def open_prepared(folder: str, copy: bool, system: str) -> Iterator[tuple[epath.Path, dict[str, Any]]]:
   """Yields the path and the manifest of a prepared data set; the block reads it.
 
   Args:
-    folder: its folder, or the URL of its folder, which is copied to the cache.
+    folder: its folder, or the URL of its folder.
+    copy: whether the folder behind a URL is copied to the cache; if not, ArrayRecord reads each record from gs://.
     system: the name of the system that it was prepared for.
 
   Raises:
     UserError: if the folder holds no finished data set of this system, or a damaged one.
   """
-  path = Path(local_copy(folder) or '.').absolute()
+  path = epath.Path(local_copy(folder) or '.').absolute() if copy or not is_url(folder) else epath.Path(folder)
   manifest = read_manifest(path)
   if manifest is None:
     raise UserError(f'{path} holds no prepared data set (no {MANIFEST}); python -m experiments.prepare makes one')
@@ -330,7 +332,7 @@ def corpus_as_json(corpus: Corpus) -> str:
   return json.dumps(fields, ensure_ascii=False)
 
 
-def read_corpus(path: Path) -> Corpus:
+def read_corpus(path: epath.Path) -> Corpus:
   """Reads a file with the JSON of `corpus_as_json`.
 
   Raises:
@@ -349,9 +351,9 @@ def _as_links(rows: Sequence[Sequence[Sequence[int]]] | None) -> list[tuple[tupl
   return rows and [tuple((source, target) for source, target in links) for links in rows]
 
 
-def _check_size(path: Path, size: int) -> None:
+def _check_size(path: epath.Path, size: int) -> None:
   try:
-    stored_size = os.path.getsize(path)
+    stored_size = path.stat().length
   except OSError as error:
     raise UserError(f'{path}: {error.strerror}; prepare the data set again') from error
   if stored_size != size:
@@ -363,9 +365,10 @@ def index_name(table: str) -> str:
   return f'{table}.index.npy'
 
 
-def _read_index(path: Path, shape: tuple[int, int]) -> np.ndarray:
+def _read_index(path: epath.Path, shape: tuple[int, int]) -> np.ndarray:
   try:
-    index = np.load(path, allow_pickle=False)
+    with path.open('rb') as file:
+      index = np.load(file, allow_pickle=False)
   except (OSError, ValueError, EOFError) as error:
     raise UserError(f'{path}: cannot be read ({" ".join(str(error).split())}); prepare the data set again') from error
   if index.shape != shape or index.dtype != np.int32:

@@ -264,11 +264,16 @@ def tfds(folder: str, *, name: str, source: str | None = None, target: str | Non
   return translation_sets.read(folder, name, source, target)
 
 
-def prepared(folder: str) -> dict[str, Corpus]:
-  """A data set that `experiments.prepare` wrote to `folder`: its training split stays on disk."""
+def prepared(folder: str, *, copy: bool = True) -> dict[str, Corpus]:
+  """A data set that `experiments.prepare` wrote to `folder`: its training split stays on disk.
+
+  Args:
+    folder: the data set, on a disk or behind a URL.
+    copy: see prepared.open_prepared.
+  """
   from attention_jax.data.prepared import read_prepared
 
-  return read_prepared(folder)
+  return read_prepared(folder, copy)
 
 
 TASKS: Mapping[str, Callable[..., dict[str, Corpus]]] = {

@@ -95,13 +95,11 @@ class PreparedPictures:
     self.identity = table.identity
     self._table = table
 
-  def __getitem__(self, rows: slice | Sequence[int]) -> np.ndarray:
-    distinct, inverse = np.unique(np.arange(len(self))[rows], return_inverse=True)  # captions may share a picture
+  def __getitem__(self, rows: int | slice | Sequence[int]) -> np.ndarray:
+    numbers = np.arange(*rows.indices(self.shape[0])) if isinstance(rows, slice) else rows
+    distinct, inverse = np.unique(numbers, return_inverse=True)  # captions may share a picture
     (pictures,) = self._table.read(distinct, 'picture')
     return np.array(pictures, self.dtype).reshape(-1, *self.shape[1:])[inverse]
-
-  def __len__(self) -> int:
-    return self.shape[0]
 
 
 class Pictures(NamedTuple):
@@ -240,9 +238,14 @@ def captions(
   return splits
 
 
-def prepared(folder: str) -> dict[str, Pictures]:
-  """A data set that `experiments.prepare` wrote to `folder`: pictures and captions stay on disk."""
-  with open_prepared(folder, 'captioning') as (path, manifest):
+def prepared(folder: str, *, copy: bool = True) -> dict[str, Pictures]:
+  """A data set that `experiments.prepare` wrote to `folder`: pictures and captions stay on disk.
+
+  Args:
+    folder: the data set, on a disk or behind a URL.
+    copy: see prepared.open_prepared.
+  """
+  with open_prepared(folder, copy, 'captioning') as (path, manifest):
     splits = {}
     for split, fields in manifest['pictures'].items():
       captions = PreparedTable(path, manifest, split, CAPTION_TABLE)
