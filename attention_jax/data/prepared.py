@@ -6,7 +6,6 @@ numbers, and the splits that are small as text. `preparing` writes it; the tasks
 
 import contextlib
 import functools
-import itertools
 import json
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -73,25 +72,32 @@ def pack(values: Sequence[np.ndarray | str]) -> bytes:
 
 
 def make_unpack(schema: Schema, names: Sequence[str]) -> Callable[[bytes], list[Any]]:
-  """Returns a function that maps a record to the values of the fields `names`; it does not decode the other fields."""
+  """Returns a function that maps a record to the values of the fields `names`, in the order of the schema.
+
+  It does not decode the other fields.
+  """
   header = struct.Struct(f'<{len(schema.fields)}I')
-  positions = [[*schema.fields].index(name) for name in names]
-  types = [schema.fields[name] if schema.fields[name] == TEXT else np.dtype(schema.fields[name]) for name in names]
+  converters = [_make_converter(dtype) if name in names else None for name, dtype in schema.fields.items()]
 
   def unpack(record: bytes) -> list[Any]:
-    offsets = [*itertools.accumulate(header.unpack_from(record), initial=header.size)]
     values = []
-    for i, dtype in zip(positions, types, strict=True):
-      start, stop = offsets[i], offsets[i + 1]
-      is_text = dtype is TEXT
-      values.append(
-        record[start:stop].decode()
-        if is_text
-        else np.frombuffer(record, dtype, (stop - start) // dtype.itemsize, start)
-      )
+    start = header.size
+    for size, convert in zip(header.unpack_from(record), converters, strict=True):
+      if convert:
+        values.append(convert(record, start, size))
+      start += size
     return values
 
   return unpack
+
+
+def _make_converter(dtype: str) -> Callable[[bytes, int, int], np.ndarray | str]:
+  """Returns (record, offset, size in bytes) -> the value of a field."""
+  if dtype == TEXT:
+    return lambda record, start, size: record[start : start + size].decode()
+  array_type = np.dtype(dtype)
+  item_size = array_type.itemsize
+  return lambda record, start, size: np.frombuffer(record, array_type, size // item_size, start)
 
 
 class PreparedTable:
@@ -136,7 +142,7 @@ class PreparedTable:
 
     Args:
       rows: indices of rows.
-      names: names of fields; those that are not among them are not decoded.
+      names: names of fields, in the order of the schema; the others are not decoded.
     """
     unpack = self._unpack(names)
     return [[*values] for values in zip(*map(unpack, self.read_records(rows)), strict=True)] or [[] for _ in names]
@@ -146,7 +152,7 @@ class PreparedTable:
 
     Args:
       rows: indices of rows; -1 = a filler row, which is not read.
-      names: names of the fields.
+      names: names of the fields, in the order of the schema.
 
     Returns:
       For each field, its values in all rows, concatenated, and the offset of each row; and the positions of the rows in

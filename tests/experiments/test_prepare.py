@@ -195,6 +195,10 @@ def test_texts_labels_and_boxes_of_prepared_splits_are_those_from_memory(tmp_pat
   assert prepared.documents['validation']._replace(lines=one.lines) == documents.documents['validation']._replace(
     lines=one.lines
   )
+  rows = (tmp_path / 'train.jsonl').read_text().splitlines()[:1]
+  (tmp_path / 'train.jsonl').write_text('\n'.join(rows) + '\n')
+  with pytest.raises(UserError, match="expected at least two labels, but every label is '0'"):
+    prepare_quietly(documents, tmp_path / 'one_label')
   with pytest.raises(UserError, match=r'the largest of config.data.buckets is \[2, 4\], but .* with \[4, 4\]'):
     load_system(fields, **changed, **{'data.buckets': ((2, 4),)}).report  # noqa: B018
 

@@ -31,6 +31,7 @@ from attention_jax.systems.classification.config import ClassificationDataConfig
 from attention_jax.systems.classification.data import (
   LABELS_FILE,
   Documents,
+  check_labels,
   documents_as_json,
   load_documents,
   open_documents,
@@ -281,6 +282,7 @@ def prepare_documents(config: ClassificationDataConfig) -> preparing.Preparation
   def open_tables(folder: Path, log: preparing.Log) -> list[preparing.Table]:
     if not (folder / LABELS_FILE).exists():
       labels = sorted({label for (_, label), _ in train.rows()})
+      check_labels(labels, train.name)
       write_text(folder / LABELS_FILE, json.dumps(labels, ensure_ascii=False))
     preparing.store_vocabulary(config.vocabulary, 'source', texts(), folder, log)
     vocabulary = vocab.load_stored(config.vocabulary, str(folder), 'source')

@@ -5,7 +5,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from etils import epath
@@ -269,14 +269,19 @@ def load_documents(config: ClassificationDataConfig) -> dict[str, Documents]:
   streams = open_documents(config)
   splits = {name: split if isinstance(split, Documents) else split.read() for name, split in streams.items()}
   labels = set(splits['train'].labels)
-  if len(labels) < 2:
-    raise UserError(f'{splits["train"].name}: expected at least two labels, but every label is {min(labels)!r}')
+  check_labels(labels, splits['train'].name)
   for split in splits.values():
     for row, label in enumerate(split.labels):
       if label not in labels:
         expected = f'expected one of the training labels: {", ".join(sorted(labels))}'
         raise UserError(f'{split.location(row)}: unknown label {label!r}; {expected}')
   return splits
+
+
+def check_labels(labels: Collection[str], name: str) -> None:
+  """Raises UserError if the training documents `name` have only one label."""
+  if len(labels) < 2:
+    raise UserError(f'{name}: expected at least two labels, but every label is {min(labels)!r}')
 
 
 def parse_documents(
