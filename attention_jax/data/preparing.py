@@ -58,7 +58,7 @@ class EncodedRows(NamedTuple):
   counts: Sequence[int] = ()
 
 
-class Table(NamedTuple):
+class RecordTable(NamedTuple):
   """A table to write.
 
   Attributes:
@@ -91,7 +91,7 @@ class Preparation(NamedTuple):
 
   request: Mapping[str, Any]
   splits: Mapping[str, str]
-  open_tables: Callable[[Path, Log], Sequence[Table]]
+  open_tables: Callable[[Path, Log], Sequence[RecordTable]]
   notes: Sequence[str] = ()
 
 
@@ -140,7 +140,7 @@ def write_prepared(preparation: Preparation, folder: str | Path, log: Log = prin
 
 
 def prepare(config: tasks.TranslationDataConfig, folder: str | Path, log: Log = print) -> Path:
-  """Prepares the pairs of the group `data` of the config of a translation system; see `write_prepared`."""
+  """Prepares the pairs of a config. Arguments: see `prepare_pairs` and `write_prepared`."""
   return write_prepared(prepare_pairs(config), folder, log)
 
 
@@ -157,7 +157,7 @@ def prepare_pairs(config: tasks.TranslationDataConfig) -> Preparation:
     for pair, share in stream.pairs():
       yield pair if pair[0].strip() and pair[1].strip() else None, share
 
-  def open_tables(folder: Path, log: Log) -> list[Table]:
+  def open_tables(folder: Path, log: Log) -> list[RecordTable]:
     for side, columns in tasks.columns_by_side(config).items():
       store_vocabulary(config.vocabulary, side, _Lines(examples, columns), folder, log)
     vocabularies = tasks.load_vocabularies(config, str(folder))
@@ -171,14 +171,22 @@ def prepare_pairs(config: tasks.TranslationDataConfig) -> Preparation:
       return EncodedRows(values, encoded.lengths, counts)
 
     lines_of = np.asarray if stream.lines is None else lambda numbers: np.asarray(stream.lines)[numbers - 1]
-    return [Table('train', 'pair', examples, encode_pairs, lines_of)]
+    return [RecordTable('train', 'pair', examples, encode_pairs, lines_of)]
 
   splits = {split: corpus_as_json(corpus) for split, corpus in other_splits.items()}
   return Preparation(request | tasks.vocabulary_settings(config), splits, open_tables, stream.notes)
 
 
 def store_vocabulary(spec: str, side: str, lines: Iterable[str], folder: Path, log: Log) -> None:
-  """Trains the vocabulary of a side and stores it in a folder, unless the folder has it."""
+  """Trains the vocabulary of a side and stores it in a folder, unless the folder has it.
+
+  Args:
+    spec: a spec of vocab.VOCABULARIES.
+    side: 'source', 'target' or 'shared'.
+    lines: the lines of the training split.
+    folder: the folder of the prepared data set.
+    log: called with a line if the vocabulary is trained.
+  """
   if vocab.load_stored(spec, str(folder), side) is None:
     log(f'making the {side} vocabulary {spec}')
     vocab.train(spec, lines).save(str(folder), side)
@@ -263,7 +271,7 @@ def _without_blanks(
       yield NumberedExample(number, example, share)
 
 
-def _write_shards(folder: Path, table: Table, log: Log) -> None:
+def _write_shards(folder: Path, table: RecordTable, log: Log) -> None:
   """Writes the shards of a table that are missing."""
   summaries = _read_summaries(folder, table.name)
   examples_read = summaries[-1].examples_read if summaries else 0
@@ -340,7 +348,7 @@ class _ShardWriter:
     last_number: number of the last example that was written.
   """
 
-  def __init__(self, folder: Path, table: Table, number: int):
+  def __init__(self, folder: Path, table: RecordTable, number: int):
     self._folder = folder
     self._table = table
     self._name = _shard_name(table.name, number)
@@ -384,7 +392,7 @@ def _store_index(folder: Path, name: str, parts: Sequence[np.ndarray]) -> int:
 
 
 def _finish(
-  folder: Path, request: Mapping[str, Any], preparation: Preparation, tables: Sequence[Table], log: Log
+  folder: Path, request: Mapping[str, Any], preparation: Preparation, tables: Sequence[RecordTable], log: Log
 ) -> None:
   """Writes the indices, the other splits and the manifest, and removes the files that only resuming reads."""
   report = [*preparation.notes]

@@ -331,7 +331,7 @@ def prepare_captions(config: CaptioningDataConfig) -> preparing.Preparation:
   digest = hashlib.blake2b(texts.encode(), digest_size=8).hexdigest()
   request = {'system': 'captioning', 'task': config.task, 'name': config.folder or '.', 'texts': digest}
 
-  def open_tables(folder: Path, log: preparing.Log) -> Iterator[preparing.Table]:
+  def open_tables(folder: Path, log: preparing.Log) -> Iterator[preparing.RecordTable]:
     preparing.store_vocabulary(config.vocabulary, 'target', splits['train'].captions, folder, log)
     vocabulary = vocab.load_stored(config.vocabulary, str(folder), 'target')
     return [table for name, split in splits.items() for table in _tables(name, split, vocabulary)]
@@ -339,7 +339,7 @@ def prepare_captions(config: CaptioningDataConfig) -> preparing.Preparation:
   return preparing.Preparation(request | {'pictures': fields} | _settings(config), {}, open_tables)
 
 
-def _tables(name: str, split: Pictures, vocabulary: Vocabulary) -> list[preparing.Table]:
+def _tables(name: str, split: Pictures, vocabulary: Vocabulary) -> list[preparing.RecordTable]:
   """The tables of the pictures and of the captions of a split."""
 
   def encode_pictures(chunk: Sequence[preparing.NumberedExample]) -> preparing.EncodedRows:
@@ -358,10 +358,10 @@ def _tables(name: str, split: Pictures, vocabulary: Vocabulary) -> list[preparin
     return ((row, (row + 1) / count) for row in range(count))
 
   return [
-    preparing.Table(
+    preparing.RecordTable(
       f'{name}_pictures', 'picture', functools.partial(examples, len(split.names)), encode_pictures, _row_number
     ),
-    preparing.Table(name, 'caption', functools.partial(examples, len(split.captions)), encode, _row_number),
+    preparing.RecordTable(name, 'caption', functools.partial(examples, len(split.captions)), encode, _row_number),
   ]
 
 

@@ -279,7 +279,7 @@ def prepare_documents(config: ClassificationDataConfig) -> preparing.Preparation
     while chunk := list(itertools.islice(rows, preparing.CHUNK_ROWS)):
       yield from train.split(chunk, train.first).texts
 
-  def open_tables(folder: Path, log: preparing.Log) -> list[preparing.Table]:
+  def open_tables(folder: Path, log: preparing.Log) -> list[preparing.RecordTable]:
     if not (folder / LABELS_FILE).exists():
       labels = sorted({label for (_, label), _ in train.rows()})
       check_labels(labels, train.name)
@@ -299,7 +299,7 @@ def prepare_documents(config: ClassificationDataConfig) -> preparing.Preparation
       counts = (encoded.num_words, encoded.num_unknown_words, encoded.num_truncated_words)
       return preparing.EncodedRows(values, (encoded.num_sentences, encoded.max_words, encoded.labels), counts)
 
-    return [preparing.Table('train', 'document', train.rows, encode, lambda numbers: numbers - 1 + train.first)]
+    return [preparing.RecordTable('train', 'document', train.rows, encode, lambda numbers: numbers - 1 + train.first)]
 
   splits = {name: documents_as_json(stream.read()) for name, stream in streams.items()}
   return preparing.Preparation(request | {'pairs': train.pairs} | _settings(config), splits, open_tables)
