@@ -1,4 +1,4 @@
-"""Prepares a data set on disk: tokenises the training split of a config once, for data that are larger than memory.
+"""Prepares a data set on disk: tokenises the data of a config once, for data that are larger than memory.
 
   python -m experiments.prepare --config=configs/wmt14.py:transformer2017_base --output=FOLDER
   python -m experiments.train --config=configs/wmt14.py:transformer2017_base --workdir=runs/wmt \\
@@ -19,18 +19,16 @@ flags.DEFINE_string('output', None, 'the folder of the prepared data set')
 
 
 def main() -> None:
-  """Prepares the training split of --config. Raises UserError if --config is missing or has no pairs of texts."""
-  from attention_jax.data import tasks
-  from attention_jax.data.preparing import prepare
+  """Prepares the data of --config. Raises UserError if --config is missing or its system cannot be prepared."""
+  from attention_jax.data.preparing import write_prepared
   from attention_jax.systems.config import parse_config
+  from attention_jax.systems.registry import SYSTEMS
 
   if FLAGS.config is None:
     raise UserError('--config is missing; for example --config=configs/wmt14.py:transformer2017_base')
   config = parse_config(FLAGS.config)
-  if not isinstance(config.data, tasks.TranslationDataConfig):
-    raise UserError(f'only pairs of texts can be prepared, got a config of system {config.system!r}')
-  tasks.check(config.data)
-  prepare(config.data, require_flag('output'), lambda line: print(line, file=sys.stderr, flush=True))
+  preparation = SYSTEMS[config.system].preparation(config)
+  write_prepared(preparation, require_flag('output'), lambda line: print(line, file=sys.stderr, flush=True))
 
 
 if __name__ == '__main__':

@@ -125,10 +125,11 @@ class Server:
 
 
 def environment(url: str) -> dict[str, str]:
-  """The environment variables with which gcsfs, google-cloud-storage and tensorstore use a server."""
+  """The environment variables with which gcsfs, google-cloud-storage, tensorstore and ArrayRecord use a server."""
   return {
     'STORAGE_EMULATOR_HOST': url,
     'TENSORSTORE_GCS_HTTP_URL': url,
+    'CLOUD_STORAGE_EMULATOR_ENDPOINT': url,
     'GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT': 'false',  # it asks for credentials to find the kind of the bucket
   }
 

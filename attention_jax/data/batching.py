@@ -372,8 +372,8 @@ def gather(encoded: EncodedSplit, rows: np.ndarray, bucket: tuple[int, int], *, 
     links: whether the batch has the links of its rows.
   """
   corpus, positions = encoded.read(rows)
-  source = _padded(corpus.source, corpus.source_offsets, positions, bucket[0])
-  target = _padded(corpus.target, corpus.target_offsets, positions, bucket[1])
+  source = gather_padded(corpus.source, corpus.source_offsets, positions, bucket[0])
+  target = gather_padded(corpus.target, corpus.target_offsets, positions, bucket[1])
   return Batch(*source, *target, rows.astype(np.int32), _dense_links(corpus, positions, bucket) if links else None)
 
 
@@ -386,13 +386,22 @@ def _dense_links(encoded: EncodedCorpus, rows: np.ndarray, bucket: tuple[int, in
   return dense
 
 
-def _padded(flat: np.ndarray, offsets: np.ndarray, rows: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-  """The ids of rows, padded to `length`, int32 [B, length], and their mask."""
+def gather_padded(
+  flat: np.ndarray, offsets: np.ndarray, rows: np.ndarray, length: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the ids of rows, padded to `length`, int32 [..., length], and their mask.
+
+  Args:
+    flat: the ids of all rows, concatenated.
+    offsets: where each row begins in `flat`, [rows + 1].
+    rows: indices of rows [...]; -1 = a filler row.
+    length: at least the length of every row.
+  """
   starts = offsets[rows]
   lengths = np.where(rows < 0, 0, offsets[rows + 1] - starts)
   columns = np.arange(length)
-  mask = columns < lengths[:, None]
-  ids = flat[np.where(mask, starts[:, None] + columns, 0)] if flat.size else 0  # no ids if all rows are filler rows
+  mask = columns < lengths[..., None]
+  ids = flat[np.where(mask, starts[..., None] + columns, 0)] if flat.size else 0  # no ids if all rows are filler rows
   return np.where(mask, ids, PAD).astype(np.int32), mask
 
 

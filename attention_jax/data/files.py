@@ -7,9 +7,10 @@ import gzip
 import io
 import os
 import stat
+import weakref
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import BinaryIO
 
 import numpy as np
@@ -73,21 +74,51 @@ def empty_file_error(path: str) -> UserError:
   return UserError(f'{path}: the file is empty')
 
 
-def read_arrays(path: str) -> dict[str, np.ndarray]:
-  """Returns the arrays of an .npz file, on a disk or behind a URL, by name.
+class ArrayFile(Mapping[str, np.ndarray]):
+  """The arrays of an .npz file, on a disk or behind a URL, by name; each is read when it is used.
+
+  A file behind a URL is first read into memory.
 
   Raises:
     UserError: if the file cannot be read, is not an .npz file, or contains Python objects.
   """
-  try:
-    with open_file(path) as raw, np.load(raw) as file:
-      return {name: file[name] for name in file}
-  except FileNotFoundError:
-    raise _missing_file_error(path) from None
-  except UserError:
-    raise
-  except (OSError, ValueError, EOFError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-    raise UserError(f'{path}: cannot be read as an .npz file of numbers ({error})') from error
+
+  def __init__(self, path: str):
+    self._path = path
+    with self._report_errors(), contextlib.ExitStack() as stack:
+      self._file = np.load(stack.enter_context(open_file(path)))
+      if not isinstance(self._file, np.lib.npyio.NpzFile):
+        raise TypeError('a single array')
+      weakref.finalize(self, stack.pop_all().close)
+
+  def __contains__(self, name: object) -> bool:  # without reading the array
+    return name in self._file.files
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(self._file.files)
+
+  def __len__(self) -> int:
+    return len(self._file.files)
+
+  def __getitem__(self, name: str) -> np.ndarray:
+    with self._report_errors():
+      return self._file[name]
+
+  @contextlib.contextmanager
+  def _report_errors(self) -> Iterator[None]:
+    try:
+      yield
+    except FileNotFoundError:
+      raise _missing_file_error(self._path) from None
+    except UserError:
+      raise
+    except (OSError, ValueError, EOFError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+      raise UserError(f'{self._path}: cannot be read as an .npz file of numbers ({error})') from error
+
+
+def read_arrays(path: str) -> dict[str, np.ndarray]:
+  """Returns all arrays of an .npz file; see ArrayFile."""
+  return dict(ArrayFile(path))
 
 
 def open_file(path: str) -> BinaryIO:

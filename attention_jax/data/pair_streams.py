@@ -107,7 +107,7 @@ def _text(
 
   notes = _links_note(paths[0]) if tasks.text_links_path(folder, 'train', train, links) else ()
   other_splits = tasks.text(folder, train=None, source=source, target=target, links=links, **options)
-  return PairStream(paths[0], pairs, [_file_fingerprint(path) for path in paths], notes), other_splits
+  return PairStream(paths[0], pairs, [file_fingerprint(path) for path in paths], notes), other_splits
 
 
 def _tsv(folder: str, *, train: str, level: str = 'word', **splits: Any):
@@ -123,7 +123,7 @@ def _tsv(folder: str, *, train: str, level: str = 'word', **splits: Any):
       yield (columns[0], columns[1] if len(columns) > 1 else ''), share
 
   other_splits = tasks.tsv(folder, train=None, level=level, **splits)
-  return PairStream(path, pairs, [_file_fingerprint(path)], notes), other_splits
+  return PairStream(path, pairs, [file_fingerprint(path)], notes), other_splits
 
 
 def _tfds(folder: str, *, name: str, source: str | None = None, target: str | None = None):
@@ -195,7 +195,7 @@ def _decode(line: bytes, path: str, number: int) -> str:
   return text.removeprefix(BYTE_ORDER_MARK) if number == 1 else text
 
 
-def _file_fingerprint(path: str) -> list[Any]:
+def file_fingerprint(path: str) -> list[Any]:
   """Returns path, size and, on a disk, modification time of a file. Raises UserError if it cannot be opened."""
   with _report_errors(path), _open(path) as file:
     if is_url(path):

@@ -1,33 +1,52 @@
-"""Prepared data sets: pairs of texts on disk, tokenised once. Each batch reads its rows from there.
+"""Prepared data sets: examples on disk, tokenised once. Each batch reads its rows from there.
 
-A folder holds the manifest, the vocabularies, the training split as ArrayRecord files with an index of lengths and
-line numbers, and the other splits, which are small, as text. `preparing` writes it; the task `prepared` reads it.
-Each row is a record of its own: random access makes the order of all rows a function of (seed, epoch), without a buffer
-whose content a resumed run would have to restore.
+A folder holds the manifest, the vocabularies, tables of records as ArrayRecord files with an index of lengths and line
+numbers, and the splits that are small as text. `preparing` writes it; the tasks named `prepared` read it. Each row is a
+record of its own: random access makes the order of all rows a function of (seed, epoch), without a buffer whose content
+a resumed run would have to restore.
 """
 
+import contextlib
 import functools
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 import numpy as np
+from etils import epath
 
 from attention_jax.data.encoding import EncodedCorpus
 from attention_jax.data.text import Corpus
 from attention_jax.data.url_folders import local_copy
+from attention_jax.data.urls import is_url
 from attention_jax.errors import UserError
 
 MANIFEST = 'prepared.json'  # written last: a folder without it is not finished
-INDEX = 'train.index.npy'
-FORMAT = 3  # of the folder; increased by changes that older code cannot read
-# fields of config.data that the ids depend on
-VOCABULARY_FIELDS = ('vocabulary', 'shared_vocabulary', 'normalization')
-HEADER_DTYPE = np.dtype('<u4')  # of three counts: source tokens, target tokens, and bytes of the source text
-ID_DTYPE = np.dtype('<i4')
+FORMAT = 4  # of the folder; increased by changes that older code cannot read
+TEXT = 'text'  # the type of fields that are strings
+IDS = '<i4'
 READ_ROWS = 1024  # lines per read when all are read: 0.01 ms for each, instead of 0.3 to 0.8 ms for a line by itself
+
+
+class Schema(NamedTuple):
+  """The content of a table.
+
+  Attributes:
+    fields: type of each field of a record by name: the dtype of a flat array of any length, or TEXT.
+    columns: names of the columns of the index, which is in memory. The last one is the line number, or the number of
+      the row for data without lines.
+  """
+
+  fields: Mapping[str, str]
+  columns: tuple[str, ...]
+
+
+PAIRS = Schema(
+  {'source': IDS, 'target': IDS, 'source_text': TEXT, 'target_text': TEXT}, ('source_length', 'target_length', 'line')
+)
+PAIR_COUNTS = ('source', 'target', 'unknown_source', 'unknown_target', 'uncopyable')  # numbers of tokens
 
 
 class Shard(NamedTuple):
@@ -38,123 +57,113 @@ class Shard(NamedTuple):
     rows: number of rows.
     size: bytes of the file.
     digest: digest of the rows.
-    tokens, unknown: number of source and target tokens, and of those that are out of vocabulary.
-    uncopyable: number of target ids that do not occur in their source, for a shared vocabulary.
+    counts: what the table counts, such as PAIR_COUNTS, in these rows.
   """
 
   name: str
   rows: int
   size: int
   digest: str
-  tokens: Sequence[int]
-  unknown: Sequence[int]
-  uncopyable: int
+  counts: Sequence[int]
 
 
-class PreparedRow(NamedTuple):
-  """One pair: ids as in EncodedCorpus, and the texts."""
-
-  source: np.ndarray
-  target: np.ndarray
-  source_text: str
-  target_text: str
+def pack(values: Sequence[np.ndarray | str]) -> bytes:
+  """Returns the record of a row: the size in bytes of each field, then the fields."""
+  parts = [value.encode() if isinstance(value, str) else value.tobytes() for value in values]
+  return b''.join([struct.pack(f'<{len(parts)}I', *map(len, parts)), *parts])
 
 
-def pack_row(source: np.ndarray, target: np.ndarray, source_text: str, target_text: str) -> bytes:
-  """Returns the record of a row.
+def make_unpack(schema: Schema, names: Sequence[str]) -> Callable[[bytes], list[Any]]:
+  """Returns a function that maps a record to the values of the fields `names`, in the order of the schema.
 
-  Args:
-    source: ids of the source as in EncodedCorpus, EOS included, int32 [S].
-    target: ids of the target, likewise, int32 [T].
-    source_text: the source as text.
-    target_text: the target as text.
+  It does not decode the other fields.
   """
-  text = source_text.encode()
-  header = np.array([len(source), len(target), len(text)], HEADER_DTYPE)
-  return b''.join([header.tobytes(), source.astype(ID_DTYPE).tobytes(), target.astype(ID_DTYPE).tobytes(), text]) + (
-    target_text.encode()
-  )
+  header = struct.Struct(f'<{len(schema.fields)}I')
+  converters = [_make_converter(dtype) if name in names else None for name, dtype in schema.fields.items()]
+
+  def unpack(record: bytes) -> list[Any]:
+    values = []
+    start = header.size
+    for size, convert in zip(header.unpack_from(record), converters, strict=True):
+      if convert:
+        values.append(convert(record, start, size))
+      start += size
+    return values
+
+  return unpack
 
 
-def _unpack_ids(record: bytes) -> tuple[np.ndarray, np.ndarray, int, int]:
-  """Source and target ids of a record, and the offset of its source text and its length in bytes."""
-  num_source, num_target, num_bytes = map(int, np.frombuffer(record, HEADER_DTYPE, 3))
-  start = 3 * HEADER_DTYPE.itemsize
-  ids = np.frombuffer(record, ID_DTYPE, num_source + num_target, start)
-  return ids[:num_source], ids[num_source:], start + ids.nbytes, num_bytes
+def _make_converter(dtype: str) -> Callable[[bytes, int, int], np.ndarray | str]:
+  """Returns (record, offset, size in bytes) -> the value of a field."""
+  if dtype == TEXT:
+    return lambda record, start, size: record[start : start + size].decode()
+  array_type = np.dtype(dtype)
+  item_size = array_type.itemsize
+  return lambda record, start, size: np.frombuffer(record, array_type, size // item_size, start)
 
 
-def unpack_row(record: bytes) -> PreparedRow:
-  """Returns the row of a record."""
-  source, target, start, size = _unpack_ids(record)
-  return PreparedRow(source, target, record[start : start + size].decode(), record[start + size :].decode())
-
-
-class PreparedSplit:
-  """A training split on disk, an EncodedSplit. In memory are only the lengths and line numbers, 12 bytes for each row.
+class PreparedTable:
+  """A table of records on disk. In memory is only its index, 4 bytes for each column of each row.
 
   Args:
     folder: the folder of a prepared data set.
     manifest: the content of its manifest.
+    name: the name of the table.
+    schema: the content of the table.
 
   Raises:
     UserError: for files that are missing or not of the size that the manifest states, and for a damaged index.
   """
 
-  links = None
-
-  def __init__(self, folder: Path, manifest: Mapping[str, Any]):
+  def __init__(self, folder: epath.Path, manifest: Mapping[str, Any], name: str, schema: Schema):
     self.folder = folder
     self._manifest = manifest
-    self._shards = [Shard(**shard) for shard in manifest['shards']]
+    self._schema = schema
+    self._shards = [Shard(**shard) for shard in manifest['tables'][name]]
     for shard in self._shards:
       _check_size(folder / shard.name, shard.size)
     self.rows = sum(shard.rows for shard in self._shards)
-    self._index = _read_index(folder / INDEX, self.rows)
+    self._index = _read_index(folder / index_name(name), (self.rows, len(schema.columns)))
+
+  def column(self, name: str) -> np.ndarray:
+    """Returns a column of the index, int32 [rows]."""
+    return self._index[:, self._schema.columns.index(name)]
 
   @property
-  def lengths(self) -> tuple[np.ndarray, np.ndarray]:
-    """Source and target lengths [rows], EOS included."""
-    return self._index[:, 0], self._index[:, 1]
+  def counts(self) -> list[int]:
+    """What the table counts, in all rows."""
+    return [sum(counts) for counts in zip(*(shard.counts for shard in self._shards), strict=True)]
 
   @property
-  def line_numbers(self) -> np.ndarray:
-    """The line number of each row in its file, [rows]; the number of its pair for data without lines."""
-    return self._index[:, 2]
+  def identity(self) -> tuple[np.ndarray, np.ndarray]:
+    """The digests of all shards, and the index: all arrays in memory."""
+    return np.frombuffer(''.join(shard.digest for shard in self._shards).encode(), np.uint8), self._index
 
-  @property
-  def num_tokens(self) -> tuple[int, int]:
-    """Number of source and target tokens, EOS included."""
-    return _sum_by_side(shard.tokens for shard in self._shards)
-
-  @property
-  def num_uncopyable_tokens(self) -> int:
-    """Number of target ids that do not occur in their source, for a shared vocabulary."""
-    return sum(shard.uncopyable for shard in self._shards)
-
-  @property
-  def identity(self) -> np.ndarray:
-    """The digests of all shards."""
-    return np.frombuffer(''.join(shard.digest for shard in self._shards).encode(), np.uint8)
-
-  def num_unknown_tokens(self, vocab_sizes: tuple[int, int]) -> tuple[int, int]:
-    """Returns the number of source and of target tokens that are out of vocabulary, counted when they were prepared.
+  def read(self, rows: np.ndarray, *names: str) -> list[list[Any]]:
+    """Returns the values of fields in these rows, which are read in one call: a list for each field.
 
     Args:
-      vocab_sizes: not used.
+      rows: indices of rows.
+      names: names of fields, in the order of the schema; the others are not decoded.
     """
-    return _sum_by_side(shard.unknown for shard in self._shards)
+    unpack = self._unpack(names)
+    return [[*values] for values in zip(*map(unpack, self.read_records(rows)), strict=True)] or [[] for _ in names]
 
-  def read(self, rows: np.ndarray) -> tuple[EncodedCorpus, np.ndarray]:
-    """Returns a split in memory that contains the rows, and their positions in it; those of filler rows are -1."""
+  def read_flat(self, rows: np.ndarray, *names: str) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray]:
+    """Reads fields that are arrays.
+
+    Args:
+      rows: indices of rows; -1 = a filler row, which is not read.
+      names: names of the fields, in the order of the schema.
+
+    Returns:
+      For each field, its values in all rows, concatenated, and the offset of each row; and the positions of the rows in
+      these, -1 for filler rows.
+    """
     is_row = rows >= 0
-    columns = [], []
-    for record in self.read_records(rows[is_row]):
-      source, target, *_ = _unpack_ids(record)
-      columns[0].append(source)
-      columns[1].append(target)
-    corpus = EncodedCorpus(*_concatenate(columns[0]), *_concatenate(columns[1]))
-    return corpus, np.where(is_row, np.cumsum(is_row) - 1, -1)
+    values = self.read(rows[is_row], *names)
+    dtypes = (self._schema.fields[name] for name in names)
+    return [*map(_concatenate, values, dtypes)], np.where(is_row, np.cumsum(is_row) - 1, -1)
 
   def read_records(self, rows: np.ndarray) -> Sequence[bytes]:
     """Returns the records of these rows, which are read in one call.
@@ -167,12 +176,11 @@ class PreparedSplit:
     except Exception as error:  # ArrayRecord verifies the checksums of what it reads
       raise UserError(f'{self.folder}: cannot read its rows ({" ".join(str(error).split())[:200]})') from error
 
-  def check_config(self, config: Any) -> None:
-    """Raises UserError if `config`, the group config.data, has other vocabularies than the data set."""
-    for field in VOCABULARY_FIELDS:
-      value, expected = getattr(config, field), self._manifest[field]
-      if value != expected:
-        raise UserError(f'config.data.{field} is {value!r}, but {self.folder} was prepared with {expected!r}')
+  def check_settings(self, settings: Mapping[str, Any]) -> None:
+    """Raises UserError for settings of a config that are not those that the data set was prepared with."""
+    for name, value in settings.items():
+      if value != self._manifest[name]:
+        raise UserError(f'{name} is {value!r}, but {self.folder} was prepared with {self._manifest[name]!r}')
 
   @functools.cached_property
   def _records(self) -> Any:
@@ -180,66 +188,130 @@ class PreparedSplit:
 
     return grain.sources.ArrayRecordDataSource([str(self.folder / shard.name) for shard in self._shards])
 
+  @functools.cached_property
+  def _unpack(self) -> Callable[[tuple[str, ...]], Callable[[bytes], list[Any]]]:
+    return functools.cache(functools.partial(make_unpack, self._schema))
 
-class PreparedLines(Sequence[str]):
-  """The texts of one side of a split on disk, which are read when they are used.
+
+class PreparedSplit:
+  """A training split of pairs on disk, an EncodedSplit. In memory are only the lengths and line numbers.
 
   Args:
-    split: the split.
-    column: the side: 'source_text' or 'target_text', a field of PreparedRow.
+    table: the table of the pairs, of schema PAIRS.
   """
 
-  def __init__(self, split: PreparedSplit, column: str):
-    self._split = split
-    self._column = column
+  links = None
+
+  def __init__(self, table: PreparedTable):
+    self.table = table
+    self.rows = table.rows
+    self.identity = table.identity
+
+  @property
+  def lengths(self) -> tuple[np.ndarray, np.ndarray]:
+    """Source and target lengths [rows], EOS included."""
+    return self.table.column('source_length'), self.table.column('target_length')
+
+  @functools.cached_property
+  def _counts(self) -> dict[str, int]:
+    return dict(zip(PAIR_COUNTS, self.table.counts, strict=True))
+
+  @property
+  def num_tokens(self) -> tuple[int, int]:
+    """Number of source and target tokens, EOS included."""
+    return self._counts['source'], self._counts['target']
+
+  @property
+  def num_uncopyable_tokens(self) -> int:
+    """Number of target ids that do not occur in their source, for a shared vocabulary."""
+    return self._counts['uncopyable']
+
+  def num_unknown_tokens(self, vocab_sizes: tuple[int, int]) -> tuple[int, int]:
+    """Returns the number of source and of target tokens that are out of vocabulary, counted when they were prepared.
+
+    Args:
+      vocab_sizes: not used.
+    """
+    return self._counts['unknown_source'], self._counts['unknown_target']
+
+  def read(self, rows: np.ndarray) -> tuple[EncodedCorpus, np.ndarray]:
+    """Returns a split in memory that contains the rows, and their positions in it; those of filler rows are -1."""
+    (source, target), positions = self.table.read_flat(rows, 'source', 'target')
+    return EncodedCorpus(*source, *target), positions
+
+
+class PreparedField(Sequence[Any]):
+  """The values of one field of a table, which are read when they are used.
+
+  Args:
+    table: the table.
+    name: the name of the field.
+    parse: maps a stored value to an item.
+  """
+
+  def __init__(self, table: PreparedTable, name: str, parse: Callable[[Any], Any] = lambda value: value):
+    self._table = table
+    self._name = name
+    self._parse = parse
 
   def __len__(self) -> int:
-    return self._split.rows
+    return self._table.rows
 
-  def __iter__(self) -> Iterator[str]:
+  def __iter__(self) -> Iterator[Any]:
     for start in range(0, len(self), READ_ROWS):
       yield from self[start : start + READ_ROWS]
 
   @overload
-  def __getitem__(self, index: int) -> str: ...
+  def __getitem__(self, index: int) -> Any: ...
 
   @overload
-  def __getitem__(self, index: slice) -> list[str]: ...
+  def __getitem__(self, index: slice) -> list[Any]: ...
 
-  def __getitem__(self, index: int | slice) -> str | list[str]:
+  def __getitem__(self, index: int | slice) -> Any:
     rows = np.array(range(len(self))[index], np.int64)  # a range raises IndexError as a list does, and takes no memory
-    lines = self.read(np.atleast_1d(rows))
-    return lines if isinstance(index, slice) else lines[0]
-
-  def read(self, rows: np.ndarray) -> list[str]:
-    """Returns the lines of these rows, which are read in one call."""
-    return [getattr(unpack_row(record), self._column) for record in self._split.read_records(rows)]
+    (values,) = self._table.read(np.atleast_1d(rows), self._name)
+    items = [*map(self._parse, values)]
+    return items if isinstance(index, slice) else items[0]
 
 
-def select_lines(lines: Sequence[str], rows: np.ndarray) -> list[str]:
-  """Returns the lines of these rows, of one side of a split in memory or on disk."""
-  return lines.read(rows) if isinstance(lines, PreparedLines) else [lines[row] for row in rows.tolist()]
-
-
-def read_prepared(folder: str) -> dict[str, Corpus]:
-  """Reads a prepared data set; the rows of its training split stay on disk.
+def read_prepared(folder: str, copy: bool) -> dict[str, Corpus]:
+  """Reads a prepared data set of pairs; the rows of its training split stay on disk.
 
   Args:
-    folder: its folder, or the URL of its folder, which is copied to the cache.
+    folder, copy: see `open_prepared`.
 
   Raises:
     UserError: if the folder holds no finished data set, or a damaged one.
   """
-  path = Path(local_copy(folder) or '.').absolute()
+  with open_prepared(folder, copy, 'translation') as (path, manifest):
+    table = PreparedTable(path, manifest, 'train', PAIRS)
+    lines = (PreparedField(table, name) for name in ('source_text', 'target_text'))
+    report = tuple(manifest['report'])
+    split = PreparedSplit(table)
+    train = Corpus(*lines, name=manifest['name'], lines=table.column('line'), report=report, prepared=split)
+    return {'train': train} | {name: read_corpus(path / f'{name}.json') for name in manifest['splits']}
+
+
+@contextlib.contextmanager
+def open_prepared(folder: str, copy: bool, system: str) -> Iterator[tuple[epath.Path, dict[str, Any]]]:
+  """Yields the path and the manifest of a prepared data set; the block reads it.
+
+  Args:
+    folder: its folder, or the URL of its folder.
+    copy: whether the folder behind a URL is copied to the cache; if not, ArrayRecord reads each record from gs://.
+    system: the name of the system that it was prepared for.
+
+  Raises:
+    UserError: if the folder holds no finished data set of this system, or a damaged one.
+  """
+  path = epath.Path(local_copy(folder) or '.').absolute() if copy or not is_url(folder) else epath.Path(folder)
   manifest = read_manifest(path)
   if manifest is None:
     raise UserError(f'{path} holds no prepared data set (no {MANIFEST}); python -m experiments.prepare makes one')
+  if manifest.get('system') != system:
+    raise UserError(f'{path} was prepared for system {manifest.get("system")!r}, not for {system!r}')
   try:
-    split = PreparedSplit(path, manifest)
-    lines = (PreparedLines(split, column) for column in ('source_text', 'target_text'))
-    report = tuple(manifest['report'])
-    train = Corpus(*lines, name=manifest['name'], lines=split.line_numbers, report=report, prepared=split)
-    return {'train': train} | {name: read_corpus(path / f'{name}.json') for name in manifest['splits']}
+    yield path, manifest
   except (KeyError, TypeError) as error:
     raise UserError(f'{path / MANIFEST}: not the manifest of a prepared data set ({error!r})') from error
 
@@ -268,7 +340,7 @@ def corpus_as_json(corpus: Corpus) -> str:
   return json.dumps(fields, ensure_ascii=False)
 
 
-def read_corpus(path: Path) -> Corpus:
+def read_corpus(path: epath.Path) -> Corpus:
   """Reads a file with the JSON of `corpus_as_json`.
 
   Raises:
@@ -287,34 +359,33 @@ def _as_links(rows: Sequence[Sequence[Sequence[int]]] | None) -> list[tuple[tupl
   return rows and [tuple((source, target) for source, target in links) for links in rows]
 
 
-def _check_size(path: Path, size: int) -> None:
+def _check_size(path: epath.Path, size: int) -> None:
   try:
-    stored_size = os.path.getsize(path)
+    stored_size = path.stat().length
   except OSError as error:
     raise UserError(f'{path}: {error.strerror}; prepare the data set again') from error
   if stored_size != size:
     raise UserError(f'{path} has {stored_size} bytes, expected {size}; prepare the data set again')
 
 
-def _read_index(path: Path, rows: int) -> np.ndarray:
-  """Source length, target length and line number of each row, int32 [rows, 3]."""
+def index_name(table: str) -> str:
+  """Returns the name of the file with the index of a table, or of one of its shards."""
+  return f'{table}.index.npy'
+
+
+def _read_index(path: epath.Path, shape: tuple[int, int]) -> np.ndarray:
   try:
-    index = np.load(path, allow_pickle=False)
+    with path.open('rb') as file:
+      index = np.load(file, allow_pickle=False)
   except (OSError, ValueError, EOFError) as error:
     raise UserError(f'{path}: cannot be read ({" ".join(str(error).split())}); prepare the data set again') from error
-  if index.shape != (rows, 3) or index.dtype != np.int32:
+  if index.shape != shape or index.dtype != np.int32:
     got = f'{index.dtype} {list(index.shape)}'
-    raise UserError(f'{path} must be int32 {[rows, 3]}, got {got}; prepare the data set again')
+    raise UserError(f'{path} must be int32 {list(shape)}, got {got}; prepare the data set again')
   return index
 
 
-def _sum_by_side(counts: Any) -> tuple[int, int]:
-  """Adds up the (source, target) counts of shards, each side by itself."""
-  source, target = map(sum, zip(*counts, strict=True))
-  return source, target
-
-
-def _concatenate(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _concatenate(rows: Sequence[np.ndarray], dtype: str) -> tuple[np.ndarray, np.ndarray]:
   """Rows, concatenated, and their offsets."""
   offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-  return (np.concatenate(rows) if rows else np.zeros(0, ID_DTYPE)), offsets
+  return (np.concatenate(rows) if rows else np.zeros(0, dtype)), offsets

@@ -264,11 +264,16 @@ def tfds(folder: str, *, name: str, source: str | None = None, target: str | Non
   return translation_sets.read(folder, name, source, target)
 
 
-def prepared(folder: str) -> dict[str, Corpus]:
-  """A data set that `experiments.prepare` wrote to `folder`: its training split stays on disk."""
+def prepared(folder: str, *, copy: bool = True) -> dict[str, Corpus]:
+  """A data set that `experiments.prepare` wrote to `folder`: its training split stays on disk.
+
+  Args:
+    folder: the data set, on a disk or behind a URL.
+    copy: see prepared.open_prepared.
+  """
   from attention_jax.data.prepared import read_prepared
 
-  return read_prepared(folder)
+  return read_prepared(folder, copy)
 
 
 TASKS: Mapping[str, Callable[..., dict[str, Corpus]]] = {
@@ -361,25 +366,13 @@ def _load_or_train_vocabularies(
   spec = config.vocabulary
   prepared_folder = None
   if train.prepared is not None:
-    train.prepared.check_config(config)
-    prepared_folder = str(train.prepared.folder)
+    train.prepared.table.check_settings(vocabulary_settings(config))
+    prepared_folder = str(train.prepared.table.folder)
   by_side = {}
   report = []
   for side, columns in columns_by_side(config).items():
-    folders = (run_folder, prepared_folder)
-    vocabulary, prepared_vocab = (vocab.load_stored(spec, folder, side) if folder else None for folder in folders)
-    if vocabulary is None:
-      vocabulary = prepared_vocab
-    elif prepared_vocab is not None and not vocab.same_entries(vocabulary, prepared_vocab):
-      raise UserError(
-        f'{prepared_folder} was prepared with another {side} vocabulary than that of this run or of its initial run; '
-        'set config.data.task to the task that this folder was prepared from'
-      )
-    origin = 'stored'
-    if vocabulary is None:
-      lines = itertools.chain(*(getattr(train, column) for column in columns))
-      vocabulary = vocab.train(spec, lines)
-      origin = 'made from the training split'
+    lines = itertools.chain(*(getattr(train, column) for column in columns))
+    vocabulary, origin = vocab.load_or_train(spec, side, lines, run_folder, prepared_folder)
     by_side[side] = vocabulary
     report.append(f'{side} vocabulary {spec}: {len(vocabulary)} entries, {origin}')
   return by_side, report
@@ -407,6 +400,12 @@ def save_vocabularies(
     path = (target_vocab if side == 'target' else source_vocab).save(run_folder, side)
     names.append(os.path.basename(path))
   return names
+
+
+def vocabulary_settings(config: TranslationDataConfig) -> dict[str, Any]:
+  """Returns the fields of the config that the ids of a prepared data set depend on."""
+  names = ('vocabulary', 'shared_vocabulary', 'normalization')
+  return {f'config.data.{name}': getattr(config, name) for name in names}
 
 
 def columns_by_side(config: TranslationDataConfig) -> dict[str, tuple[str, ...]]:

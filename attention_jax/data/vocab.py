@@ -406,6 +406,32 @@ def load_stored(spec: str, folder: str, side: str) -> Vocabulary | None:
     raise UserError(f"{path}: not a stored vocabulary of kind '{name}', or damaged ({reason})") from None
 
 
+def load_or_train(
+  spec: str, side: str, lines: Iterable[str], run_folder: str | None, prepared_folder: str | None
+) -> tuple[Vocabulary, str]:
+  """Returns the vocabulary of a side, and where it comes from.
+
+  Args:
+    spec: a spec of VOCABULARIES.
+    side: 'source', 'target' or 'shared'.
+    lines: the lines of the training split, which are read if no folder has the vocabulary.
+    run_folder: the run folder, whose vocabulary comes first; None for a new run.
+    prepared_folder: the folder of a prepared data set; None for other data.
+
+  Raises:
+    UserError: if both folders have vocabularies that differ, and as `load_stored` and `train` do.
+  """
+  folders = (run_folder, prepared_folder)
+  of_run, prepared = (load_stored(spec, folder, side) if folder else None for folder in folders)
+  if of_run is not None and prepared is not None and not same_entries(of_run, prepared):
+    raise UserError(
+      f'{prepared_folder} was prepared with another {side} vocabulary than that of this run or of its initial run; '
+      'set config.data.task to the task that this folder was prepared from'
+    )
+  stored = prepared if of_run is None else of_run
+  return (train(spec, lines), 'made from the training split') if stored is None else (stored, 'stored')
+
+
 def same_entries(one: Vocabulary, other: Vocabulary) -> bool:
   """Returns whether two vocabularies have the same entries, in the same order."""
   return len(one) == len(other) and all(one.id_to_token(id) == other.id_to_token(id) for id in range(len(one)))

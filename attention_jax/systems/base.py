@@ -16,6 +16,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from attention_jax.data.batching import Batch, Share
+from attention_jax.data.preparing import Preparation
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.decoding.metrics import MetricValue
@@ -117,6 +118,15 @@ class System(abc.ABC):
   @abc.abstractmethod
   def with_config(self, config: RunConfig) -> 'System':
     """Returns the system of another config with the same group `data`, without reading the data again."""
+
+  @classmethod
+  def preparation(cls, config: RunConfig) -> Preparation:
+    """Returns the data of a config as a data set to write to disk, see data.preparing.
+
+    Raises:
+      UserError: if the system has no such data, and for mistakes in the config or the data.
+    """
+    raise UserError(f'only pairs, documents and captions can be prepared, got a config of system {config.system!r}')
 
   @property
   @abc.abstractmethod

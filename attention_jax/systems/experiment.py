@@ -384,6 +384,7 @@ def _describe(plan: RunPlan, log: Log) -> None:
   model = f'{count_parameters(plan.params):,} parameters; attention implementation {system.implementation}'
   lines = [
     *system.report,
+    _describe_memory(system),
     describe_warmup(config.training.schedule, config.training.steps),
     f'{model}; {len(devices)} x {devices[0].device_kind}',
     _describe_precision(config),
@@ -392,6 +393,15 @@ def _describe(plan: RunPlan, log: Log) -> None:
   ]
   for line in filter(None, lines):
     log(line)
+
+
+def _describe_memory(system: System) -> str:
+  """A line with the size of the arrays of the data, such as ids and pictures; '' for data that are generated."""
+  sizes = {
+    split: sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(tree)) for split, tree in system.arrays.items()
+  }
+  splits = ', '.join(f'{split} {size / 1e6:.1f} MB' for split, size in sizes.items())
+  return f'arrays of the data in memory: {sum(sizes.values()) / 1e6:.1f} MB ({splits})' if sizes else ''
 
 
 # The checks of a run that need its data, in their order. They change nothing.

@@ -11,7 +11,16 @@ import pytest
 from attention_jax.data import preparing
 from attention_jax.data.batching import WHOLE_BATCH, Batches, Share
 from attention_jax.data.pipeline import stream
-from attention_jax.data.prepared import INDEX, MANIFEST, READ_ROWS, PreparedLines, PreparedSplit, pack_row, unpack_row
+from attention_jax.data.prepared import (
+  MANIFEST,
+  PAIRS,
+  READ_ROWS,
+  PreparedField,
+  PreparedTable,
+  index_name,
+  make_unpack,
+  pack,
+)
 from attention_jax.data.preparing import prepare
 from attention_jax.data.tasks import TranslationDataConfig, load, save_vocabularies
 from attention_jax.errors import UserError
@@ -94,26 +103,22 @@ def test_prepared_text_is_normalised(folder):
 
 def test_a_line_is_read_without_a_list_of_all_rows():
   """Such a list would take 5 to 50 ms for each line of a training split of five million pairs."""
-  ids = np.array([1])
-  split = types.SimpleNamespace(
-    rows=10**12, read_records=lambda rows: [pack_row(ids, ids, f'{row}', '') for row in rows]
-  )
-  lines = PreparedLines(split, 'source_text')
+  table = types.SimpleNamespace(rows=10**12, read=lambda rows, name: [[f'{row}' for row in rows]])
+  lines = PreparedField(table, 'source_text')
   assert lines[3] == '3' and lines[-1] == f'{10**12 - 1}' and lines[5:7] == ['5', '6'] and lines[4:4] == []
   with pytest.raises(IndexError):
     lines[10**12]
 
 
 def test_a_pass_over_all_lines_reads_many_at_once():
-  ids = np.array([1])
   reads = []
 
-  def read_records(rows):
+  def read(rows, name):
     reads.append(len(rows))
-    return [pack_row(ids, ids, '', f'{row}') for row in rows]
+    return [[f'{row}' for row in rows]]
 
-  split = types.SimpleNamespace(rows=READ_ROWS + 3, read_records=read_records)
-  assert list(PreparedLines(split, 'target_text')) == [f'{row}' for row in range(READ_ROWS + 3)]
+  table = types.SimpleNamespace(rows=READ_ROWS + 3, read=read)
+  assert list(PreparedField(table, 'target_text', int)) == [*range(READ_ROWS + 3)]
   assert reads == [READ_ROWS, 3]
 
 
@@ -152,8 +157,8 @@ def test_a_vocabulary_other_than_that_of_the_preparation_raises(both, folder):
 
 def test_each_process_reads_its_own_rows_only(both, monkeypatch):
   read = []
-  read_records = PreparedSplit.read_records
-  monkeypatch.setattr(PreparedSplit, 'read_records', lambda split, rows: read.append(rows) or read_records(split, rows))
+  read_records = PreparedTable.read_records
+  monkeypatch.setattr(PreparedTable, 'read_records', lambda table, rows: read.append(rows) or read_records(table, rows))
   whole = batches(both[0])
   for count in (2, 3):
     shares = [batches(both[1], Share(index, count)) for index in range(count)]
@@ -173,7 +178,7 @@ def test_identities_differ_if_and_only_if_rows_do(folder, both):
   (folder / 'train.en').write_text('\n'.join(['c', *lines[1:]]), 'utf-8')
   prepare(make_config(folder, TEXT), folder / 'changed', log=lambda line: None)
   changed = load(make_config(folder / 'changed', 'prepared'), None)
-  assert not np.array_equal(changed.encoded['train'].identity, both[1].encoded['train'].identity)
+  assert not np.array_equal(changed.encoded['train'].identity[0], both[1].encoded['train'].identity[0])
 
 
 def test_damage_raises_a_user_error(folder, both):
@@ -199,18 +204,26 @@ def test_damage_raises_a_user_error(folder, both):
   shard.unlink()
   assert 'No such file' in error()
   shard.write_bytes(content)
-  for name, reason in ((INDEX, 'cannot be read'), ('validation.json', 'not a split'), (MANIFEST, 'cannot read')):
+  for name, reason in (
+    (index_name('train'), 'cannot be read'),
+    ('validation.json', 'not a split'),
+    (MANIFEST, 'cannot read'),
+  ):
     content = (prepared / name).read_bytes()
     (prepared / name).write_bytes(content[:10])
     assert reason in error()
     (prepared / name).write_bytes(content)
   manifest = json.loads((prepared / MANIFEST).read_text())
-  (prepared / MANIFEST).write_text(json.dumps(manifest | {'shards': [{'name': 'x'}]}))
+  (prepared / MANIFEST).write_text(json.dumps(manifest | {'tables': {'train': [{'name': 'x'}]}}))
   assert 'not the manifest' in error()
-  (prepared / MANIFEST).write_text(json.dumps(manifest | {'format': 2}))
-  assert 'format 2, expected 3' in error()
+  (prepared / MANIFEST).write_text(json.dumps(manifest | {'format': 3}))
+  assert 'format 3, expected 4' in error()
+  (prepared / MANIFEST).write_text(json.dumps(manifest | {'system': 'classification'}))
+  assert "was prepared for system 'classification', not for 'translation'" in error()
 
 
-def test_unpack_row_inverts_pack_row():
-  row = unpack_row(pack_row(np.array([5, 70_000, 2]), np.array([2]), 'ü b', ''))
-  assert row.source.tolist() == [5, 70_000, 2] and row.target.tolist() == [2] and row[2:] == ('ü b', '')
+def test_unpack_inverts_pack():
+  record = pack([np.array([5, 70_000, 2], np.int32), np.array([2], np.int32), 'ü b', ''])
+  source, target, *texts = make_unpack(PAIRS, [*PAIRS.fields])(record)
+  assert source.tolist() == [5, 70_000, 2] and target.tolist() == [2] and texts == ['ü b', '']
+  assert make_unpack(PAIRS, ['source_text'])(record) == ['ü b']

@@ -30,10 +30,10 @@ def test_an_interrupted_preparation_continues(folder, monkeypatch):  # noqa: F81
   store_summary = preparing._store_summary
   for shard in range(3):
 
-    def store_or_kill(output, number, summary, shard=shard):
+    def store_or_kill(output, table, number, summary, shard=shard):
       if number == shard:
         raise KilledError
-      store_summary(output, number, summary)
+      store_summary(output, table, number, summary)
 
     lines = []
     output = folder / f'interrupted{shard}'
@@ -93,7 +93,7 @@ def test_progress_has_rate_and_time_left(folder, monkeypatch):  # noqa: F811
   lines = []
   prepare(make_config(folder, TEXT), folder / 'prepared', lines.append)
   assert any('pairs/s' in line and 'min left' in line for line in lines)
-  assert lines[-1].startswith(f'{folder}/prepared: 49 pairs in 3 files')
+  assert lines[-2] == f'{folder}/prepared: 49 pairs in 3 files'
 
 
 def test_a_table_is_prepared_without_the_links_of_its_training_split(folder, tmp_path):  # noqa: F811
@@ -144,7 +144,7 @@ def test_mistakes_raise_a_user_error(folder, tmp_path):  # noqa: F811
   prepare(config, folder / 'prepared', quiet)
   validation = (folder / 'val.en').read_text()
   (folder / 'val.en').write_text('changed\n')
-  message = f'holds another data set: its split validation is not that of {folder}/val.en now; choose another folder'
+  message = 'holds another data set: its split validation has changed; choose another folder'
   assert message in error(config, folder / 'prepared')
   (folder / 'val.en').write_text(validation)
   assert "vocabulary is 'word' there, 'char' now" in error(make_config(folder, TEXT, 'char'), folder / 'prepared')

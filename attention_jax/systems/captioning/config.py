@@ -11,7 +11,7 @@ class CaptioningDataConfig:
 
   Attributes:
     task: a spec of systems.captioning.data.PICTURES.
-    folder: folder that relative paths of the task start from.
+    folder: folder that relative paths of the task start from; for the task 'prepared', the prepared data set itself.
     vocabulary: vocabulary of the captions, a spec of data.vocab.VOCABULARIES.
     buckets: lengths of captions, the end-of-sentence token included; each is one compilation.
     max_left_out: largest share of the captions of a split that fit no bucket; they are left out of training and loss. A

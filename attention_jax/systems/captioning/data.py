@@ -2,16 +2,29 @@
 
 import csv
 import functools
+import hashlib
 import io
+import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from attention_jax.data.batching import WHOLE_BATCH, Batch, BatchOrder, OrderedBatches, Share, eval_batch_rows
-from attention_jax.data.files import join_path, read_arrays, read_lines
+from attention_jax.data import preparing, vocab
+from attention_jax.data.batching import (
+  WHOLE_BATCH,
+  Batch,
+  BatchOrder,
+  OrderedBatches,
+  Share,
+  eval_batch_rows,
+  gather_padded,
+)
+from attention_jax.data.files import ArrayFile, join_path, read_lines
+from attention_jax.data.prepared import IDS, TEXT, PreparedField, PreparedTable, Schema, open_prepared
 from attention_jax.data.splits import SPLITS
 from attention_jax.data.text import Corpus, format_count
 from attention_jax.data.vocab import Vocabulary
@@ -19,16 +32,81 @@ from attention_jax.errors import UserError
 from attention_jax.specs import Fraction, Size, bind
 from attention_jax.systems.captioning.config import CaptioningDataConfig
 from attention_jax.systems.captioning.images import list_images, read_image
-from attention_jax.tokens import EOS, PAD
+from attention_jax.tokens import EOS
 
+CAPTION_TABLE = Schema({'target': IDS, 'caption': TEXT, 'boxes': TEXT}, ('length', 'picture', 'row'))
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and bottom are exclusive
+
+
+class ImageFiles:
+  """Pictures [P, height, width, C] of image files, or their features, which are read when they are used.
+
+  Args:
+    names: the name of each picture.
+    places: the prefix of error messages about each picture.
+    read: (name, prefix of error messages) -> the picture.
+    reference: pictures whose shape these must have; None for that of the first one of these.
+  """
+
+  def __init__(
+    self,
+    names: Sequence[str],
+    places: Sequence[str],
+    read: Callable[[str, str], np.ndarray],
+    reference: 'ImageFiles | None' = None,
+  ):
+    self._names = names
+    self._places = places
+    self._read = read
+    self._reference = reference or self
+
+  @functools.cached_property
+  def _first(self) -> np.ndarray:
+    return self._read(self._names[0], self._places[0])
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """The shape of all pictures."""
+    return (len(self._names), *self._reference._first.shape)
+
+  @property
+  def dtype(self) -> np.dtype:
+    """The dtype of all pictures."""
+    return self._reference._first.dtype
+
+  def __getitem__(self, rows: slice | Sequence[int]) -> np.ndarray:
+    rows = np.arange(len(self._names))[rows]
+    pictures = np.empty((len(rows), *self.shape[1:]), self.dtype)
+    for i, row in enumerate(rows.tolist()):
+      picture = self._read(self._names[row], self._places[row])
+      if picture.shape != self.shape[1:]:
+        expected = f'the shape of the pictures read before it {list(self.shape[1:])}'
+        raise UserError(f'{self._places[row]}{self._names[row]} must have {expected}, got {list(picture.shape)}')
+      pictures[i] = picture
+    return pictures
+
+
+class PreparedPictures:
+  """Pictures [P, height, width, C] on disk, which are read when they are used."""
+
+  def __init__(self, table: PreparedTable, shape: Sequence[int], dtype: str):
+    self.shape = (table.rows, *shape)
+    self.dtype = np.dtype(dtype)
+    self.identity = table.identity
+    self._table = table
+
+  def __getitem__(self, rows: int | slice | Sequence[int]) -> np.ndarray:
+    numbers = np.arange(*rows.indices(self.shape[0])) if isinstance(rows, slice) else rows
+    distinct, inverse = np.unique(numbers, return_inverse=True)  # captions may share a picture
+    (pictures,) = self._table.read(distinct, 'picture')
+    return np.array(pictures, self.dtype).reshape(-1, *self.shape[1:])[inverse]
 
 
 class Pictures(NamedTuple):
   """One split.
 
   Attributes:
-    pictures: [P, height, width, C]: uint8, or float32 features of a grid.
+    pictures: [P, height, width, C]: uint8, or float32 features of a grid; an array, ImageFiles or PreparedPictures.
     names: the name of each picture.
     captions: the captions; a picture may have several.
     picture_index: the number of the picture of each caption.
@@ -37,20 +115,23 @@ class Pictures(NamedTuple):
       generated pictures.
     num_uncaptioned: number of images in the folder that have no caption; 0 for splits other than 'train' and for
       features.
+    prepared: the table of the captions, if they are on disk.
   """
 
-  pictures: np.ndarray
-  names: list[str]
-  captions: list[str]
-  picture_index: list[int]
-  boxes: list[list[Box | None]] | None = None
-  files: list[str] | None = None
+  pictures: np.ndarray | ImageFiles | PreparedPictures
+  names: Sequence[str]
+  captions: Sequence[str]
+  picture_index: Sequence[int]
+  boxes: Sequence[list[Box | None]] | None = None
+  files: Sequence[str] | None = None
   num_uncaptioned: int = 0
+  prepared: PreparedTable | None = None
 
   @property
   def corpus(self) -> Corpus:
     """Names of pictures and captions, as pairs of texts."""
-    return Corpus([self.names[i] for i in self.picture_index], self.captions)
+    names = list(self.names)
+    return Corpus([names[i] for i in self.picture_index], self.captions)
 
 
 class LazySplits(Mapping):
@@ -126,7 +207,7 @@ def captions(
     expected = 'at least one' if has_splits else f'smaller shares than validation={validation} and test={test}'
     names_of_splits = ', '.join(sorted({row.split for row in rows}))
     raise UserError(f'{path}: no row of split train, only of: {names_of_splits}; expected {expected}')
-  features_by_name = read_arrays(join_path(folder, features)) if features else None
+  features_by_name = ArrayFile(join_path(folder, features)) if features else None
 
   def read_picture(name: str, where: str) -> np.ndarray:
     if features_by_name is not None:
@@ -134,40 +215,163 @@ def captions(
     return read_image(os.path.join(image_folder, name), size, where)
 
   splits = {}
-  shape = None
   for split in SPLITS:
     split_rows = [row for row in rows if row.split == split]
     if not split_rows:
       continue
-    by_name = _read_pictures(split_rows, read_picture, path, shape)
-    picture_numbers = {name: i for i, name in enumerate(by_name)}
-    pictures = np.stack(list(by_name.values()))
-    shape = pictures.shape[1:]
+    places: dict[str, str] = {}
+    for row in split_rows:
+      places.setdefault(row.image, f'{path}:{row.line}: ')
+    picture_numbers = {name: i for i, name in enumerate(places)}
+    pictures = ImageFiles([*places], [*places.values()], read_picture, splits['train'].pictures if splits else None)
     num_uncaptioned = 0
     if split == 'train' and not features:
       num_uncaptioned = len(set(list_images(image_folder)) - set(names))
     splits[split] = Pictures(
       pictures,
-      list(by_name),
+      list(places),
       [row.caption.lower() if lowercase else row.caption for row in split_rows],
       [picture_numbers[row.image] for row in split_rows],
-      files=[os.path.join(image_folder, name) for name in by_name],
+      files=[os.path.join(image_folder, name) for name in places],
       num_uncaptioned=num_uncaptioned,
     )
   return splits
 
 
-PICTURES: Mapping[str, Callable[..., Mapping[str, Pictures]]] = {'captions': captions, 'shapes': shapes}
+def prepared(folder: str, *, copy: bool = True) -> dict[str, Pictures]:
+  """A data set that `experiments.prepare` wrote to `folder`: pictures and captions stay on disk.
+
+  Args:
+    folder: the data set, on a disk or behind a URL.
+    copy: see prepared.open_prepared.
+  """
+  with open_prepared(folder, copy, 'captioning') as (path, manifest):
+    splits = {}
+    for split, fields in manifest['pictures'].items():
+      captions = PreparedTable(path, manifest, split, CAPTION_TABLE)
+      table = PreparedTable(path, manifest, f'{split}_pictures', _picture_table(fields['dtype']))
+      splits[split] = Pictures(
+        PreparedPictures(table, fields['shape'], fields['dtype']),
+        PreparedField(table, 'name'),
+        PreparedField(captions, 'caption'),
+        captions.column('picture'),
+        PreparedField(captions, 'boxes', _parse_boxes) if fields['boxes'] else None,
+        PreparedField(table, 'file') if fields['files'] else None,
+        fields['num_uncaptioned'],
+        captions,
+      )
+    return splits
 
 
-def load_pictures(config: CaptioningDataConfig) -> Mapping[str, Pictures]:
-  """Returns the splits of the task `config.task` from `config.folder`; 'train' is always among them.
+def _picture_table(dtype: str) -> Schema:
+  return Schema({'picture': dtype, 'name': TEXT, 'file': TEXT}, ('row',))
+
+
+def _parse_boxes(text: str) -> list[Box | None]:
+  return [box and tuple(box) for box in json.loads(text)]
+
+
+PICTURES: Mapping[str, Callable[..., Mapping[str, Pictures]]] = {
+  'captions': captions,
+  'shapes': shapes,
+  'prepared': prepared,
+}
+
+
+def open_pictures(config: CaptioningDataConfig) -> Mapping[str, Pictures]:
+  """Returns the splits of the task `config.task` from `config.folder`, without reading image files or features.
 
   Raises:
     UserError: for an unknown task or an invalid option, and as the task does.
   """
   _, row, options = bind(config.task, PICTURES, 'task')
   return row(os.path.expanduser(config.folder or ''), **options)
+
+
+def load_pictures(config: CaptioningDataConfig) -> Mapping[str, Pictures]:
+  """Returns the splits as `open_pictures` does, with image files and features in memory; 'train' is always among them.
+
+  Raises:
+    UserError: as `open_pictures` does, for a mistake in an image or the features, and for a data set that was prepared
+      with other settings.
+  """
+  splits = open_pictures(config)
+  if isinstance(splits, LazySplits):
+    return splits
+  if (train := splits['train']).prepared is not None:
+    train.prepared.check_settings(_settings(config))
+  return {
+    name: split._replace(pictures=split.pictures[:]) if isinstance(split.pictures, ImageFiles) else split
+    for name, split in splits.items()
+  }
+
+
+def prepare_captions(config: CaptioningDataConfig) -> preparing.Preparation:
+  """Returns the pictures and captions of a config as a data set to write; all splits are stored as tables.
+
+  Image files that change during the preparation are not detected.
+
+  Raises:
+    UserError: for mistakes in the config or the data.
+  """
+  splits = open_pictures(config)
+  if splits['train'].prepared is not None:
+    raise UserError(f'{config.folder or "."} is prepared already; expected a task other than {config.task!r}')
+  fields = {
+    name: {
+      'shape': split.pictures.shape[1:],
+      'dtype': np.dtype(split.pictures.dtype).str,
+      'boxes': split.boxes is not None,
+      'files': split.files is not None,
+      'num_uncaptioned': split.num_uncaptioned,
+    }
+    for name, split in splits.items()
+  }
+  texts = json.dumps([[split.names, split.captions, split.picture_index] for split in splits.values()])
+  digest = hashlib.blake2b(texts.encode(), digest_size=8).hexdigest()
+  request = {'system': 'captioning', 'task': config.task, 'name': config.folder or '.', 'texts': digest}
+
+  def open_tables(folder: Path, log: preparing.Log) -> Iterator[preparing.RecordTable]:
+    preparing.store_vocabulary(config.vocabulary, 'target', splits['train'].captions, folder, log)
+    vocabulary = vocab.load_stored(config.vocabulary, str(folder), 'target')
+    return [table for name, split in splits.items() for table in _tables(name, split, vocabulary)]
+
+  return preparing.Preparation(request | {'pictures': fields} | _settings(config), {}, open_tables)
+
+
+def _tables(name: str, split: Pictures, vocabulary: Vocabulary) -> list[preparing.RecordTable]:
+  """The tables of the pictures and of the captions of a split."""
+
+  def encode_pictures(chunk: Sequence[preparing.NumberedExample]) -> preparing.EncodedRows:
+    rows = (numbered.example for numbered in chunk)
+    files = split.files or [''] * len(split.names)
+    return preparing.EncodedRows((split.pictures[[row]], split.names[row], files[row]) for row in rows)
+
+  def encode(chunk: Sequence[preparing.NumberedExample]) -> preparing.EncodedRows:
+    rows = [numbered.example for numbered in chunk]
+    ids = [_encode_caption(split.captions[row], vocabulary) for row in rows]
+    boxes = ['' if split.boxes is None else json.dumps(split.boxes[row]) for row in rows]
+    columns = np.array([*map(len, ids)]), np.array([split.picture_index[row] for row in rows])
+    return preparing.EncodedRows(zip(ids, [split.captions[row] for row in rows], boxes, strict=True), columns)
+
+  def examples(count: int) -> Iterator[tuple[int, float]]:
+    return ((row, (row + 1) / count) for row in range(count))
+
+  return [
+    preparing.RecordTable(
+      f'{name}_pictures', 'picture', functools.partial(examples, len(split.names)), encode_pictures, _row_number
+    ),
+    preparing.RecordTable(name, 'caption', functools.partial(examples, len(split.captions)), encode, _row_number),
+  ]
+
+
+def _row_number(numbers: np.ndarray) -> np.ndarray:
+  return numbers - 1
+
+
+def _settings(config: CaptioningDataConfig) -> dict[str, Any]:
+  """What the ids of a prepared data set depend on."""
+  return {'config.data.vocabulary': config.vocabulary}
 
 
 class _CaptionRow(NamedTuple):
@@ -234,27 +438,6 @@ def _check_one_split_per_image(rows: Sequence[_CaptionRow], path: str) -> None:
       raise UserError(f'{path}:{row.line}: {row.image} is in split {split} too; expected one split for each image')
 
 
-def _read_pictures(
-  rows: Sequence[_CaptionRow],
-  read_picture: Callable[[str, str], np.ndarray],
-  path: str,
-  shape: tuple[int, ...] | None,
-) -> dict[str, np.ndarray]:
-  """The pictures of rows by name. Raises UserError for one of another shape than `shape` or than those before it."""
-  by_name = {}
-  for row in rows:
-    if row.image in by_name:
-      continue
-    where = f'{path}:{row.line}: '
-    picture = read_picture(row.image, where)
-    shape = shape or picture.shape
-    if picture.shape != shape:
-      expected = f'the shape of the pictures read before it {list(shape)}'
-      raise UserError(f'{where}{row.image} must have {expected}, got {list(picture.shape)}')
-    by_name[row.image] = picture
-  return by_name
-
-
 def _select_features(features_by_name: Mapping[str, np.ndarray], name: str, where: str) -> np.ndarray:
   """The features of an image as float32 [height, width, C].
 
@@ -299,12 +482,50 @@ class EncodedCaptions(NamedTuple):
     """Lengths of the captions, EOS included."""
     return np.diff(self.offsets)
 
+  @property
+  def identity(self) -> 'EncodedCaptions':
+    """All arrays, from which digests of the split are computed."""
+    return self
 
-def encode_captions(split: Pictures, vocabulary: Vocabulary) -> EncodedCaptions:
-  """Returns the ids of the captions of a split."""
-  rows = [np.array([*vocabulary.encode(caption), EOS], np.int32) for caption in split.captions]
+  def read(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns ids that contain those of the rows, their offsets, and the positions of the rows in these."""
+    return self.target, self.offsets, rows
+
+
+class PreparedCaptions:
+  """A split on disk, used as EncodedCaptions are. In memory is only the index.
+
+  Args:
+    split: the split, of which pictures and captions are on disk.
+  """
+
+  def __init__(self, split: Pictures):
+    self._table = split.prepared
+    self.pictures = split.pictures
+    self.picture_index = split.picture_index
+    self.lengths = split.prepared.column('length')
+    self.identity = split.pictures.identity, split.prepared.identity
+
+  def read(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the ids of the rows, their offsets, and the positions of the rows in these; -1 for filler rows."""
+    ((ids, offsets),), positions = self._table.read_flat(rows, 'target')
+    return ids, offsets, positions
+
+
+CaptionSplit = EncodedCaptions | PreparedCaptions
+
+
+def encode_captions(split: Pictures, vocabulary: Vocabulary) -> CaptionSplit:
+  """Returns the ids of the captions of a split: those on disk if it was prepared."""
+  if split.prepared is not None:
+    return PreparedCaptions(split)
+  rows = [_encode_caption(caption, vocabulary) for caption in split.captions]
   offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
   return EncodedCaptions(split.pictures, np.array(split.picture_index), np.concatenate(rows), offsets)
+
+
+def _encode_caption(caption: str, vocabulary: Vocabulary) -> np.ndarray:
+  return np.array([*vocabulary.encode(caption), EOS], np.int32)
 
 
 def check_caption_buckets(buckets: Any) -> tuple[int, ...]:
@@ -321,7 +542,7 @@ def check_caption_buckets(buckets: Any) -> tuple[int, ...]:
   return tuple(sorted(set(lengths)))
 
 
-def assign_captions(encoded: EncodedCaptions, buckets: Sequence[int]) -> np.ndarray:
+def assign_captions(encoded: CaptionSplit, buckets: Sequence[int]) -> np.ndarray:
   """Returns for each caption the position of the first bucket that holds it, -1 if none does.
 
   Args:
@@ -339,7 +560,12 @@ class CaptionBatches(OrderedBatches):
   min_row_positions = sum  # (caption,) -> the tokens of a caption, without pixels; see systems.base.BatchSequence
 
   def __init__(
-    self, encoded: EncodedCaptions, buckets: Sequence[int], size: int, seed: int = 0, share: Share = WHOLE_BATCH
+    self,
+    encoded: CaptionSplit,
+    buckets: Sequence[int],
+    size: int,
+    seed: int = 0,
+    share: Share = WHOLE_BATCH,
   ):
     """Assigns captions to batches; for buckets see `assign_captions`, for size, seed and share batching.BatchOrder."""
     bucket_index = assign_captions(encoded, buckets)
@@ -351,7 +577,7 @@ class CaptionBatches(OrderedBatches):
     return gather_captions(self._encoded, rows, length)
 
 
-def eval_caption_batches(encoded: EncodedCaptions, buckets: Sequence[int], size: int) -> Iterator[Batch]:
+def eval_caption_batches(encoded: CaptionSplit, buckets: Sequence[int], size: int) -> Iterator[Batch]:
   """Yields batches of `size` rows for evaluation; every caption that fits a bucket occurs once.
 
   Args:
@@ -365,7 +591,7 @@ def eval_caption_batches(encoded: EncodedCaptions, buckets: Sequence[int], size:
     yield gather_captions(encoded, rows, length)
 
 
-def gather_captions(encoded: EncodedCaptions, rows: np.ndarray, length: int) -> Batch:
+def gather_captions(encoded: CaptionSplit, rows: np.ndarray, length: int) -> Batch:
   """Returns captions as one batch: `source` has their pictures, and `source_mask` [B, 1] is True for real rows.
 
   Args:
@@ -374,16 +600,13 @@ def gather_captions(encoded: EncodedCaptions, rows: np.ndarray, length: int) -> 
     length: at least the length of every caption.
   """
   is_real = rows >= 0
-  starts = encoded.offsets[rows]
-  lengths = np.where(is_real, encoded.offsets[rows + 1] - starts, 0)
-  mask = np.arange(length) < lengths[:, None]
-  ids = encoded.target[np.where(mask, starts[:, None] + np.arange(length), 0)]
-  target = np.where(mask, ids, PAD).astype(np.int32)
-  source = encoded.pictures[encoded.picture_index[rows]]
+  target, mask = gather_padded(*encoded.read(rows), length)
+  source = np.zeros((len(rows), *encoded.pictures.shape[1:]), encoded.pictures.dtype)
+  source[is_real] = encoded.pictures[encoded.picture_index[rows[is_real]]]
   return Batch(source, is_real[:, None], target, mask, rows.astype(np.int32), None)
 
 
-def describe_captions(name: str, split: Pictures, encoded: EncodedCaptions, buckets: Sequence[int]) -> str:
+def describe_captions(name: str, split: Pictures, encoded: CaptionSplit, buckets: Sequence[int]) -> str:
   """Returns a line with counts of pictures, captions, captions that fit no bucket, and images without a caption.
 
   Args:

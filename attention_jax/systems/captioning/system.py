@@ -12,6 +12,7 @@ from etils import epath
 from attention_jax import atomic
 from attention_jax.data import vocab
 from attention_jax.data.batching import Batch, Share, check_rows_fit
+from attention_jax.data.preparing import Preparation
 from attention_jax.data.text import Corpus
 from attention_jax.decoding.compiled_search import BeamSearch, compile_search
 from attention_jax.decoding.generate import Hypotheses
@@ -37,7 +38,7 @@ from attention_jax.systems.captioning.config import CaptioningDataConfig
 from attention_jax.systems.captioning.data import (
   PICTURES,
   CaptionBatches,
-  EncodedCaptions,
+  CaptionSplit,
   LazySplits,
   Pictures,
   assign_captions,
@@ -46,6 +47,7 @@ from attention_jax.systems.captioning.data import (
   encode_captions,
   eval_caption_batches,
   load_pictures,
+  prepare_captions,
   read_image,
 )
 from attention_jax.systems.captioning.model import build_captioner
@@ -108,9 +110,8 @@ class CaptioningSystem(System):
     pictures = load_pictures(config.data)
     train = pictures['train']
     spec = config.data.vocabulary
-    vocabulary = vocab.load_stored(spec, folder, 'target') if folder else None
-    if vocabulary is None:
-      vocabulary = vocab.train(spec, train.captions)
+    prepared_folder = train.prepared and str(train.prepared.folder)
+    vocabulary, _ = vocab.load_or_train(spec, 'target', train.captions, folder, prepared_folder)
     return cls(config, vocabulary, train.pictures.shape[1:], lambda: pictures)
 
   @classmethod
@@ -158,6 +159,10 @@ class CaptioningSystem(System):
     trace_loss(_loss(model, training), params, batch)
 
   @classmethod
+  def preparation(cls, config: RunConfig) -> Preparation:
+    return prepare_captions(config.data)
+
+  @classmethod
   def selectable_metrics(cls, config: RunConfig) -> dict[str, bool]:
     return CAPTION_METRICS | text_metric_directions(config.evaluation)
 
@@ -167,7 +172,7 @@ class CaptioningSystem(System):
     return self._load_data()
 
   @functools.cached_property
-  def encoded(self) -> Mapping[str, EncodedCaptions]:
+  def encoded(self) -> Mapping[str, CaptionSplit]:
     """The splits as pictures and ids."""
     return LazySplits(self.pictures, lambda name: encode_captions(self.pictures[name], self.vocabulary))
 
@@ -192,7 +197,7 @@ class CaptioningSystem(System):
 
   @property
   def arrays(self) -> Mapping[str, Any]:
-    return self.encoded
+    return LazySplits(self.pictures, lambda name: self.encoded[name].identity)
 
   @property
   def implementation(self) -> str:

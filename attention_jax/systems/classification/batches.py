@@ -4,18 +4,40 @@ Words are the tokens of the vocabulary, whichever its kind: words, subwords or c
 """
 
 import itertools
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from attention_jax.data.batching import WHOLE_BATCH, BatchOrder, OrderedBatches, Share, eval_batch_rows
+from attention_jax.atomic import write_text
+from attention_jax.data import preparing, vocab
+from attention_jax.data.batching import (
+  FILLER,
+  WHOLE_BATCH,
+  BatchOrder,
+  OrderedBatches,
+  Share,
+  eval_batch_rows,
+  gather_padded,
+)
+from attention_jax.data.prepared import PreparedTable
 from attention_jax.data.text import format_count
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.errors import UserError
-from attention_jax.systems.classification.data import Documents
-from attention_jax.tokens import PAD, UNK
+from attention_jax.systems.classification.config import ClassificationDataConfig
+from attention_jax.systems.classification.data import (
+  LABELS_FILE,
+  Documents,
+  check_labels,
+  documents_as_json,
+  load_documents,
+  open_documents,
+  read_labels,
+)
+from attention_jax.tokens import UNK
 
 Token = TypeVar('Token')  # a token, or its id
 DocumentBuckets = tuple[tuple[int, int], ...]
@@ -56,6 +78,48 @@ class EncodedDocuments(NamedTuple):
     """Number of words of the longest sentence of each document [documents]."""
     return np.maximum.reduceat(np.diff(self.sentence_offsets), self.offsets[:-1])
 
+  @property
+  def num_words(self) -> int:
+    """Number of words."""
+    return len(self.ids)
+
+  @property
+  def num_unknown_words(self) -> int:
+    """Number of words that are out of vocabulary."""
+    return int(np.count_nonzero(self.ids == UNK))
+
+  @property
+  def identity(self) -> 'EncodedDocuments':
+    """All arrays, from which digests of the split are computed."""
+    return self
+
+  def read(self, rows: np.ndarray) -> tuple['EncodedDocuments', np.ndarray]:
+    """Returns a split in memory that contains the rows, and their positions in it: this one and the same rows."""
+    return self, rows
+
+
+class PreparedDocuments:
+  """A split on disk, used as EncodedDocuments are. In memory are only the index and the labels.
+
+  Args:
+    table: the table of the documents.
+    labels: the label of each document, see EncodedDocuments.
+  """
+
+  def __init__(self, table: PreparedTable, labels: np.ndarray):
+    self._table = table
+    self.labels = labels
+    self.rows = table.rows
+    self.num_sentences = table.column('sentences')
+    self.max_words = table.column('words')
+    self.num_words, self.num_unknown_words, self.num_truncated_words = table.counts
+    self.identity = table.identity, labels
+
+  def read(self, rows: np.ndarray) -> tuple[EncodedDocuments, np.ndarray]:
+    """Returns a split in memory that contains the rows, and their positions in it; those of filler rows are -1."""
+    ((ids, _), (lengths, offsets)), positions = self._table.read_flat(rows, 'ids', 'sentence_lengths')
+    return EncodedDocuments(ids, _offsets(lengths), offsets, self.labels[rows[rows >= 0]], 0), positions
+
 
 class LabelledBatch(NamedTuple):
   """B documents of one bucket (N, W).
@@ -71,6 +135,9 @@ class LabelledBatch(NamedTuple):
   source_mask: np.ndarray
   label: np.ndarray
   index: np.ndarray
+
+
+DocumentSplit = EncodedDocuments | PreparedDocuments
 
 
 def cut_document(
@@ -125,11 +192,7 @@ def encode_documents(
     UserError: for a text that has no token, such as '▁' with a vocabulary of subwords, and for a label that is not
       among `labels`, which may be those of an earlier run on other data.
   """
-  label_ids = {label: i for i, label in enumerate(labels)}
-  for row, label in enumerate(documents.labels):
-    if label not in label_ids:
-      expected = f'expected one of the labels of the model: {", ".join(labels)}'
-      raise UserError(f'{documents.location(row)}: unknown label {label!r}; {expected}')
+  label_ids = _label_ids(documents, labels)
   min_pieces = min(2, limits[0]) if documents.pairs and not joined else 1
   flat = []
   sentence_lengths = []
@@ -147,9 +210,99 @@ def encode_documents(
     np.array(flat, np.int32),
     _offsets(sentence_lengths),
     _offsets(document_lengths),
-    np.array([label_ids[label] for label in documents.labels], np.int32),
+    label_ids,
     num_truncated_words,
   )
+
+
+def _label_ids(documents: Documents, labels: Sequence[str]) -> np.ndarray:
+  ids = {label: i for i, label in enumerate(labels)}
+  for row, label in enumerate(documents.labels):
+    if label not in ids:
+      expected = f'expected one of the labels of the model: {", ".join(labels)}'
+      raise UserError(f'{documents.location(row)}: unknown label {label!r}; {expected}')
+  return np.array([ids[label] for label in documents.labels], np.int32)
+
+
+def encode_split(
+  documents: Documents, vocabulary: Vocabulary, labels: Sequence[str], config: ClassificationDataConfig
+) -> DocumentSplit:
+  """Returns the ids of a split: those on disk if it was prepared, otherwise those of `encode_documents`.
+
+  Args:
+    documents: the split as text.
+    vocabulary: the vocabulary of the words; not used if the split was prepared.
+    labels: all labels; the id of a label is its position.
+    config: the group `data` of the config.
+
+  Raises:
+    UserError: as `encode_documents` does.
+  """
+  if documents.prepared is not None:
+    return PreparedDocuments(documents.prepared, _label_ids(documents, labels))
+  limits = largest_bucket(check_document_buckets(config.buckets))
+  return encode_documents(documents, vocabulary, labels, limits, config.joined)
+
+
+def load_splits(config: ClassificationDataConfig) -> dict[str, Documents]:
+  """Returns the splits as `load_documents` does.
+
+  Raises:
+    UserError: as `load_documents` does, and for a data set that was prepared with other settings.
+  """
+  documents = load_documents(config)
+  if (train := documents['train']).prepared is not None:
+    train.prepared.check_settings(_settings(config))
+  return documents
+
+
+def _settings(config: ClassificationDataConfig) -> dict[str, Any]:
+  """What the ids of a prepared data set depend on."""
+  fields = {f'config.data.{name}': getattr(config, name) for name in ('vocabulary', 'joined')}
+  return fields | {'the largest of config.data.buckets': [*largest_bucket(check_document_buckets(config.buckets))]}
+
+
+def prepare_documents(config: ClassificationDataConfig) -> preparing.Preparation:
+  """Returns the documents of a config as a data set to write.
+
+  Raises:
+    UserError: for mistakes in the config or the data.
+  """
+  streams = dict(open_documents(config))
+  train = streams.pop('train')
+  if isinstance(train, Documents):
+    raise UserError(f'{config.folder or "."} is prepared already; expected a task other than {config.task!r}')
+  request = {'system': 'classification', 'task': config.task, 'name': train.name, 'files': train.fingerprint}
+
+  def texts() -> Iterator[str]:
+    rows = (row for row, _ in train.rows())
+    while chunk := list(itertools.islice(rows, preparing.CHUNK_ROWS)):
+      yield from train.split(chunk, train.first).texts
+
+  def open_tables(folder: Path, log: preparing.Log) -> list[preparing.RecordTable]:
+    if not (folder / LABELS_FILE).exists():
+      labels = sorted({label for (_, label), _ in train.rows()})
+      check_labels(labels, train.name)
+      write_text(folder / LABELS_FILE, json.dumps(labels, ensure_ascii=False))
+    preparing.store_vocabulary(config.vocabulary, 'source', texts(), folder, log)
+    vocabulary = vocab.load_stored(config.vocabulary, str(folder), 'source')
+    labels = read_labels(folder)
+
+    def encode(chunk: Sequence[preparing.NumberedExample]) -> preparing.EncodedRows:
+      first = train.first + chunk[0].number - 1
+      documents = train.split([numbered.example for numbered in chunk], first)
+      encoded = encode_split(documents, vocabulary, labels, config)
+      lengths = np.diff(encoded.sentence_offsets).astype(np.int32)
+      parts = [slice(*pair) for pair in itertools.pairwise(encoded.offsets)]
+      words = np.split(encoded.ids, encoded.sentence_offsets[encoded.offsets[1:-1]])
+      values = zip(words, [lengths[part] for part in parts], map('\n'.join, documents.sentences), strict=True)
+      counts = (encoded.num_words, encoded.num_unknown_words, encoded.num_truncated_words)
+      return preparing.EncodedRows(values, (encoded.num_sentences, encoded.max_words, encoded.labels), counts)
+
+    return [preparing.RecordTable('train', 'document', train.rows, encode, lambda numbers: numbers - 1 + train.first)]
+
+  splits = {name: documents_as_json(stream.read()) for name, stream in streams.items()}
+  return preparing.Preparation(request | {'pairs': train.pairs} | _settings(config), splits, open_tables)
 
 
 def _offsets(lengths: Sequence[int]) -> np.ndarray:
@@ -188,7 +341,7 @@ def largest_bucket(buckets: Sequence[tuple[int, int]]) -> tuple[int, int]:
   return largest
 
 
-def assign_documents(encoded: EncodedDocuments, buckets: Sequence[tuple[int, int]]) -> np.ndarray:
+def assign_documents(encoded: DocumentSplit, buckets: Sequence[tuple[int, int]]) -> np.ndarray:
   """Returns for each document the position of the first bucket that holds it, -1 if none does.
 
   Args:
@@ -209,7 +362,7 @@ class DocumentBatches(OrderedBatches):
 
   def __init__(
     self,
-    encoded: EncodedDocuments,
+    encoded: DocumentSplit,
     buckets: Sequence[tuple[int, int]],
     size: int,
     seed: int = 0,
@@ -226,7 +379,7 @@ class DocumentBatches(OrderedBatches):
 
 
 def eval_document_batches(
-  encoded: EncodedDocuments, buckets: Sequence[tuple[int, int]], size: int
+  encoded: DocumentSplit, buckets: Sequence[tuple[int, int]], size: int
 ) -> Iterator[LabelledBatch]:
   """Yields batches of `size` rows for evaluation: every document once, by bucket, then by its number of sentences.
 
@@ -239,7 +392,7 @@ def eval_document_batches(
     yield gather_documents(encoded, rows, bucket)
 
 
-def gather_documents(encoded: EncodedDocuments, rows: np.ndarray, bucket: tuple[int, int]) -> LabelledBatch:
+def gather_documents(encoded: DocumentSplit, rows: np.ndarray, bucket: tuple[int, int]) -> LabelledBatch:
   """Returns rows of a split as one batch.
 
   Args:
@@ -247,19 +400,16 @@ def gather_documents(encoded: EncodedDocuments, rows: np.ndarray, bucket: tuple[
     rows: indices of documents; -1 = a filler row.
     bucket: (sentences, words), at least those of every document.
   """
-  sentences = np.arange(bucket[0])
-  words = np.arange(bucket[1])
-  is_sentence = (sentences < encoded.num_sentences[rows][:, None]) & (rows >= 0)[:, None]
-  sentence_index = np.where(is_sentence, encoded.offsets[rows][:, None] + sentences, 0)
-  starts = encoded.sentence_offsets[sentence_index]
-  lengths = np.where(is_sentence, encoded.sentence_offsets[sentence_index + 1] - starts, 0)
-  mask = words < lengths[..., None]
-  ids = encoded.ids[np.where(mask, starts[..., None] + words, 0)]
+  documents, positions = encoded.read(rows)
+  sentence_numbers = np.arange(len(documents.sentence_offsets) - 1)
+  sentences, is_sentence = gather_padded(sentence_numbers, documents.offsets, positions, bucket[0])
+  sentences = np.where(is_sentence, sentences, FILLER)
+  source, mask = gather_padded(documents.ids, documents.sentence_offsets, sentences, bucket[1])
   label = np.where(rows >= 0, encoded.labels[rows], 0).astype(np.int32)
-  return LabelledBatch(np.where(mask, ids, PAD).astype(np.int32), mask, label, rows.astype(np.int32))
+  return LabelledBatch(source, mask, label, rows.astype(np.int32))
 
 
-def describe_documents(split: str, encoded: EncodedDocuments, labels: Sequence[str]) -> str:
+def describe_documents(split: str, encoded: DocumentSplit, labels: Sequence[str]) -> str:
   """Returns a line with the number of documents of each label, and the shares of unknown and of truncated words.
 
   The share of unknown words is that among the words that are kept; the other one is left out if it rounds to 0.0 %.
@@ -270,8 +420,8 @@ def describe_documents(split: str, encoded: EncodedDocuments, labels: Sequence[s
     labels: all labels; the id of a label is its position.
   """
   label_counts = ', '.join(f'{np.sum(encoded.labels == i)} {label}' for i, label in enumerate(labels))
-  num_words = len(encoded.ids) + encoded.num_truncated_words
+  num_words = encoded.num_words + encoded.num_truncated_words
   truncated = 100 * encoded.num_truncated_words / max(num_words, 1)
-  unknown = 100 * float(np.mean(encoded.ids == UNK)) if len(encoded.ids) else 0.0
+  unknown = 100 * encoded.num_unknown_words / max(encoded.num_words, 1)
   line = f'{split}: {format_count(encoded.rows, "document")} ({label_counts}); unknown words: {unknown:.2f} %'
   return f'{line}; {truncated:.1f} % of the words exceed the largest bucket' if truncated >= 0.05 else line

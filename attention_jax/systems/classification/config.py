@@ -11,7 +11,8 @@ class ClassificationDataConfig:
 
   Attributes:
     task: a spec of systems.classification.data.DOCUMENTS.
-    folder: folder that relative paths of the task start from; also where tfds data sets are stored.
+    folder: folder that relative paths of the task start from; for the task 'prepared', the prepared data set itself;
+      also where tfds data sets are stored.
     vocabulary: a spec of data.vocab.VOCABULARIES.
     joined: whether a document is read as one sentence, without its sentence boundaries.
     buckets: (sentences, tokens of a sentence) of documents; each is one compilation. The largest bucket bounds what is

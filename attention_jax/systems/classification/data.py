@@ -5,10 +5,14 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from attention_jax.data.files import join_path, read_lines
+from etils import epath
+
+from attention_jax.data.files import join_path
+from attention_jax.data.pair_streams import file_fingerprint, iter_lines
+from attention_jax.data.prepared import IDS, TEXT, PreparedField, PreparedTable, Schema, open_prepared
 from attention_jax.data.splits import SPLITS
 from attention_jax.data.tfds_sets import TfdsRows, decode_text, open_tfds_set, tfds_split_parts
 from attention_jax.errors import UserError, choose
@@ -17,6 +21,9 @@ from attention_jax.systems.classification import sentences
 from attention_jax.systems.classification.config import ClassificationDataConfig
 
 SURROGATE = re.compile('[\ud800-\udfff]')
+LABELS_FILE = 'labels.json'
+TABLE = Schema({'ids': IDS, 'sentence_lengths': IDS, 'sentences': TEXT}, ('sentences', 'words', 'label', 'line'))
+Row = tuple[list[str], str]  # the text of a document, or the two texts of a pair, and the label
 
 
 class Documents(NamedTuple):
@@ -29,13 +36,15 @@ class Documents(NamedTuple):
     name: where the documents come from, for messages.
     lines: for each document, the number of its line in the file, or of its row in the data set, for messages.
     pairs: whether each document is a pair of texts.
+    prepared: the table of the documents, if they are on disk.
   """
 
-  sentences: list[list[str]]
+  sentences: Sequence[list[str]]
   labels: list[str]
   name: str
   lines: Sequence[int]
   pairs: bool = False
+  prepared: PreparedTable | None = None
 
   @property
   def texts(self) -> Iterator[str]:
@@ -45,6 +54,40 @@ class Documents(NamedTuple):
   def location(self, row: int) -> str:
     """Returns `name:line` of a row, for messages."""
     return f'{self.name}:{self.lines[row]}'
+
+
+class DocumentStream(NamedTuple):
+  """The documents of one split, which are read one after the other.
+
+  Attributes:
+    name: where the documents come from, for messages.
+    rows: each call yields (row, share of the data read so far), starting at the first one.
+    pairs: whether each document is a pair of texts.
+    fingerprint: detects that the data changed between two readings.
+    first: the number of the first line or row.
+    language, html: see sentences.split; language is None for texts that are lines of tokens.
+  """
+
+  name: str
+  rows: Callable[[], Iterator[tuple[Row, float]]]
+  pairs: bool
+  fingerprint: list[Any]
+  first: int = 0
+  language: str | None = None
+  html: bool = False
+
+  def read(self) -> Documents:
+    """Returns all documents."""
+    return self.split([row for row, _ in self.rows()], self.first)
+
+  def split(self, rows: Sequence[Row], first: int) -> Documents:
+    """Returns rows as documents; `first` is the number of the first one."""
+    texts = [row[0] for row in rows]
+    labels = [row[1] for row in rows]
+    lines = range(first, first + len(rows))
+    if self.language is None:
+      return Documents(texts, labels, self.name, lines, self.pairs)
+    return _split_sentences(texts, labels, self.name, lines, self.language, self.html)
 
 
 def jsonl(
@@ -58,7 +101,7 @@ def jsonl(
   label: str = 'label',
   language: str = 'en',
   html: bool = False,
-) -> dict[str, Documents]:
+) -> dict[str, DocumentStream]:
   """Files with one JSON object per line, plain or .gz.
 
   Args:
@@ -82,7 +125,9 @@ def jsonl(
   for split, path in zip(SPLITS, (train, validation, test, unseen), strict=True):
     if path is not None:
       path = join_path(folder, path)
-      splits[split] = _read_jsonl(path, fields, label, language, html)
+      rows = functools.partial(_read_jsonl, path, fields, label)
+      fingerprint = [file_fingerprint(path)]
+      splits[split] = DocumentStream(path, rows, len(fields) == 2, fingerprint, 1, language, html)
   return splits
 
 
@@ -95,7 +140,7 @@ def tfds(
   validation: str | None = None,
   language: str = 'en',
   html: bool = False,
-) -> dict[str, Documents]:
+) -> dict[str, DocumentStream]:
   """A tfds set with texts and labels, such as 'imdb_reviews' or 'yelp_polarity_reviews'.
 
   A test split without labels, such as that of 'glue/sst2', is left out; tfds stores missing labels as -1.
@@ -118,17 +163,22 @@ def tfds(
   label_names = getattr(builder.info.features[label], 'names', None)
   splits = {}
   for split, part in tfds_split_parts(builder, name, validation).items():
-    rows = list(TfdsRows(builder, part))
+    rows = TfdsRows(builder, part)
     if split == 'test' and label_names and all(row[label] < 0 for row in rows):
       continue
-    texts = []
-    labels = []
-    for number, row in enumerate(rows):
-      where = f'{name} {part}:{number}'
-      texts.append([decode_text(row[text], text, where)])
-      labels.append(_tfds_label(row[label], label_names, label, where))
-    splits[split] = _split_sentences(texts, labels, f'{name} {part}', range(len(rows)), language, html)
+    where = f'{name} {part}'
+    read = functools.partial(_read_tfds, rows, where, text, label, label_names)
+    splits[split] = DocumentStream(where, read, False, [where, len(rows)], language=language, html=html)
   return splits
+
+
+def _read_tfds(
+  rows: TfdsRows, name: str, text: str, label: str, label_names: Sequence[str] | None
+) -> Iterator[tuple[Row, float]]:
+  for number, row in enumerate(rows):
+    where = f'{name}:{number}'
+    texts = [decode_text(row[text], text, where)]
+    yield (texts, _tfds_label(row[label], label_names, label, where)), (number + 1) / len(rows)
 
 
 def _tfds_label(value: Any, names: Sequence[str] | None, feature: str, where: str) -> str:
@@ -140,20 +190,73 @@ def _tfds_label(value: Any, names: Sequence[str] | None, feature: str, where: st
   return names[value] if names else str(value)
 
 
-def entailment(folder: str, *, seed: int = 0) -> dict[str, Documents]:
+def entailment(folder: str, *, seed: int = 0) -> dict[str, DocumentStream]:
   """Generated pairs of sentences about a scene; labels: entailment, neutral, contradiction."""
   from attention_jax.systems.classification import entailment as builder
 
-  splits = {}
-  for split in SPLITS:
-    rows = list(builder.generate(split, seed))
-    pairs = [[row['premise'], row['hypothesis']] for row in rows]
-    labels = [row['label'] for row in rows]
-    splits[split] = Documents(pairs, labels, f'entailment {split}', range(len(rows)), pairs=True)
-  return splits
+  def generate(split: str) -> Iterator[tuple[Row, float]]:
+    for row in builder.generate(split, seed):
+      yield ([row['premise'], row['hypothesis']], row['label']), 1.0
+
+  return {
+    split: DocumentStream(f'entailment {split}', functools.partial(generate, split), True, [split]) for split in SPLITS
+  }
 
 
-DOCUMENTS: Mapping[str, Callable[..., dict[str, Documents]]] = {'jsonl': jsonl, 'tfds': tfds, 'entailment': entailment}
+def prepared(folder: str, *, copy: bool = True) -> dict[str, Documents]:
+  """A data set that `experiments.prepare` wrote to `folder`: its training split stays on disk.
+
+  Args:
+    folder: the data set, on a disk or behind a URL.
+    copy: see prepared.open_prepared.
+  """
+  with open_prepared(folder, copy, 'classification') as (path, manifest):
+    table = PreparedTable(path, manifest, 'train', TABLE)
+    names = read_labels(path)
+    labels = [names[label] for label in table.column('label')]
+    sentences = PreparedField(table, 'sentences', lambda text: text.split('\n'))
+    train = Documents(sentences, labels, manifest['name'], table.column('line'), manifest['pairs'], table)
+    return {'train': train} | {name: _read_split(path / f'{name}.json') for name in manifest['splits']}
+
+
+def documents_as_json(documents: Documents) -> str:
+  """Returns documents in memory as JSON."""
+  return json.dumps(documents._replace(lines=list(documents.lines))._asdict(), ensure_ascii=False)
+
+
+def _read_split(path: epath.PathLike) -> Documents:
+  """Reads a file with the JSON of `documents_as_json`."""
+  try:
+    return Documents(**json.loads(epath.Path(path).read_text()))
+  except (OSError, ValueError, TypeError) as error:
+    raise UserError(f'{path}: not a split of a prepared data set ({" ".join(str(error).split())})') from error
+
+
+def read_labels(folder: epath.PathLike) -> list[str]:
+  """Reads the labels of a run or of a prepared data set."""
+  path = epath.Path(folder) / LABELS_FILE
+  try:
+    return json.loads(path.read_text())
+  except (OSError, ValueError) as error:
+    raise UserError(f'{path}: cannot be read ({error}); expected the folder of a training run') from error
+
+
+DOCUMENTS: Mapping[str, Callable[..., Mapping[str, DocumentStream | Documents]]] = {
+  'jsonl': jsonl,
+  'tfds': tfds,
+  'entailment': entailment,
+  'prepared': prepared,
+}
+
+
+def open_documents(config: ClassificationDataConfig) -> Mapping[str, DocumentStream | Documents]:
+  """Returns the splits of the task `config.task` from `config.folder`; those of a prepared data set are Documents.
+
+  Raises:
+    UserError: for a mistake in the config or the files.
+  """
+  _, read, options = bind(config.task, DOCUMENTS, 'task')
+  return read(os.path.expanduser(config.folder or ''), **options)
 
 
 def load_documents(config: ClassificationDataConfig) -> dict[str, Documents]:
@@ -163,17 +266,22 @@ def load_documents(config: ClassificationDataConfig) -> dict[str, Documents]:
     UserError: for a mistake in the config or the files, for training documents that all have the same label, and for
       labels that no training document has.
   """
-  _, read, options = bind(config.task, DOCUMENTS, 'task')
-  splits = read(os.path.expanduser(config.folder or ''), **options)
+  streams = open_documents(config)
+  splits = {name: split if isinstance(split, Documents) else split.read() for name, split in streams.items()}
   labels = set(splits['train'].labels)
-  if len(labels) < 2:
-    raise UserError(f'{splits["train"].name}: expected at least two labels, but every label is {min(labels)!r}')
+  check_labels(labels, splits['train'].name)
   for split in splits.values():
     for row, label in enumerate(split.labels):
       if label not in labels:
         expected = f'expected one of the training labels: {", ".join(sorted(labels))}'
         raise UserError(f'{split.location(row)}: unknown label {label!r}; {expected}')
   return splits
+
+
+def check_labels(labels: Collection[str], name: str) -> None:
+  """Raises UserError if the training documents `name` have only one label."""
+  if len(labels) < 2:
+    raise UserError(f'{name}: expected at least two labels, but every label is {min(labels)!r}')
 
 
 def parse_documents(
@@ -192,6 +300,9 @@ def parse_documents(
     UserError: for an empty text, and for a line that is not a pair.
   """
   _, read, options = bind(config.task, DOCUMENTS, 'task')
+  if read is prepared:  # new texts are split like those that it was prepared from
+    with open_prepared(os.path.expanduser(config.folder or ''), True, 'classification') as (_, manifest):
+      _, read, options = bind(manifest['task'], DOCUMENTS, 'task')
   pairs = read is entailment or not isinstance(options.get('text', ''), str)
   texts = [line.split('\t') if pairs else [line] for line in lines]
   for number, line_texts in enumerate(texts, first):
@@ -202,10 +313,8 @@ def parse_documents(
   return _split_sentences(texts, [label] * len(texts), name, numbers, language, options.get('html', False))
 
 
-def _read_jsonl(path: str, fields: tuple[str, ...], label: str, language: str, html: bool) -> Documents:
-  texts = []
-  labels = []
-  for number, line in enumerate(read_lines(path), 1):
+def _read_jsonl(path: str, fields: tuple[str, ...], label: str) -> Iterator[tuple[Row, float]]:
+  for number, (line, share) in enumerate(iter_lines(path), 1):
     where = f'{path}:{number}'
     row = _parse_object(line, where)
     for field in (*fields, label):
@@ -213,12 +322,10 @@ def _read_jsonl(path: str, fields: tuple[str, ...], label: str, language: str, h
         raise UserError(f"{where}: no field '{field}'; it has: {', '.join(row) or 'none'}")
     for field in fields:
       _check_text(row[field], field, where)
-    texts.append([row[field] for field in fields])
     if not isinstance(row[label], str | int) or isinstance(row[label], bool) or row[label] == '':
       raise UserError(f'{where}: {label} must be a non-empty string or a whole number, got {row[label]!r}')
-    labels.append(str(row[label]))
-    _check_text(labels[-1], label, where)
-  return _split_sentences(texts, labels, path, range(1, len(texts) + 1), language, html)
+    _check_text(str(row[label]), label, where)
+    yield ([row[field] for field in fields], str(row[label])), share
 
 
 def _parse_object(line: str, where: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Splits texts into sentences of tokens by spaCy's rules for a language; results for large data are cached on disk."""
 
 import contextlib
+import functools
 import gzip
 import hashlib
 import json
@@ -8,6 +9,7 @@ import os
 import re
 from collections.abc import Sequence
 from html import unescape
+from typing import Any
 
 from attention_jax.atomic import write_atomic
 from attention_jax.data.files import cache_folder
@@ -44,7 +46,8 @@ def split(texts: Sequence[str], *, language: str = 'en', whole: bool = False, ht
   return result
 
 
-def _split(texts: Sequence[str], language: str, whole: bool, html: bool) -> list[list[str]]:
+@functools.cache  # documents are also split in chunks
+def _pipeline(language: str, whole: bool) -> Any:
   import spacy
 
   try:
@@ -55,9 +58,14 @@ def _split(texts: Sequence[str], language: str, whole: bool, html: bool) -> list
     pipeline = spacy.blank(language)
   except ImportError as error:
     raise UserError(f'language {language!r} of spaCy needs a package that is not installed: {error}') from error
-  pipeline.max_length = max(map(len, texts), default=0) + 1  # a limit for parsers, which are not used
   if not whole:
     pipeline.add_pipe('sentencizer')
+  return pipeline
+
+
+def _split(texts: Sequence[str], language: str, whole: bool, html: bool) -> list[list[str]]:
+  pipeline = _pipeline(language, whole)
+  pipeline.max_length = max(map(len, texts), default=0) + 1  # a limit for parsers, which are not used
   if html:
     texts = [unescape(TAG.sub(' ', text)) for text in texts]
   result = []

@@ -14,6 +14,7 @@ from attention_jax import atomic
 from attention_jax.analysis.alignment import entropy
 from attention_jax.data import vocab
 from attention_jax.data.batching import Share
+from attention_jax.data.preparing import Preparation
 from attention_jax.decoding.metrics import MetricValue
 from attention_jax.errors import UserError, choose
 from attention_jax.losses.auxiliary import CLASSIFIER_LOSSES, DISABLE_HINT, auxiliary_losses
@@ -33,17 +34,25 @@ from attention_jax.systems.base import (
 from attention_jax.systems.classification import shading as document_shading
 from attention_jax.systems.classification.batches import (
   DocumentBatches,
-  EncodedDocuments,
+  DocumentSplit,
   LabelledBatch,
   check_document_buckets,
   cut_document,
   describe_documents,
-  encode_documents,
+  encode_split,
   eval_document_batches,
   largest_bucket,
+  load_splits,
+  prepare_documents,
 )
 from attention_jax.systems.classification.config import ClassificationDataConfig, ClassificationEvaluationConfig
-from attention_jax.systems.classification.data import DOCUMENTS, Documents, load_documents, parse_documents
+from attention_jax.systems.classification.data import (
+  DOCUMENTS,
+  LABELS_FILE,
+  Documents,
+  parse_documents,
+  read_labels,
+)
 from attention_jax.systems.classification.model import (
   Classifier,
   ClassifierConfig,
@@ -64,7 +73,6 @@ from attention_jax.training.partition import shard_rows
 from attention_jax.training.peers import map_batches
 from attention_jax.training.watch import Watch, unwatched
 
-LABELS_FILE = 'labels.json'
 SELECTABLE_METRICS = {'loss': False, 'accuracy': True}  # True: a higher value is better
 
 
@@ -101,14 +109,13 @@ class ClassificationSystem(System):
 
   @classmethod
   def load(cls, config: RunConfig, folder: str | None) -> 'ClassificationSystem':
-    documents = load_documents(config.data)
+    documents = load_splits(config.data)
     train = documents['train']
     spec = config.data.vocabulary
-    vocabulary = vocab.load_stored(spec, folder, 'source') if folder else None
-    if vocabulary is None:
-      vocabulary = vocab.train(spec, train.texts)
+    prepared_folder = train.prepared and str(train.prepared.folder)
+    vocabulary, _ = vocab.load_or_train(spec, 'source', train.texts, folder, prepared_folder)
     has_labels = folder is not None and (epath.Path(folder) / LABELS_FILE).exists()
-    labels = _read_labels(folder) if has_labels else sorted(set(train.labels))
+    labels = read_labels(folder) if has_labels else sorted(set(train.labels))
     return cls(config, vocabulary, labels, lambda: documents)
 
   @classmethod
@@ -116,7 +123,7 @@ class ClassificationSystem(System):
     vocabulary = vocab.load_stored(config.data.vocabulary, folder, 'source')
     if vocabulary is None:
       raise UserError(f'{folder} holds no source vocabulary; expected the folder of a training run')
-    return cls(config, vocabulary, _read_labels(folder), lambda: load_documents(config.data))
+    return cls(config, vocabulary, read_labels(folder), lambda: load_splits(config.data))
 
   def with_config(self, config: RunConfig) -> 'ClassificationSystem':
     return ClassificationSystem(config, self.vocabulary, self.labels, self._load_data)
@@ -150,6 +157,10 @@ class ClassificationSystem(System):
     trace_loss(_loss(model, training), params, _dummy_batch(sentences))
 
   @classmethod
+  def preparation(cls, config: RunConfig) -> Preparation:
+    return prepare_documents(config.data)
+
+  @classmethod
   def selectable_metrics(cls, config: RunConfig) -> dict[str, bool]:
     return SELECTABLE_METRICS
 
@@ -159,7 +170,7 @@ class ClassificationSystem(System):
     return self._load_data()
 
   @functools.cached_property
-  def encoded(self) -> dict[str, EncodedDocuments]:
+  def encoded(self) -> dict[str, DocumentSplit]:
     """The splits as ids."""
     return {split: self._encode(documents) for split, documents in self.documents.items()}
 
@@ -179,7 +190,7 @@ class ClassificationSystem(System):
 
   @property
   def arrays(self) -> Mapping[str, Any]:
-    return self.encoded
+    return {split: encoded.identity for split, encoded in self.encoded.items()}
 
   @property
   def implementation(self) -> str:
@@ -278,9 +289,8 @@ class ClassificationSystem(System):
     pieces, num_unread = cut_document(sentences, self.vocabulary.tokenize, largest, joined=joined, pairs=pairs)
     return CutDocument(pieces, num_unread)
 
-  def _encode(self, documents: Documents) -> EncodedDocuments:
-    largest = largest_bucket(self._buckets)
-    return encode_documents(documents, self.vocabulary, self.labels, largest, self.config.data.joined)
+  def _encode(self, documents: Documents) -> DocumentSplit:
+    return encode_split(documents, self.vocabulary, self.labels, self.config.data)
 
   @functools.cached_property
   def _classify(self) -> CompiledForRuns:
@@ -293,7 +303,7 @@ class ClassificationSystem(System):
     return CompiledForRuns(self.mesh, classify)
 
   def _predict(
-    self, params: Any, encoded: EncodedDocuments, watch: Watch = unwatched
+    self, params: Any, encoded: DocumentSplit, watch: Watch = unwatched
   ) -> tuple[dict[str, float], list[ClassificationPrediction]]:
     """Classifies every document; returns sums over documents, and one prediction each."""
     params = self.place_params(params)
@@ -375,11 +385,3 @@ def _check_auxiliary(model: Classifier, training: Training) -> None:
       f'training.auxiliary={training.auxiliary!r} needs learned weights; expected '
       f'config.model.pooling={learned}; {DISABLE_HINT}'
     )
-
-
-def _read_labels(folder: str) -> list[str]:
-  path = epath.Path(folder) / LABELS_FILE
-  try:
-    return json.loads(path.read_text())
-  except (OSError, ValueError) as error:
-    raise UserError(f'{path}: cannot be read ({error}); expected the folder of a training run') from error

@@ -14,6 +14,7 @@ from attention_jax.analysis.reading import Reading, ReadingRequest
 from attention_jax.data import tasks, vocab
 from attention_jax.data.batching import Batches, Share, check_rows_fit, dummy_batch
 from attention_jax.data.encoding import assign_buckets, check_buckets
+from attention_jax.data.preparing import Preparation, prepare_pairs
 from attention_jax.data.text import Corpus
 from attention_jax.decoding.compiled_search import compile_beam_search
 from attention_jax.decoding.ensemble import Ensemble
@@ -114,6 +115,11 @@ class TranslationSystem(System):
       raise UserError('evaluation.replace_unknown=True uses attention weights, but this decoder has no attention')
     for spec in config.evaluation.metrics:
       compute_metric(spec, ['a'], [['a']])  # some options are checked only when the metric is computed
+
+  @classmethod
+  def preparation(cls, config: RunConfig) -> Preparation:
+    tasks.check(config.data)
+    return prepare_pairs(config.data)
 
   @classmethod
   def selectable_metrics(cls, config: RunConfig) -> dict[str, bool]:
