@@ -11,6 +11,7 @@ from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended, Carry, Memory
 from attention_jax.functional.dropout import with_dropout
 from attention_jax.functional.edits import with_edit
+from attention_jax.functional.mask import Mask
 from attention_jax.functional.masking import causal_mask, combine_masks, padding_mask, window_mask
 from attention_jax.functional.params import init_params
 from attention_jax.functional.scores import SCORES
@@ -61,6 +62,7 @@ __all__ = [
   'Attention',
   'Carry',
   'LocalWindow',
+  'Mask',
   'Memory',
   'Param',
   'Pointwise',

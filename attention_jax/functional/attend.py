@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from attention_jax.annotations import Array, Bool, Float, Int
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
+from attention_jax.functional.lifting import Axes, lift
+from attention_jax.functional.mask import Mask
 from attention_jax.functional.masking import (
   Dimension,
   accumulation_dtype,
@@ -35,13 +37,13 @@ class Memory(NamedTuple):
   Attributes:
     key: [S, D], already projected if the score projects.
     value: [S, V].
-    mask: [S] or, per query, [T, S]; True = may be attended to.
+    mask: [S], True = may be attended to; in a Problem a Mask.
     remembered: result of the alignment's `Row.remember`, if any; for None, `attend_step` and `attend` compute it anew.
   """
 
   key: Float[Array, 'S D']
   value: Float[Array, 'S V']
-  mask: Bool[Array, '*T S']
+  mask: Bool[Array, ' S'] | Mask
   remembered: Float[Array, 'S ...'] | None = None
 
 
@@ -74,13 +76,15 @@ class Attended(NamedTuple):
 
 
 class Problem(NamedTuple):
-  """Attention with all queries of one sequence, or with a block of them: the argument of every implementation.
+  """Attention with all queries of one sequence, or with a block of them.
+
+  For `attend_batch` of an implementation, every array has the same leading axes, of length 1 where it is shared.
 
   Attributes:
     score, alignment: table rows.
     params: parameters as `init_params` returns them; 'key' is not used.
     query: the queries, not yet projected if `params` contain 'query'.
-    memory: its key is already projected; its mask may be [S] or, per query, [T, S].
+    memory: its key is already projected; its mask is a Mask.
     bias: added to the scores before masking; -inf masks a position.
     rng: a PRNG key, consumed by variants that sample; for a block of queries one key per query, [T].
     deterministic: whether an alignment is replaced by its test-time counterpart, if it has one.
@@ -98,16 +102,19 @@ class Problem(NamedTuple):
   return_weights: bool = True
 
 
-def zero_masked_memory(memory: Memory) -> Memory:
+def zero_masked_memory(memory: Memory, num_queries: Dimension | None = None) -> Memory:
   """Returns `memory` with keys and values of 0 at positions that are masked for every query.
 
   After this not even a NaN at such a position can reach a result or a gradient.
 
   Args:
-    memory: its mask may be [..., S] or, per query, [..., T, S], with as many leading axes as the key.
+    memory: its mask is [..., S], or a Mask, with as many leading axes as the key.
+    num_queries: T, for a Mask; None if it is not known, see `Mask.any_query`.
   """
-  is_per_query = memory.mask.ndim > memory.key.ndim - 1
-  mask = memory.mask.any(-2) if is_per_query else memory.mask
+  mask = memory.mask
+  if isinstance(mask, Mask):
+    mask = mask.any_query(num_queries, memory.key.shape[-2])
+    mask = mask.reshape(*(1 for _ in range(memory.key.ndim - 1 - mask.ndim)), *mask.shape)
   return memory._replace(key=zero_masked(memory.key, mask), value=zero_masked(memory.value, mask))
 
 
@@ -321,13 +328,26 @@ def attend(problem: Problem) -> Attended:
     UserError: for missing params, and if shapes do not match.
   """
   score, alignment, _, query, memory, _, rng, *_ = problem
-  memory = zero_masked_memory(memory)
   steps = query.shape[0]
-  size = memory.key.shape[0]
-  carry = init_carry(score, alignment, size, accumulation_dtype(query, memory.key))
-  memory = memory._replace(mask=jnp.broadcast_to(memory.mask, (steps, size)))
+  memory = zero_masked_memory(memory, steps)
+  carry = init_carry(score, alignment, memory.key.shape[0], accumulation_dtype(query, memory.key))
   _, attended = attend_queries(problem._replace(memory=memory, rng=split_rng(rng, steps)), carry)
   return attended if problem.return_weights else attended._replace(weights=None)
+
+
+def lifted(attend: Callable[[Problem], Attended]) -> Callable[[Problem, Axes], Attended]:
+  """Returns the `attend_batch` of an implementation that computes one sequence of one head at a time."""
+
+  def attend_batch(problem: Problem, axes: Axes) -> Attended:
+    def attend_one(params, query, memory, bias, rng):
+      return attend(problem._replace(params=params, query=query, memory=memory, bias=bias, rng=rng))
+
+    return lift(attend_one, axes, problem.params, problem.query, problem.memory, problem.bias, problem.rng)
+
+  return attend_batch
+
+
+attend_batch = lifted(attend)
 
 
 def attend_queries(
@@ -336,7 +356,7 @@ def attend_queries(
   """Applies `attend_step` to every query of a block, scanned or vmapped.
 
   Args:
-    problem: the block, with a mask [T, S] and a PRNG key per query.
+    problem: the block, with a PRNG key per query.
     carry: the carry before the first query.
     wrap: transforms the step if it is scanned, for example jax.checkpoint.
 
@@ -349,14 +369,14 @@ def attend_queries(
   get_shared = share_over_steps(shared) if recurrent else lambda: shared
 
   def step(carry, x):
-    query, mask, bias, rng = x
+    query, mask_fields, bias, rng = x
     params, memory = get_shared()
-    memory = memory._replace(mask=mask)
+    memory = memory._replace(mask=memory.mask.row(mask_fields, memory.key.shape[0]))
     return attend_step(score, alignment, params, carry, query, memory, bias=bias, rng=rng, deterministic=deterministic)
 
   if wrap is not None and recurrent:
     step = wrap(step)
-  return scan_or_map_queries(step, recurrent, carry, (query, memory.mask, bias, rngs), shared)
+  return scan_or_map_queries(step, recurrent, carry, (query, memory.mask.by_query(query.shape[0]), bias, rngs), shared)
 
 
 def scan_or_map_queries(step: Callable, recurrent: bool, carry: Any, xs: Any, constants: Any) -> tuple[Any, Any]:

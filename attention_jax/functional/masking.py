@@ -26,7 +26,7 @@ def padding_mask(lengths: Int[ArrayLike, '...'], size: Dimension) -> Bool[Array,
       known, which excludes arguments of a jitted function.
   """
   check_size('padding_mask', 'size', size)
-  lengths = _array_of('padding_mask', 'lengths', lengths, jnp.integer, 'whole numbers')
+  lengths = integer_array('padding_mask', 'lengths', lengths)
   if not isinstance(lengths, jax.core.Tracer) and lengths.is_fully_addressable:
     values = np.asarray(lengths)
     if values.size and not 0 <= values.min() <= values.max() <= size:
@@ -82,6 +82,11 @@ def mask_array(caller: str, mask: Any) -> Array:
   In a float mask that is added to scores, 0 means the opposite of False.
   """
   return _array_of(caller, 'mask', mask, jnp.bool_, 'bool, True = may be attended to')
+
+
+def integer_array(caller: str, name: str, x: Any) -> Array:
+  """Returns `x` as an array; raises UserError unless it is one of whole numbers."""
+  return _array_of(caller, name, x, jnp.integer, 'whole numbers')
 
 
 def float_array(caller: str, name: str, x: Any) -> Array:

@@ -18,6 +18,7 @@ from types import ModuleType
 
 from attention_jax.functional import attend as definition
 from attention_jax.functional.attend import Attended, Carry, Memory, Problem
+from attention_jax.functional.lifting import Axes
 from attention_jax.functional.table import Row, TanhSum
 from attention_jax.kernels import chunked, cudnn, factored, flash, linear, pallas_additive, window
 from attention_jax.kernels.derivatives import reverse_mode_only
@@ -63,7 +64,7 @@ RESTRICTIONS = {
 
 def choose_implementation(problem: Problem) -> str:
   """Returns the name of the implementation for a problem."""
-  num_scores = problem.query.shape[0] * problem.memory.key.shape[0]
+  num_scores = problem.query.shape[-2] * problem.memory.key.shape[-2]
   chosen = 'xla'
   for threshold, name in _thresholds(problem.score, problem.alignment, problem):
     if num_scores >= threshold:
@@ -123,12 +124,12 @@ def attend_step(
   return definition.attend_step(score.with_fast_gradient, alignment, *operands, **options)
 
 
-def attend(problem: Problem) -> Attended:
+def attend_batch(problem: Problem, axes: Axes) -> Attended:
   """Attends with the chosen implementation."""
   arrays = problem.params, problem.query, problem.memory, problem.bias
   params, query, memory, bias = reverse_mode_only('auto', arrays)
   problem = problem._replace(params=params, query=query, memory=memory, bias=bias)
   # Which of the others would be faster depends on the sizes; they loop over rows, which an Explicit mesh may split.
   if has_symbolic_sizes(problem) or has_explicit_axes():
-    return definition.attend(problem)
-  return MODULES[choose_implementation(problem)].attend(problem)
+    return definition.attend_batch(problem, axes)
+  return MODULES[choose_implementation(problem)].attend_batch(problem, axes)

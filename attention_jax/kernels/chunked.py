@@ -11,20 +11,22 @@ SYMBOLIC_BLOCK queries instead. The sequences of a batch and their heads are com
 time.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 
 from attention_jax.functional.attend import (
   Attended,
   Problem,
   attend_queries,
   init_carry,
+  lifted,
   score_terms,
   zero_masked_memory,
 )
+from attention_jax.functional.mask import split_blocks
 from attention_jax.functional.masking import accumulation_dtype, share_over_steps, vary_like
 from attention_jax.functional.rngs import split_rng
 from attention_jax.functional.table import TanhSum
@@ -49,18 +51,17 @@ def attend(problem: Problem, block: Callable = attend_block) -> Attended:
   Returns:
     Contexts [T, V], and weights [T, S], or None without `return_weights`.
   """
-  problem = problem._replace(score=problem.score.with_fast_gradient, memory=zero_masked_memory(problem.memory))
+  memory = zero_masked_memory(problem.memory, problem.query.shape[0])
+  problem = problem._replace(score=problem.score.with_fast_gradient, memory=memory)
   score, alignment, params, query, memory, bias, rng, _, return_weights = problem
   num_queries = query.shape[0]
   size = memory.key.shape[0]
   carry = init_carry(score, alignment, size, accumulation_dtype(query, memory.key))
-  mask_per_query = memory.mask if memory.mask.ndim == 2 else None
-  xs = (query, mask_per_query, bias, split_rng(rng, num_queries))
+  xs = (query, bias, split_rng(rng, num_queries))
 
-  def run_block(params, memory, carry, xs):
-    query, mask, bias, rngs = xs
-    mask = jnp.broadcast_to(memory.mask if mask is None else mask, (query.shape[0], size))
-    memory = memory._replace(mask=mask)
+  def run_block(params, memory, carry, mask_fields, xs):
+    query, bias, rngs = xs
+    memory = memory._replace(mask=dataclasses.replace(memory.mask, **mask_fields))
     carry, attended = block(problem._replace(params=params, query=query, memory=memory, bias=bias, rng=rngs), carry)
     return carry, attended if return_weights else attended._replace(weights=None)
 
@@ -73,20 +74,21 @@ def attend(problem: Problem, block: Callable = attend_block) -> Attended:
       width = jax.eval_shape(lambda: score_terms(problem))[1].shape[-1]
       block_queries = max(1, min(block_queries, MAX_BLOCK_ENTRIES // (size * width)))
     if block_queries >= num_queries:
-      return run_block(params, memory, carry, xs)[1]
+      return run_block(params, memory, carry, {}, xs)[1]
   num_blocks = -(-num_queries // block_queries)
   block_queries = -(-num_queries // num_blocks)  # nearly equal blocks: at most num_blocks - 1 queries are padding
-
-  def split_blocks(x):
-    padding = jnp.broadcast_to(x[-1:], (num_blocks * block_queries - num_queries, *x.shape[1:]))
-    return jnp.concatenate([x, padding]).reshape(num_blocks, block_queries, *x.shape[1:])
 
   get_shared = share_over_steps((params, memory))
 
   @functools.partial(jax.checkpoint, prevent_cse=False)
   def recomputed_block(carry, xs):
-    return run_block(*get_shared(), carry, xs)
+    return run_block(*get_shared(), carry, *xs)
 
   start = vary_like(carry, params, memory, xs)
-  _, attended = jax.lax.scan(recomputed_block, start, jax.tree.map(split_blocks, xs))
+  blocks = jax.tree.map(lambda x: split_blocks(x, num_blocks, block_queries), xs)
+  mask_blocks = memory.mask.by_block(num_blocks, block_queries)
+  _, attended = jax.lax.scan(recomputed_block, start, (mask_blocks, blocks))
   return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_queries], attended)
+
+
+attend_batch = lifted(attend)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from attention_jax.errors import UserError
-from attention_jax.functional.attend import Attended, Problem, score_terms
+from attention_jax.functional.attend import Attended, Problem, lifted, score_terms
 from attention_jax.functional.dense import softmax, strip_options
 from attention_jax.functional.masking import zero_masked
 from attention_jax.functional.table import Row
@@ -81,6 +81,9 @@ def attend(problem: Problem) -> Attended:
   inputs = (*(x.astype(dtype) for x in (*factors, v)), full_mask, bias)
   context = attended_context(*reverse_mode_only('cudnn', inputs))
   return Attended(context, flash.softmax_weights(q, k, mask, bias) if problem.return_weights else None)
+
+
+attend_batch = lifted(attend)
 
 
 def _balance(q, k) -> tuple[jax.Array, jax.Array]:

@@ -10,7 +10,14 @@ import functools
 
 import jax
 
-from attention_jax.functional.attend import Problem, attend_from_scores, is_recurrent, scan_or_map_queries, score_terms
+from attention_jax.functional.attend import (
+  Problem,
+  attend_from_scores,
+  is_recurrent,
+  lifted,
+  scan_or_map_queries,
+  score_terms,
+)
 from attention_jax.functional.table import Row, TanhSum
 from attention_jax.kernels import chunked, tanh_sum
 
@@ -29,18 +36,20 @@ def attend_block(problem: Problem, carry):
   """
   score, alignment, params, query, memory, bias, rngs, deterministic, _ = problem
   q, k, v, offset = score_terms(problem)
-  scores = tanh_sum.scores(q, k, v, memory.mask.any(0)) + offset
+  sizes = query.shape[0], memory.key.shape[0]
+  scores = tanh_sum.scores(q, k, v, memory.mask.any_query(*sizes)) + offset
 
   def step(carry, xs):
-    scores, query, mask, bias, rng = xs
+    scores, query, mask_fields, bias, rng = xs
     rng = None if rng is None else jax.random.split(rng)[1]  # the rng of the alignment, as in attend_step
-    query_memory = memory._replace(mask=mask)
+    query_memory = memory._replace(mask=memory.mask.row(mask_fields, memory.key.shape[0]))
     return attend_from_scores(
       alignment, params, carry, scores, query, query_memory, bias=bias, rng=rng, deterministic=deterministic
     )
 
-  xs = (scores, query, memory.mask, bias, rngs)
+  xs = (scores, query, memory.mask.by_query(query.shape[0]), bias, rngs)
   return scan_or_map_queries(step, is_recurrent(score, alignment), carry, xs, (params, memory))
 
 
 attend = functools.partial(chunked.attend, block=attend_block)
+attend_batch = lifted(attend)

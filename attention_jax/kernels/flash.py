@@ -24,7 +24,7 @@ from jax.custom_batching import sequential_vmap
 from jax.tree_util import Partial
 
 from attention_jax.errors import UserError
-from attention_jax.functional.attend import Attended, Problem, call_variant, score_terms, zero_masked_memory
+from attention_jax.functional.attend import Attended, Problem, call_variant, lifted, score_terms, zero_masked_memory
 from attention_jax.functional.dense import clamp_to_finite, softmax
 from attention_jax.functional.dropout import differs_at_test, dropout_factors
 from attention_jax.functional.masking import accumulation_dtype, min_finite, vary_alike, vary_like, zero_masked
@@ -66,6 +66,9 @@ def attend(problem: Problem) -> Attended:
   return Attended(context, weights if factors is None else weights * factors)
 
 
+attend_batch = lifted(attend)
+
+
 def operands(problem: Problem) -> tuple:
   """Reduces a problem of a supported pair to the softmax of a product.
 
@@ -80,10 +83,10 @@ def operands(problem: Problem) -> tuple:
       `kernels.api` reports shapes that do not match.
   """
   _, alignment, params, _, memory, bias, *_ = problem
-  memory = zero_masked_memory(memory)
+  memory = zero_masked_memory(memory, problem.query.shape[0])
   q, k = score_terms(problem._replace(memory=memory))
   dtype = accumulation_dtype(q, k, memory.value)
-  mask = memory.mask if memory.mask.ndim == 2 else memory.mask[None]
+  mask = memory.mask.dense(1 if memory.mask.is_shared else problem.query.shape[0], k.shape[0])
   mask = mask if bias is None else mask & ~jnp.isneginf(bias)
   terms, _ = call_variant(alignment.form.fn, (mask.sum(1).astype(dtype),), params.get('alignment', {}), {}, ())
   if not isinstance(terms.transform, Partial | None):

@@ -8,7 +8,7 @@ requested weights, the definition is computed.
 import jax.numpy as jnp
 
 from attention_jax.functional import attend as definition
-from attention_jax.functional.attend import Attended, Problem, score_terms, zero_masked_memory
+from attention_jax.functional.attend import Attended, Problem, lifted, score_terms, zero_masked_memory
 from attention_jax.functional.dense import proportional
 from attention_jax.functional.masking import accumulation_dtype, zero_masked
 from attention_jax.functional.table import Product, Row
@@ -25,12 +25,15 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
 
 def attend(problem: Problem) -> Attended:
   """Attends with all queries at once."""
-  if problem.return_weights or problem.bias is not None or problem.memory.mask.ndim == 2:
+  if problem.return_weights or problem.bias is not None or not problem.memory.mask.is_shared:
     return definition.attend(problem)
-  memory = zero_masked_memory(problem.memory)
+  memory = zero_masked_memory(problem.memory, 1)
   q, k = score_terms(problem._replace(memory=memory))
   dtype = accumulation_dtype(q, k, memory.value)
-  k = zero_masked(k, memory.mask).astype(dtype)
+  k = zero_masked(k, memory.mask.any_query(1, k.shape[0])).astype(dtype)
   sums = q.astype(dtype) @ jnp.concatenate([k.T @ memory.value.astype(dtype), k.sum(0)[:, None]], axis=1)
   total = sums[:, -1:]
   return Attended((sums[:, :-1] / jnp.where(total > 0, total, 1.0)).astype(memory.value.dtype), None)
+
+
+attend_batch = lifted(attend)

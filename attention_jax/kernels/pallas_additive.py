@@ -31,7 +31,7 @@ from jax.experimental.pallas import triton
 
 from attention_jax.errors import UserError
 from attention_jax.functional import attend as definition
-from attention_jax.functional.attend import Attended, Problem, score_terms, zero_masked_memory
+from attention_jax.functional.attend import Attended, Problem, lifted, score_terms, zero_masked_memory
 from attention_jax.functional.dense import clamp_to_finite, softmax, softmax_temperature, strip_options
 from attention_jax.functional.dropout import differs_at_test, dropout_factors, strip_dropout
 from attention_jax.functional.masking import vary_like, zero_masked
@@ -99,10 +99,10 @@ def attend(problem: Problem) -> Attended:
   if not problem.query.shape[0]:
     return definition.attend(problem)
   _, alignment, _, _, memory, bias, rng, deterministic, return_weights = problem
-  memory = zero_masked_memory(memory)
+  memory = zero_masked_memory(memory, problem.query.shape[0])
   q, k, v, _ = score_terms(problem._replace(memory=memory))
   scale = 1 / jnp.asarray(softmax_temperature(strip_dropout(alignment)), jnp.float32)
-  mask = memory.mask if memory.mask.ndim == 2 else memory.mask[None]
+  mask = memory.mask.dense(1 if memory.mask.is_shared else problem.query.shape[0], memory.key.shape[0])
   masked_bias = jnp.where(mask, 0.0, -jnp.inf)
   if bias is not None:
     mask = mask & ~jnp.isneginf(bias)
@@ -116,6 +116,9 @@ def attend(problem: Problem) -> Attended:
   zero = vary_like(jnp.zeros(()), *arrays)  # shard_map: all arrays of a kernel must vary over the same mesh axes
   context, weights = attended(plan, *(x + zero for x in arrays))
   return Attended(context.astype(memory.value.dtype), weights)
+
+
+attend_batch = lifted(attend)
 
 
 class Operand(NamedTuple):

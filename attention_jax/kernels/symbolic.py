@@ -12,7 +12,7 @@ ANY_SIZE = ('xla', 'chunked', 'auto')
 
 def has_symbolic_sizes(problem: Problem) -> bool:
   """Returns whether the number of queries or the number of positions is symbolic."""
-  return is_symbolic_dim(problem.query.shape[0]) or is_symbolic_dim(problem.memory.key.shape[0])
+  return is_symbolic_dim(problem.query.shape[-2]) or is_symbolic_dim(problem.memory.key.shape[-2])
 
 
 def require_fixed_sizes(implementation: str, problem: Problem) -> None:
@@ -20,5 +20,5 @@ def require_fixed_sizes(implementation: str, problem: Problem) -> None:
   if has_symbolic_sizes(problem):
     raise UserError(
       f"implementation '{implementation}' needs fixed numbers of queries and positions, got "
-      f'T={problem.query.shape[0]} and S={problem.memory.key.shape[0]}; expected one of: {", ".join(ANY_SIZE)}'
+      f'T={problem.query.shape[-2]} and S={problem.memory.key.shape[-2]}; expected one of: {", ".join(ANY_SIZE)}'
     )

@@ -16,6 +16,7 @@ from attention_jax.functional.attend import (
   Problem,
   call_variant,
   init_carry,
+  lifted,
   project,
   score_keys,
   zero_masked_memory,
@@ -50,9 +51,11 @@ def attend(problem: Problem) -> Attended:
   """Attends with all queries at once: the window of a query depends on no other query, so that nothing is scanned."""
   require_fixed_sizes('window', problem)
   score, alignment, params, query, memory, bias, *_ = problem
-  memory = _mask_infinite_bias(zero_masked_memory(memory), bias)
   steps = query.shape[0]
   size = memory.key.shape[0]
+  mask = memory.mask.dense(1 if memory.mask.is_shared else steps, size)
+  mask = mask[0] if memory.mask.is_shared else mask
+  memory = _mask_infinite_bias(zero_masked_memory(memory, steps)._replace(mask=mask), bias)
   carry = init_carry(score, alignment, size, accumulation_dtype(query, memory.key))
   extents = tuple(jnp.broadcast_to(x, (steps,)) for x in unmasked_extent(memory.mask))
 
@@ -65,6 +68,9 @@ def attend(problem: Problem) -> Attended:
   attend_each = jax.vmap(attend_one, in_axes=(0, 0, mask_axis, bias_axis, 0))
   attended = attend_each(jnp.arange(steps, dtype=jnp.int32), query, memory.mask, bias, extents)
   return attended if problem.return_weights else attended._replace(weights=None)
+
+
+attend_batch = lifted(attend)
 
 
 def _attend_window(score: Row, alignment: Row, params, carry: Carry, query, memory: Memory, extent, bias) -> Attended:

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError
 from attention_jax.functional.attend import Memory
+from attention_jax.functional.mask import Mask, positions_of
 from attention_jax.functional.masking import masked_mean, zero_masked
 from attention_jax.models.encoded import Encoded
 from attention_jax.models.layered import LayeredCarry, LayeredDecoder, initial_carry
@@ -116,8 +117,9 @@ class ConvEncoder(Convolutional, kw_only=True):
     self.prepare()
     self.blocks = [EncoderBlock(self.features, self.width, self.dropout, self.dtype) for _ in range(self.layers)]
 
-  def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
-    """Encodes a source of ids [B, S] with mask [B, S]."""
+  def __call__(self, source: jax.Array, mask: jax.Array | Mask, deterministic: bool) -> Encoded:
+    """Encodes a source of ids [B, S] with a mask [B, S]."""
+    mask = positions_of(mask, source.shape[1])
     embedded, x = self.embed_inputs(self.embedding(source, deterministic), jnp.arange(source.shape[1]))
     for block in self.blocks:
       x = block(x, mask, deterministic)

@@ -27,7 +27,7 @@ from attention_jax.models.steps import DecoderOutput
 from attention_jax.models.traits import Traits
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.dropout import Dropout
-from attention_jax.modules.transformer import DecoderLayer, self_attention_mask
+from attention_jax.modules.transformer import DecoderLayer
 from attention_jax.modules.transformer_stack import Stack, require_backprop
 from attention_jax.specs import Fraction
 
@@ -178,9 +178,8 @@ class TransformerDecoder(LayeredDecoder, Stack, kw_only=True):
     Arguments: see Decoder.step.
     """
     position = carry.step[0]
-    size = carry.layers[0].key.shape[2]
     x = self.embed_inputs(embedding[:, None], position[None])[:, 0]
-    mask = jnp.broadcast_to(self._self_attention_mask(position[None], size), (x.shape[0], size))
+    mask = self.self_mask.at(position[None])
     carries = []
     weights = []
     for block, layer_carry, layer_memory in zip(self.blocks, carry.layers, memory, strict=True):
@@ -192,20 +191,17 @@ class TransformerDecoder(LayeredDecoder, Stack, kw_only=True):
   def __call__(self, encoded: Encoded, embeddings: jax.Array, deterministic: bool) -> DecoderOutput:
     positions = jnp.arange(embeddings.shape[1])
     x = self.embed_inputs(embeddings, positions)
-    batch, steps = x.shape[:2]
-    mask = jnp.broadcast_to(self._self_attention_mask(positions, steps), (batch, steps, steps))
     weights = []
     for block, memory in zip(self.blocks, self._remember(encoded), strict=True):
-      layer_output, layer_weights = block(x, memory, mask, positions, deterministic)
+      layer_output, layer_weights = block(x, memory, self.self_mask, positions, deterministic)
       x = self.apply_layer_drop(x, layer_output, deterministic)
       weights.append(jnp.moveaxis(layer_weights, 2, 1))
     return self.make_output(self.finalize(x), weights, 2)
 
-  def _self_attention_mask(self, positions: jax.Array, size: int) -> jax.Array:
-    return self_attention_mask(positions, size, causal=True, window=self.window, sinks=self.sinks)
-
   def _remember(self, encoded: Encoded) -> tuple[Memory, ...]:
-    return tuple(block.remember(encoded.memory, encoded.mask, encoded.values_or_memory) for block in self.blocks)
+    return tuple(
+      block.remember(encoded.memory, encoded.attention_mask, encoded.values_or_memory) for block in self.blocks
+    )
 
 
 DECODERS: Mapping[str, type[nn.Module]] = {**CELLS, 'cho': Cho, 'conv': ConvDecoder, 'transformer': TransformerDecoder}

@@ -54,6 +54,7 @@ class Encoded(NamedTuple):
       weights of each position over those that the layer has read before it, [B, S, S].
     ponder: for each layer with adaptive computation time and each of its directions, in the same order, a Ponder of
       arrays [B, S].
+    structure: the mask as a Mask, for attention over all positions at once; () if there is none.
   """
 
   memory: jax.Array
@@ -63,6 +64,12 @@ class Encoded(NamedTuple):
   states: Any = ()
   weights: tuple[jax.Array, ...] = ()
   ponder: tuple[Ponder, ...] = ()
+  structure: Any = ()
+
+  @property
+  def attention_mask(self) -> Any:
+    """The mask of the memory, with its structure if it is known."""
+    return self.mask if isinstance(self.structure, tuple) else self.structure
 
   @property
   def values_or_memory(self) -> jax.Array:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.latent import log_mixture
+from attention_jax.functional.mask import Mask
 from attention_jax.functional.masking import zero_masked
 from attention_jax.models.decoders import DECODERS, decoder_of, over_steps
 from attention_jax.models.encoded import Encoded
@@ -111,7 +112,7 @@ class EncoderDecoder(nn.Module):
     return self.embedding.size + source_length * self.copies
 
   def __call__(
-    self, source: jax.Array, source_mask: jax.Array, target: jax.Array, deterministic: bool = True
+    self, source: jax.Array, source_mask: jax.Array | Mask, target: jax.Array, deterministic: bool = True
   ) -> ModelOutput:
     """Predicts every token of the targets from the source and the tokens before it.
 
@@ -120,7 +121,7 @@ class EncoderDecoder(nn.Module):
 
     Args:
       source: source ids, [B, S]; pictures or precomputed features, [B, height, width, C], for an image encoder.
-      source_mask: True at real positions, [B, S]; [B, 1] for an image encoder.
+      source_mask: True at real positions, [B, S], or a Mask of lengths [B]; of one position for an image encoder.
       target: target ids, [B, T].
       deterministic: whether to use test-time behaviour.
 
@@ -138,7 +139,7 @@ class EncoderDecoder(nn.Module):
     return outputs._replace(ponder=encoded.ponder)
 
   def start(
-    self, source: jax.Array, source_mask: jax.Array, max_length: int, hypotheses: int = 1
+    self, source: jax.Array, source_mask: jax.Array | Mask, max_length: int, hypotheses: int = 1
   ) -> tuple[Any, SourceMemory]:
     """Encodes sources for decoding at test time.
 

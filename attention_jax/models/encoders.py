@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.errors import UserError, choose
+from attention_jax.functional.mask import Mask, positions_of
 from attention_jax.functional.masking import masked_mean, zero_masked
 from attention_jax.models.convolutional import ConvEncoder
 from attention_jax.models.encoded import Encoded, FinalStates
@@ -15,7 +16,7 @@ from attention_jax.modules.adaptive import AdaptiveLayer, Ponder
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.intra_attention import IntraAttentionLayer
 from attention_jax.modules.recurrent import RecurrentLayer, State, zero_state
-from attention_jax.modules.transformer import EncoderLayer, self_attention_mask
+from attention_jax.modules.transformer import EncoderLayer
 from attention_jax.modules.transformer_stack import Stack
 from attention_jax.specs import Fraction, Size
 
@@ -70,8 +71,9 @@ class RecurrentEncoder(nn.Module):
     """Whether a source may be encoded in parts, because no position depends on later ones."""
     return not any(backward for layer in range(self.layers) for backward, _ in self.directions(layer))
 
-  def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
-    """Encodes source ids [B, S] with mask [B, S]."""
+  def __call__(self, source: jax.Array, mask: jax.Array | Mask, deterministic: bool) -> Encoded:
+    """Encodes source ids [B, S] with a mask [B, S]."""
+    mask = positions_of(mask, source.shape[1])
     memory, layers = self._encode(self.init_states(source.shape[0]), source, mask, deterministic)
     states = tuple(layer.state for layer in layers)
     return Encoded(
@@ -252,18 +254,16 @@ class TransformerEncoder(Stack, kw_only=True):
     layer = self.layer_class(EncoderLayer, 4)
     self.blocks = [layer(self.self_attention(), self.feed_forward(), self.residual) for _ in range(self.layers)]
 
-  def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
-    """Encodes source ids [B, S] with mask [B, S]."""
+  def __call__(self, source: jax.Array, mask: jax.Array | Mask, deterministic: bool) -> Encoded:
+    """Encodes source ids [B, S] with a mask [B, S]."""
+    structure = mask if isinstance(mask, Mask) else Mask.array(mask[:, None])
+    mask = positions_of(mask, source.shape[1])
     positions = jnp.arange(source.shape[1])
     x = self.embed_inputs(self.embedding(source, deterministic), positions)
-    attention_mask = mask
-    if self.window:
-      in_window = self_attention_mask(positions, source.shape[1], causal=False, window=self.window, sinks=self.sinks)
-      attention_mask = mask[:, None, :] & in_window[None]
     for block in self.blocks:
-      x = self.apply_layer_drop(x, block(x, attention_mask, positions, deterministic), deterministic)
+      x = self.apply_layer_drop(x, block(x, structure & self.self_mask, positions, deterministic), deterministic)
     memory = zero_masked(self.finalize(x), mask)
-    return Encoded(memory, mask, masked_mean(memory, mask))
+    return Encoded(memory, mask, masked_mean(memory, mask), structure=structure)
 
 
 class Embedded(nn.Module):
@@ -279,8 +279,9 @@ class Embedded(nn.Module):
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
-  def __call__(self, source: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
-    """Encodes source ids [B, S] with mask [B, S]."""
+  def __call__(self, source: jax.Array, mask: jax.Array | Mask, deterministic: bool) -> Encoded:
+    """Encodes source ids [B, S] with a mask [B, S]."""
+    mask = positions_of(mask, source.shape[1])
     memory = zero_masked(self.embedding(source, deterministic).astype(self.dtype) * self.scale, mask)
     return Encoded(memory, mask, masked_mean(memory, mask))
 

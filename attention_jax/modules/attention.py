@@ -1,6 +1,5 @@
 """The flax module that owns the parameters of attention: any score, any alignment, any number of heads."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,8 @@ from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended, Carry, Memory, Problem
 from attention_jax.functional.dropout import with_dropout
 from attention_jax.functional.edits import HEAD_AXES
+from attention_jax.functional.lifting import Axes, lift
+from attention_jax.functional.mask import Mask, align_mask
 from attention_jax.functional.masking import Dimension, accumulation_dtype, mask_array
 from attention_jax.functional.programs import call_as_program
 from attention_jax.functional.scores import SCORES
@@ -189,7 +190,7 @@ class Attention(nn.Module):
   def remember(
     self,
     encoded: jax.Array,
-    mask: jax.Array | None = None,
+    mask: jax.Array | Mask | None = None,
     positions: jax.Array | None = None,
     value: jax.Array | None = None,
   ) -> Memory:
@@ -197,17 +198,17 @@ class Attention(nn.Module):
 
     Args:
       encoded: encoded source, [B, S, D].
-      mask: positions that may be attended to, [B, S], or [B, T, S] for `parallel`; by default all. B may be 1, and
-        [B, 1, T, S], as in flax, is [B, T, S]. A mask of two axes is read as [B, S], also where B = T; pass a mask
-        [T, S] that all rows share as mask[None].
+      mask: positions that may be attended to: a Mask, whose leaves have an axis B, or an array [B, S], or [B, T, S]
+        for `parallel`; by default all. B may be 1, and [B, 1, T, S], as in flax, is [B, T, S]. An array of two axes is
+        [B, S], also where B = T; pass a mask [T, S] that all rows share as mask[None].
       positions: positions of the vectors of `encoded`, [S]; required if there is a module of positions. Those
         that add a bias take them to be 0 ... S - 1.
       value: values that contexts are made of, [B, S, V]; by default `encoded`.
 
     Returns:
       Memory with key [B, G, S, F / N], or [B, 1, S, D] if not projected; value [B, G, S, F / N] (2 F / N features if
-      `differential`), or [B, 1, S, V] if not projected; mask [B, 1, S] or [B, 1, T, S]; and, for some alignments,
-      `remembered` [B, G, N / G, S, F / N].
+      `differential`), or [B, 1, S, V] if not projected; mask [B, 1, S] or [B, 1, T, S], or the Mask; and, for
+      some alignments, `remembered` [B, G, N / G, S, F / N].
 
     Raises:
       UserError: if shapes do not match, and for a mask that is not bool.
@@ -222,12 +223,13 @@ class Attention(nn.Module):
     mask = _mask_of_memory(mask, *encoded.shape[:2])
     if self.positions is not None:
       positions = _check_indices('the memory', positions, encoded.shape[1])
-    unprojected = functional.zero_masked_memory(Memory(encoded, value, mask))
+    mask = mask if isinstance(mask, Mask) else mask[:, None]
+    unprojected = functional.zero_masked_memory(Memory(encoded, value, _structure(mask)))
     key = self._split_heads(unprojected.key, self.key_kernel if self.projects else None)
     value = self._split_heads(unprojected.value, self.value_kernel if self.projects_values else None)
     value = jnp.repeat(value, 2, axis=1) if self.differential else value
     key = key if self.positions is None else self._apply_positions(key, unprojected.key, positions)
-    return Memory(key, value, mask[:, None], self._remember_for_alignment(value))
+    return Memory(key, value, mask, self._remember_for_alignment(value))
 
   def _apply_positions(self, key: jax.Array, encoded: jax.Array, positions: jax.Array) -> jax.Array:
     """Rotates projected keys [B, G, S, F / N], and appends annotations made of `encoded` [B, S, D]."""
@@ -348,8 +350,8 @@ class Attention(nn.Module):
     query = _check_query(query, memory, 'BTD')
     return_weights = return_weights or (self.positions is not None and self.positions.needs_weights)
 
-    attend = self.resolved_implementation.attend
-    fn = (_attend_all, attend, self.score_row, self.alignment_row, deterministic, return_weights)
+    attend_batch = self.resolved_implementation.attend_batch
+    fn = (_attend_all, attend_batch, self.score_row, self.alignment_row, deterministic, return_weights)
     attended = self._over_heads(fn, (), query, memory, deterministic, positions)
     return self._join_heads(attended, query, positions)
 
@@ -359,31 +361,31 @@ class Attention(nn.Module):
     if self.projects and self.bias:
       query = append_one(query)
     annotated_key = memory.key
+    batch = query.shape[0]
+    mask = _structure(memory.mask)
     if self.positions is not None:
       memory = memory._replace(key=memory.key[..., : self.features // self.heads])  # without annotations
     params = self._cast_params(query.shape[-1], memory)
     bias = None
-    bias_batch_axis = 0
-    query_head_axis = None
     if self.projects_queries_first:
       query = project_to_heads(query, params.pop('query'))
       if self.positions is not None:
         positions = _check_indices('the queries', positions, query.shape[2])
         query = self.positions.rotate(query, positions)
-        mask = memory.mask[:, 0]
-        mask = mask if mask.ndim == 3 else mask[:, None]
-        bias = self.positions.bias(query, annotated_key, positions, mask)
+        dense = mask.dense(1 if mask.is_shared else query.shape[2], memory.key.shape[-2])
+        dense = jnp.broadcast_to(dense, (batch, *dense.shape[-2:]))
+        bias = self.positions.bias(query, annotated_key, positions, dense)
       query = group_heads(query, self.groups, 1)
-      query_head_axis = 0
+    else:
+      query = query[:, None, None]
     if bias is not None:
-      bias_batch_axis = 0 if bias.ndim == 4 else None
-      bias = group_heads(bias, self.groups, bias.ndim - 3)
-    params = group_heads(params, self.groups, 0)
-    carry, rngs = group_heads((carry, self._rngs((query.shape[0], self.heads), deterministic)), self.groups, 1)
-    axes = (self.heads, self.groups, query_head_axis, bias_batch_axis)
-    memory = memory._replace(mask=memory.mask[:, 0])
+      bias = group_heads(bias if bias.ndim == 4 else bias[None], self.groups, 1)
+    params = jax.tree.map(lambda x: x[None], group_heads(params, self.groups, 0))
+    carry, rngs = group_heads((carry, self._rngs((batch, self.heads), deterministic)), self.groups, 1)
+    mask = jax.tree.map(lambda x: x[:, None, None], mask)
+    memory = Memory(memory.key[:, :, None], memory.value[:, :, None], mask, memory.remembered)
     carry, query, memory, rngs = shard_alike((carry, query, memory, rngs), 1)  # a bias is split like its query
-    return call_as_program(_map_over_heads, (*axes, *fn), params, carry, query, memory, bias, rngs)
+    return call_as_program(fn[0], fn[1:], params, carry, query, memory, bias, rngs)
 
   def _cast_params(self, query_size: int, memory: Memory):
     """Parameters of all heads for queries of `query_size` features; scalars and those of alignments are not cast."""
@@ -433,49 +435,36 @@ class Attention(nn.Module):
 
 
 def _attend_one(attend_step: Callable, score: Row, alignment: Row, deterministic: bool, *operands):
-  """Attends with a query [1, D] of one head; `operands` are those of `_map_over_heads` without batch and heads."""
-  params, carry, query, memory, bias, rng = operands
-  options = {'bias': None if bias is None else bias[0], 'rng': rng, 'deterministic': deterministic}
-  carry, attended = attend_step(score, alignment, params, carry, query[0], memory, **options)
-  return carry, jax.tree.map(lambda x: x[None], attended)
+  """Attends with one query, [B, G, N / G, 1, D]. Returns the new carry and Attended, with leading axes B and N."""
+
+  def attend(params, carry, query, memory, bias, rng):
+    memory = memory._replace(mask=memory.mask.dense(1, memory.key.shape[0])[0])
+    options = {'bias': None if bias is None else bias[0], 'rng': rng, 'deterministic': deterministic}
+    carry, attended = attend_step(score, alignment, params, carry, query[0], memory, **options)
+    return carry, jax.tree.map(lambda x: x[None], attended)
+
+  return _merge_heads(lift(attend, _axes(operands), *operands))
 
 
-def _attend_all(attend: Callable, score: Row, alignment: Row, deterministic: bool, return_weights: bool, *operands):
-  """Attends with all queries [T, D] of one head; `operands` are those of `_map_over_heads` without batch and heads."""
-  params, _, query, memory, bias, rng = operands
-  return attend(Problem(score, alignment, params, query, memory, bias, rng, deterministic, return_weights))
+def _attend_all(
+  attend_batch: Callable, score: Row, alignment: Row, deterministic: bool, return_weights: bool, *operands
+) -> Attended:
+  """Attends with all queries, [B, G, N / G, T, D]. Returns Attended with leading axes B and N."""
+  params, _, query, memory, bias, rngs = operands
+  problem = Problem(score, alignment, params, query, memory, bias, rngs, deterministic, return_weights)
+  return _merge_heads(attend_batch(problem, _axes(operands)))
 
 
-def _map_over_heads(
-  heads: int, groups: int, query_head_axis: int | None, bias_batch_axis: int | None, fn: Callable, *args
-):
-  """Maps fn(*static, params, carry, query, memory, bias, rng) over the batch, the groups, and the heads of a group.
+def _axes(operands: tuple) -> Axes:
+  """The leading axes B, G and N / G of operands: of the parameters, the carry, the query and so on."""
+  query = operands[2]
+  mesh_axis = batch_mesh_axis(query.shape[0])
+  rows = {'spmd_axis_name': mesh_axis} if mesh_axis else {}
+  return (rows, *({'axis_name': name} for name in HEAD_AXES))
 
-  Args:
-    heads, groups: N and G.
-    query_head_axis: 0 if the query has axes of groups and heads.
-    bias_batch_axis: 0 if the bias has an axis B.
-    fn: the function of one head.
-    *args: its static arguments, and its operands, of which the parameters have no axis B, and the memory has axes B
-      and G.
 
-  Returns:
-    Its results, with leading axes B and N.
-  """
-  *static, params, carry, query, memory, bias, rngs = args
-  group_axis, head_axis = HEAD_AXES
-  in_axes = (0, 0, query_head_axis, Memory(None, None, None, 0), 0, 0)
-  fn_of_head = functools.partial(fn, *static)
-  over_heads_of_group = jax.vmap(fn_of_head, in_axes, axis_name=head_axis, axis_size=heads // groups)
-  in_axes = (0, 0, query_head_axis, Memory(0, 0, None, 0), 0, 0)
-  over_groups = jax.vmap(over_heads_of_group, in_axes, axis_name=group_axis)
-  over_batch = jax.vmap(
-    over_groups,
-    in_axes=(None, 0, 0, 0, bias_batch_axis, 0),
-    spmd_axis_name=batch_mesh_axis(query.shape[0]),
-  )
-  results = over_batch(params, carry, query, memory, bias, rngs)
-  return jax.tree.map(lambda x: x.reshape(x.shape[0], heads, *x.shape[3:]), results)
+def _merge_heads(tree: Any) -> Any:
+  return jax.tree.map(lambda x: x.reshape(x.shape[0], -1, *x.shape[3:]), tree)
 
 
 def _shape(x: jax.Array) -> str:
@@ -487,17 +476,19 @@ def _describe(x: Any) -> str:
   return f'{x.dtype} {_shape(x)}' if hasattr(x, 'dtype') else type(x).__name__
 
 
-def _mask_of_memory(mask: Any, batch: Dimension, size: Dimension) -> jax.Array:
-  """Returns a mask as [B, S], or as [B, T, S] if it depends on the query.
+def _mask_of_memory(mask: Any, batch: Dimension, size: Dimension) -> jax.Array | Mask:
+  """Returns an array as [B, S], or as [B, T, S] if it depends on the query; a Mask with axes B.
 
   Args:
-    mask: [B, S], [B, T, S] or [B, 1, T, S], where B may be 1; None for all positions.
+    mask: a Mask, or [B, S], [B, T, S] or [B, 1, T, S], where B may be 1; None for all positions.
     batch: B.
     size: S.
 
   Raises:
     UserError: for another shape or dtype.
   """
+  if isinstance(mask, Mask):
+    return align_mask('attention', mask, (batch,), None, size)
   if mask is None:
     return jnp.ones((batch, size), bool)
   array = mask_array('attention', mask)
@@ -509,6 +500,13 @@ def _mask_of_memory(mask: Any, batch: Dimension, size: Dimension) -> jax.Array:
       'pass a mask [T, S] that all rows share as mask[None]'
     )
   return jnp.broadcast_to(mask, (batch, *mask.shape[1:]))
+
+
+def _structure(mask: jax.Array | Mask) -> Mask:
+  """The mask of a memory, [B, 1, S], [B, 1, T, S] or a Mask, as a Mask with an axis B."""
+  if isinstance(mask, Mask):
+    return mask
+  return Mask.array(mask if mask.ndim == 3 else mask[:, 0])
 
 
 def _check_query(query: Any, memory: Memory, axes: str) -> jax.Array:
@@ -529,7 +527,9 @@ def _check_query(query: Any, memory: Memory, axes: str) -> jax.Array:
       f'attention: query must be [{", ".join(axes)}] with B = {batch}, as the memory, got {_shape(query)}; add a batch '
       'axis to a single sequence'
     )
-  if memory.mask.ndim > 3 and memory.mask.shape[2:-1] != query.shape[1:-1]:
+  if isinstance(memory.mask, Mask):
+    align_mask('attention', memory.mask, (batch,), query.shape[1] if axes == 'BTD' else 1, memory.key.shape[-2])
+  elif memory.mask.ndim > 3 and memory.mask.shape[2:-1] != query.shape[1:-1]:
     raise UserError(
       f'attention: the mask of the memory must be [B, S] or [B, T, S] with the T of the queries, got mask '
       f'{_shape(memory.mask[:, 0])} and query {_shape(query)}'

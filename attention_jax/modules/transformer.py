@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from attention_jax.errors import choose
 from attention_jax.functional.attend import Memory
-from attention_jax.functional.masking import window_mask
+from attention_jax.functional.mask import Mask
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.linear import Dense
@@ -64,20 +64,16 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 
-def self_attention_mask(positions: jax.Array, size: int, *, causal: bool, window: int = 0, sinks: int = 0) -> jax.Array:
-  """Returns the mask of self-attention, [T, S].
+def self_attention_mask(*, causal: bool, window: int = 0, sinks: int = 0) -> Mask:
+  """Returns the mask of self-attention.
 
   Args:
-    positions: positions of the queries, [T].
-    size: number of positions S that are attended to, 0 ... size - 1.
     causal: whether positions after a query are masked.
     window: largest distance of an unmasked position that is not a sink; 0 for no limit.
     sinks: number of initial positions that are unmasked at any distance (Xiao et al. 2024).
   """
-  right = 0 if causal else size
-  in_window = window_mask(size, window or size, min(window or size, right), positions)
-  is_sink = window_mask(size, size, right, positions) & (jnp.arange(size) < sinks)[None, :]
-  return in_window | is_sink
+  mask = Mask.window(window, window, sinks) if window else Mask()
+  return mask & Mask.causal() if causal else mask
 
 
 class FeedForward(nn.Module):
@@ -168,8 +164,8 @@ class EncoderLayer(nn.Module):
   def setup(self):
     self.residuals = [self.residual() for _ in range(2)]
 
-  def __call__(self, x: jax.Array, mask: jax.Array, positions: jax.Array, deterministic: bool) -> jax.Array:
-    """Computes the layer; x [B, S, D], mask [B, S] or [B, S, S], positions [S]."""
+  def __call__(self, x: jax.Array, mask: Mask, positions: jax.Array, deterministic: bool) -> jax.Array:
+    """Computes the layer; x [B, S, D], positions [S]."""
 
     def self_attend(x):
       return self.attention.parallel(
@@ -213,12 +209,12 @@ class DecoderLayer(nn.Module):
   def setup(self):
     self.residuals = [self.residual() for _ in range(3)]
 
-  def remember(self, encoded: jax.Array, mask: jax.Array, value: jax.Array) -> Memory:
-    """Prepares the memory that all steps attend to; encoded and value [B, S, D], mask [B, S].
+  def remember(self, encoded: jax.Array, mask: jax.Array | Mask, value: jax.Array) -> Memory:
+    """Prepares the memory that all steps attend to; encoded and value [B, S, D].
 
     Args:
       encoded: vectors that queries are compared with.
-      mask: True at real positions.
+      mask: the mask of the memory, as `Attention.remember` takes it.
       value: vectors that contexts are made of.
     """
     return self.cross.remember(encoded, mask, value=value)
@@ -244,13 +240,13 @@ class DecoderLayer(nn.Module):
     cache = Memory(empty_cache(one_step.key), empty_cache(one_step.value), one_step.mask)
     return LayerCarry(cache.key, cache.value, init_carry(self.attention, cache), init_carry(self.cross, memory))
 
-  def __call__(self, x: jax.Array, memory: Memory, mask: jax.Array, positions: jax.Array, deterministic: bool):
+  def __call__(self, x: jax.Array, memory: Memory, mask: Mask, positions: jax.Array, deterministic: bool):
     """Computes all steps.
 
     Args:
       x: inputs, [B, T, D].
       memory: memory, as `remember` returns it.
-      mask: mask of self-attention, [B, T, T].
+      mask: mask of self-attention.
       positions: positions of the inputs, [T].
       deterministic: whether to use test-time behaviour.
 
@@ -270,16 +266,14 @@ class DecoderLayer(nn.Module):
     x, _, weights = self._sublayers(x, self_attend, cross_attend, deterministic)
     return x, weights
 
-  def step(
-    self, carry: LayerCarry, x: jax.Array, memory: Memory, mask: jax.Array, position: jax.Array, deterministic: bool
-  ):
+  def step(self, carry: LayerCarry, x: jax.Array, memory: Memory, mask: Mask, position: jax.Array, deterministic: bool):
     """Computes one step.
 
     Args:
       carry: carry of the previous step.
       x: inputs, [B, D].
       memory: memory, as `remember` returns it.
-      mask: mask of the cached positions, [B, L].
+      mask: mask of the cached positions.
       position: position of the inputs, [].
       deterministic: whether to use test-time behaviour.
 
@@ -291,7 +285,7 @@ class DecoderLayer(nn.Module):
       new = self.attention.remember(x[:, None], jnp.ones((x.shape[0], 1), bool), position[None])
       key = jax.lax.dynamic_update_slice_in_dim(carry.key, new.key, position, axis=2)
       value = jax.lax.dynamic_update_slice_in_dim(carry.value, new.value, position, axis=2)
-      cache = Memory(key, value, mask[:, None])
+      cache = Memory(key, value, mask)
       new_carry, context, _ = attend_single_query(
         self.attention, carry.self_attention, x, cache, deterministic, position
       )

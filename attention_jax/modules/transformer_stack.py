@@ -12,7 +12,7 @@ from attention_jax.modules.attention import Attention
 from attention_jax.modules.heads import check_heads
 from attention_jax.modules.linear import Dense
 from attention_jax.modules.positions import Positions, parse_position
-from attention_jax.modules.transformer import EPSILON, FeedForward, Residual, make_norm
+from attention_jax.modules.transformer import EPSILON, FeedForward, Residual, make_norm, self_attention_mask
 from attention_jax.specs import Count, Fraction, Positive, Size
 
 
@@ -82,6 +82,7 @@ class Stack(nn.Module):
     if self.sinks and not self.window:
       raise UserError(f'transformer: sinks must be 0 without a window (window=0), got sinks={self.sinks}')
     self.bidirectional = not causal
+    self.self_mask = self_attention_mask(causal=causal, window=self.window, sinks=self.sinks)
     cls, _ = parse_position(self.position)
     is_made_per_layer = cls.in_attention and not cls.shared_across_layers
     self.positions = Positions() if is_made_per_layer else self._make_positions()

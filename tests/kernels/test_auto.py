@@ -75,11 +75,11 @@ def test_auto_excludes_kernels_that_do_not_support_a_width():
 def test_auto_runs_its_choice(monkeypatch):
   calls = []
 
-  def recording_attend(problem):
+  def recording_attend(problem, axes):
     calls.append(problem)
     return aj.Attended(0.0, None)
 
-  monkeypatch.setattr(auto.factored, 'attend', recording_attend)
+  monkeypatch.setattr(auto.factored, 'attend_batch', recording_attend)
   monkeypatch.setattr(auto, 'MIN_SCORES', {'cpu': {'factored': 0}})
   attend('additive', 'softmax', make_problem('additive', 'softmax'), implementation='auto')
   assert calls

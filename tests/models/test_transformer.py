@@ -225,11 +225,11 @@ def test_logits_equal_the_formulas():
 
 
 def test_the_self_attention_mask_contains_the_window_and_the_sinks():
-  causal = self_attention_mask(jnp.arange(6), 6, causal=True, window=1, sinks=1).astype(int)
+  causal = self_attention_mask(causal=True, window=1, sinks=1).dense(6, 6).astype(int)
   assert causal[4].tolist() == [1, 0, 0, 1, 1, 0] and causal[0].tolist() == [1, 0, 0, 0, 0, 0]
-  bidirectional = self_attention_mask(jnp.arange(6), 6, causal=False, window=2).astype(int)
+  bidirectional = self_attention_mask(causal=False, window=2).dense(6, 6).astype(int)
   assert bidirectional[1].tolist() == [1, 1, 1, 1, 0, 0]
-  assert self_attention_mask(jnp.asarray([2]), 4, causal=False).all()
+  assert self_attention_mask(causal=False).dense(1, 4).all()
 
 
 # ------------------------------------------------------------------------------------- search, encoders and decoders

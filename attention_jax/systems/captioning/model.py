@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention_jax.functional.mask import Mask, positions_of
 from attention_jax.functional.masking import zero_masked
 from attention_jax.models.encoded import Encoded
 from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig, assemble, make_module
@@ -40,10 +41,10 @@ class ImageEncoder(nn.Module):
     return (np.arange(size) + 0.5) / size
 
   @nn.compact
-  def __call__(self, pictures: jax.Array, mask: jax.Array, deterministic: bool) -> Encoded:
+  def __call__(self, pictures: jax.Array, mask: jax.Array | Mask, deterministic: bool) -> Encoded:
     grid = self.grid(pictures, deterministic)
     memory = grid.reshape(len(grid), -1, grid.shape[-1])
-    mask = jnp.broadcast_to(mask, memory.shape[:2])
+    mask = jnp.broadcast_to(positions_of(mask, 1), memory.shape[:2])
     memory = zero_masked(Dropout(self.dropout)(memory, deterministic=deterministic), mask)
     return Encoded(memory, mask, memory.mean(1))
 
