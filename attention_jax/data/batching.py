@@ -8,7 +8,6 @@ import numpy as np
 
 from attention_jax.data.encoding import EncodedCorpus, EncodedSplit, assign_buckets, check_buckets
 from attention_jax.errors import UserError, choose
-from attention_jax.functional.mask import Mask
 from attention_jax.tokens import PAD
 
 FILLER = -1  # index of a row that pads a batch
@@ -34,11 +33,6 @@ class Batch(NamedTuple):
   target_mask: np.ndarray
   index: np.ndarray
   links: np.ndarray | None = None
-
-  @property
-  def source_structure(self) -> Mask:
-    """`source_mask` as the lengths of the rows, which are padded at their ends."""
-    return Mask.lengths(self.source_mask.sum(-1))
 
 
 def dummy_batch(source: int = 2, target: int = 2) -> Batch:

@@ -74,7 +74,7 @@ def score_pairs(
 
   def run(params, batch):
     batch = replace_unreachable_targets(model, batch)
-    outputs = model.apply({'params': params}, batch.source, batch.source_structure, batch.target)
+    outputs = model.apply({'params': params}, batch.source, batch.source_mask, batch.target)
     log_probs = jnp.take_along_axis(jax.nn.log_softmax(outputs.logits), batch.target[..., None], axis=-1)[..., 0]
     return log_probs, model.posterior(outputs, batch.target_mask), outputs.layers if with_layer_weights else ()
 

@@ -113,6 +113,8 @@ def zero_masked_memory(memory: Memory, num_queries: Dimension | None = None) -> 
   """
   mask = memory.mask
   if isinstance(mask, Mask):
+    if num_queries is not None and mask.is_everywhere(num_queries, memory.key.shape[-2]):
+      return memory
     mask = mask.any_query(num_queries, memory.key.shape[-2])
     mask = mask.reshape(*(1 for _ in range(memory.key.ndim - 1 - mask.ndim)), *mask.shape)
   return memory._replace(key=zero_masked(memory.key, mask), value=zero_masked(memory.value, mask))

@@ -23,6 +23,8 @@ def lift(fn: Callable, axes: Axes, *trees: Any) -> Any:
   if not axes:
     return fn(*trees)
   inner = functools.partial(lift, fn, axes[1:])
+  if not axes[0] and all(x.shape[0] == 1 for x in jax.tree.leaves(trees)):
+    return jax.tree.map(lambda x: x[None], inner(*jax.tree.map(lambda x: x[0], trees)))
   size = next((x.shape[0] for x in jax.tree.leaves(trees) if x.shape[0] != 1), 1)
   in_axes = jax.tree.map(lambda x: None if x.shape[0] != size else 0, trees)
   rest = jax.tree.map(lambda x: x[0] if x.shape[0] != size else x, trees)

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
-from attention_jax.annotations import Array, Bool, Int
+from attention_jax.annotations import Array, Bool
 from attention_jax.errors import UserError
 from attention_jax.functional.masking import Dimension, check_size, integer_array, mask_array
 
@@ -61,11 +62,11 @@ class Mask:
   """
 
   bands: tuple[Band, ...] = ()
-  offset: Int[Array, '...'] | None = None
-  length: Int[Array, '...'] | None = None
-  query_segments: Int[Array, '... T'] | None = None
-  key_segments: Int[Array, '... S'] | None = None
-  remainder: Bool[Array, '... T S'] | None = None
+  offset: Any = None  # not annotated as arrays: jax makes masks of other leaves, such as axes
+  length: Any = None
+  query_segments: Any = None
+  key_segments: Any = None
+  remainder: Any = None
 
   @classmethod
   def causal(cls) -> 'Mask':
@@ -85,12 +86,12 @@ class Mask:
     return cls(bands=(Band(left, right, sinks),))
 
   @classmethod
-  def lengths(cls, lengths: Int[Array, '...']) -> 'Mask':
+  def lengths(cls, lengths: ArrayLike) -> 'Mask':
     """The first `lengths` [...] positions. Raises UserError for lengths that are not whole numbers."""
     return cls(length=integer_array('Mask.lengths', 'lengths', lengths))
 
   @classmethod
-  def segments(cls, ids: Int[Array, '... T'], key_ids: Int[Array, '... S'] | None = None) -> 'Mask':
+  def segments(cls, ids: ArrayLike, key_ids: ArrayLike | None = None) -> 'Mask':
     """Positions with the id of the query; `key_ids` are those of the memory, by default `ids`, for self-attention.
 
     Raises:
@@ -102,11 +103,11 @@ class Mask:
     return cls(query_segments=arrays[0], key_segments=arrays[1])
 
   @classmethod
-  def array(cls, array: Bool[Array, '... T S']) -> 'Mask':
+  def array(cls, array: ArrayLike) -> 'Mask':
     """A bool array [..., T, S], [..., 1, S] or [S], True = may be attended to. Raises UserError if it is not bool."""
     return cls(remainder=jnp.atleast_2d(mask_array('Mask.array', array)))
 
-  def at(self, offset: Int[Array, '...']) -> 'Mask':
+  def at(self, offset: ArrayLike) -> 'Mask':
     """The mask of queries whose first one has position `offset` [...], as in decoding with cached keys."""
     offset = integer_array('Mask.at', 'offset', offset)
     return dataclasses.replace(self, offset=_plus(self.offset, offset))
@@ -161,6 +162,12 @@ class Mask:
       parts.append(self.remainder)
     return functools.reduce(_logical_and, parts, jnp.ones((num_queries, size), bool))
 
+  def is_everywhere(self, num_queries: Dimension, size: Dimension) -> bool:
+    """Returns whether it is known, from the structure alone, that every position has a query that may attend to it."""
+    if jax.tree.leaves(self) or len(self.bands) > 1:
+      return False
+    return all(band.right is None or size <= num_queries + band.right for band in self.bands)
+
   def any_query(self, num_queries: Dimension | None, size: Dimension) -> Bool[Array, '... S']:
     """Returns which positions any query may attend to.
 
@@ -180,6 +187,18 @@ class Mask:
       band = Band(left, right, sinks).dense(first + (num_queries - 1), _like(first, jnp.arange(size)))
       return _logical_and(shared.dense(1, size)[..., 0, :], band)
     return self.dense(num_queries, size).any(-2)
+
+  def any_key(self, num_queries: Dimension, size: Dimension) -> Bool[Array, '... T']:
+    """Returns which queries may attend to any position."""
+    if self.is_shared or len(self.bands) > 1 or self.query_segments is not None or self.remainder is not None:
+      return self.dense(1 if self.is_shared else num_queries, size).any(-1)
+    (left, _, sinks) = self.bands[0]  # no pass over [T, S]
+    queries = jnp.arange(num_queries)
+    queries = queries if self.offset is None else _plus(self.offset[..., None], queries)
+    length = jnp.asarray(size) if self.length is None else self.length[..., None]
+    length = _like(queries, length)
+    has_first = jnp.broadcast_to(length > 0, queries.shape) if left is None else _like(length, queries) - left < length
+    return (has_first | (sinks > 0)) & (length > 0)
 
   def by_block(self, count: Dimension, block: Dimension) -> dict[str, Array]:
     """Returns the fields that differ between blocks of `block` queries, with a leading axis of `count` blocks.

@@ -20,7 +20,7 @@ from attention_jax.functional.programs import call_as_program
 from attention_jax.functional.rngs import check_rng
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, lookup
-from attention_jax.kernels import auto, chunked, cudnn, factored, flash, linear, pallas_additive, window
+from attention_jax.kernels import auto, chunked, cudnn, factored, flash, linear, pallas_additive, splash, window
 from attention_jax.kernels.sharding import batch_mesh_axis, explicit_axes_error, has_explicit_axes, shard_alike
 
 
@@ -82,6 +82,12 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
     cudnn.attend_batch,
     None,
     cudnn.unsupported_reason,
+  ),
+  'splash': Implementation(
+    'products q . k with softmax, a soft cap or a sink by the splash kernel of jax, on a TPU: no array [T, S]',
+    splash.attend_batch,
+    None,
+    splash.unsupported_reason,
   ),
   'pallas_additive': Implementation(
     'additive scores with softmax in Pallas, on a GPU or a TPU: [T, S, F] never leaves fast memory',

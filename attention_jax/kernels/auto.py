@@ -20,7 +20,7 @@ from attention_jax.functional import attend as definition
 from attention_jax.functional.attend import Attended, Carry, Memory, Problem
 from attention_jax.functional.lifting import Axes
 from attention_jax.functional.table import Row, TanhSum
-from attention_jax.kernels import chunked, cudnn, factored, flash, linear, pallas_additive, window
+from attention_jax.kernels import chunked, cudnn, factored, flash, linear, pallas_additive, splash, window
 from attention_jax.kernels.derivatives import reverse_mode_only
 from attention_jax.kernels.sharding import has_explicit_axes
 from attention_jax.kernels.symbolic import has_symbolic_sizes
@@ -32,6 +32,7 @@ CANDIDATES: Mapping[str, ModuleType] = {
   'linear': linear,
   'flash': flash,
   'cudnn': cudnn,
+  'splash': splash,
   'pallas_additive': pallas_additive,
 }
 MODULES: Mapping[str, ModuleType] = {**CANDIDATES, 'chunked': chunked, 'xla': definition}
@@ -46,7 +47,9 @@ MIN_SCORES: Mapping[str, Mapping[str, int]] = {
   'gpu': {'window': 2**16, 'linear': 2**14, 'cudnn': 2**22, 'pallas_additive': 2**18},
   # The gradient of the definition reads an array [T, S, F], which takes longer than the start of a kernel (10 us) from
   # about 2^8 scores on, if F = 256 and 64 sequences share 2 to 3 TB/s; 2^10 leaves a margin.
-  'tpu': {'window': 2**16, 'linear': 2**14, 'pallas_additive': 2**10},
+  # 'splash' pads T and S to 128 and starts a program for each head; from 512 queries and positions on, XLA compiles the
+  # definition to a hundred times its memory and traffic (lab/benchmarks.md).
+  'tpu': {'window': 2**16, 'linear': 2**14, 'splash': 2**18, 'pallas_additive': 2**10},
 }
 MEASURED = ('cpu',)  # platforms whose MIN_SCORES were measured; those of other platforms are estimates
 MIN_CHUNKED_SCORES = 2**20  # T S of a sequence; with 256 features, [T, S, F] is then 1 GiB
@@ -55,10 +58,12 @@ MIN_RECOMPUTE = {'cpu': 2**7}  # by platform: T S from which recomputing [S, F] 
 INPUT_CHECKS: Mapping[str, Callable[[Problem], str]] = {
   'cudnn': cudnn.unsupported_inputs,
   'pallas_additive': pallas_additive.unsupported_inputs,
+  'splash': lambda problem: 'weights' if problem.return_weights else splash.unsupported_inputs(problem),
 }
 RESTRICTIONS = {
   'cudnn': ' (16-bit)',
   'linear': ' (one mask for all queries, no weights)',
+  'splash': ' (no weights, no bias)',
 }  # follows the name of a candidate in `describe_choice`
 
 

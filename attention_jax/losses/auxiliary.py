@@ -17,6 +17,7 @@ from attention_jax.errors import UserError, choose
 from attention_jax.functional import latent
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Memory, Problem, attend, project
+from attention_jax.functional.mask import Mask
 from attention_jax.functional.params import init_params
 from attention_jax.functional.sampling import Samples
 from attention_jax.functional.scores import SCORES
@@ -292,7 +293,7 @@ def has_weight_gradient(alignment: Row) -> bool:
   score = SCORES['additive']
   params = init_params(rngs[0], score=score, alignment=alignment, query=3, key=3, features=3)
   query, key = jax.random.normal(rngs[1], (2, 4, 3))
-  memory = Memory(project(key, params, 'key'), key, jnp.ones(4, bool))
+  memory = Memory(project(key, params, 'key'), key, Mask())
 
   def weighted_sum(query, rng):
     attended = attend(Problem(score, alignment, params, query, memory, rng=rng, deterministic=False))

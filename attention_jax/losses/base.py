@@ -45,8 +45,7 @@ class ObjectiveInputs(NamedTuple):
     """
     variables = {'params': self.params if params is None else params}
     batch = self.batch
-    inputs = (batch.source, batch.source_structure, target)
-    return self.model.apply(variables, *inputs, deterministic=rngs is None, rngs=rngs)
+    return self.model.apply(variables, batch.source, batch.source_mask, target, deterministic=rngs is None, rngs=rngs)
 
 
 class ObjectiveOutput(NamedTuple):

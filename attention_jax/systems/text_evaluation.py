@@ -135,7 +135,7 @@ class TeacherForcedScorer:
 
     def run(params, batch: Batch):
       batch = replace_unreachable_targets(model, batch)
-      outputs = model.apply({'params': params}, batch.source, batch.source_structure, batch.target)
+      outputs = model.apply({'params': params}, batch.source, batch.source_mask, batch.target)
       return output_loss(outputs, batch.target, batch.target_mask), model.posterior(outputs, batch.target_mask)
 
     self._rounds = rounds
