@@ -188,8 +188,8 @@ class Mask:
       return _logical_and(shared.dense(1, size)[..., 0, :], band)
     return self.dense(num_queries, size).any(-2)
 
-  def any_key(self, num_queries: Dimension, size: Dimension) -> Bool[Array, '... T']:
-    """Returns which queries may attend to any position."""
+  def any_key(self, num_queries: Dimension, size: Dimension) -> Bool[Array, '...']:
+    """Returns which queries may attend to any position, [..., T], or [..., 1] if all or none of a sequence may."""
     if self.is_shared or len(self.bands) > 1 or self.query_segments is not None or self.remainder is not None:
       return self.dense(1 if self.is_shared else num_queries, size).any(-1)
     (left, _, sinks) = self.bands[0]  # no pass over [T, S]
@@ -197,7 +197,7 @@ class Mask:
     queries = queries if self.offset is None else _plus(self.offset[..., None], queries)
     length = jnp.asarray(size) if self.length is None else self.length[..., None]
     length = _like(queries, length)
-    has_first = jnp.broadcast_to(length > 0, queries.shape) if left is None else _like(length, queries) - left < length
+    has_first = length > 0 if left is None else _like(length, queries) - left < length
     return (has_first | (sinks > 0)) & (length > 0)
 
   def by_block(self, count: Dimension, block: Dimension) -> dict[str, Array]:

@@ -217,9 +217,9 @@ def _attend_batch(
   mask = align_mask('attend', jax.lax.optimization_barrier(mask), batch, num_queries, size)
   if bias is not None:
     bias = _align_bias(bias, (*batch, num_queries, size))
-    mask = mask & ~jnp.isneginf(bias)
   # Masked keys are zeroed before the projection: a NaN at a masked position would make its gradient NaN.
-  memory = definition.zero_masked_memory(Memory(key, value, mask), num_queries)
+  unmasked = mask if bias is None else mask & ~jnp.isneginf(bias)
+  memory = definition.zero_masked_memory(Memory(key, value, unmasked), num_queries)._replace(mask=mask)
   key = project(memory.key, params, 'key')
   params = without_key(params)
   rows = {'score': score, 'alignment': alignment}

@@ -24,6 +24,7 @@ from jax.custom_batching import sequential_vmap
 from jax.tree_util import Partial
 
 from attention_jax.errors import UserError
+from attention_jax.functional import attend as definition
 from attention_jax.functional.attend import Attended, Problem, call_variant, lifted, score_terms, zero_masked_memory
 from attention_jax.functional.dense import clamp_to_finite, softmax
 from attention_jax.functional.dropout import differs_at_test, dropout_factors
@@ -45,7 +46,7 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
   return ''
 
 
-@replaced_for_counting
+@replaced_for_counting(definition.attend)
 def attend(problem: Problem) -> Attended:
   """Attends block by block.
 

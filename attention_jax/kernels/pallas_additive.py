@@ -85,7 +85,7 @@ def unsupported_inputs(problem: Problem) -> str:
   return ''
 
 
-@replaced_for_counting
+@replaced_for_counting(definition.attend)
 def attend(problem: Problem) -> Attended:
   """Attends with the Pallas kernels.
 

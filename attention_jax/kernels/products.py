@@ -9,20 +9,21 @@ import jax.numpy as jnp
 
 from attention_jax.functional import attend as definition
 from attention_jax.functional.attend import Attended, Memory, Problem, call_variant, score_terms, zero_masked_memory
+from attention_jax.functional.dense import clamp_to_finite
 from attention_jax.functional.lifting import Axes, lift
 from attention_jax.functional.mask import Mask
-from attention_jax.functional.masking import accumulation_dtype
+from attention_jax.functional.masking import accumulation_dtype, zero_masked
 
 
 class Products(NamedTuple):
   """Softmax of q kᵀ and a bias over unmasked positions, times v. Leading axes have length 1 where they are shared.
 
   Attributes:
-    q: [..., T, D], multiplied by the scale of the alignment; of the type of the inputs, as k and v.
-    k: [..., S, D], with zeros where no query attends.
+    q: [..., T, D], multiplied by the scale of the alignment, of the type in which sums are computed.
+    k: [..., S, D], with zeros where no query attends, likewise.
     v: [..., S, V], likewise.
     mask: the mask.
-    bias: [..., T, S] or None; -inf where it masks.
+    bias: [..., T, S] or None, multiplied by the scale; -inf where it masks.
     sink: the sink of the alignment's SoftmaxTerms, [...], or None.
   """
 
@@ -56,60 +57,54 @@ def products_of(problem: Problem, axes: Axes) -> Products:
 
   scale, sink = lift(scale_and_sink, axes, problem.params.get('alignment', {}), problem.memory.mask)
   dtype = accumulation_dtype(q, k)
-  scaled = q.astype(dtype) * scale[..., None].astype(dtype)
-  # A score may compute its factors in float32; kernels take them in the type of the inputs.
-  kernel_dtype = jnp.result_type(problem.query, memory.key, memory.value)
-  scaled, k, value = (x.astype(kernel_dtype) for x in (scaled, k, memory.value))
-  return Products(scaled, k, value, memory.mask, problem.bias, sink)
+  q = q.astype(dtype) * scale[..., None].astype(dtype)
+  bias = problem.bias
+  if bias is not None:
+    scaled = clamp_to_finite(zero_masked(bias, ~jnp.isneginf(bias)).astype(dtype)) * scale[..., None].astype(dtype)
+    bias = jnp.where(jnp.isneginf(bias), -jnp.inf, clamp_to_finite(scaled))  # the scale may be 0
+  return Products(q, k.astype(dtype), memory.value, memory.mask, bias, sink)
 
 
-def over_sequences(kernel: Callable[[Products], jax.Array], products: Products, axes: Axes) -> jax.Array:
-  """Calls a kernel for each sequence, with all heads that have the same mask.
-
-  Args:
-    kernel: takes q [N, T, D], k [G, S, D] and v [G, S, V], where N / G successive heads share keys and values, the mask
-      of one sequence, bias [N, T, S] or [1, T, S], and sink [N]. Returns the context [N, T, V].
-    products: the operands.
-    axes: their leading axes.
+def merge_axes(products: Products, axes: Axes) -> tuple[Products, Callable[[jax.Array], jax.Array]]:
+  """Merges the leading axes into two: B sequences, and their heads, which have the same mask.
 
   Returns:
-    The context with all leading axes.
+    q [B, N, T, D], k [B, G, S, D] and v [B, G, S, V], where N / G successive heads share keys and values; the mask,
+    whose leaves have an axis B; bias [B, N, T, S]; and sink [B, N]. B may be 1 where sequences share an array, and N
+    for a bias that heads share. And a function that splits the axes of a context [B, N, T, V] again.
   """
   rank = len(axes)
-  # The innermost axes along which all have the same mask are heads. An axis with options, such as a mesh's, is not.
+  # The innermost axes along which all have the same mask are heads. An axis of a mesh is one of sequences.
   is_head = [not axes[i].get('spmd_axis_name') and _is_shared(products.mask, i) for i in range(rank)]
   first_head = rank - next((i for i, head in enumerate(reversed(is_head)) if not head), rank)
-  head_shape = jnp.broadcast_shapes(*(x.shape[first_head:rank] for x in products[:3]))
-  keys_shape = _shape_of_keys(products, head_shape, first_head, rank)
+  shape = jnp.broadcast_shapes(*(x.shape[:rank] for x in jax.tree.leaves(products)))
+  sequences, heads = shape[:first_head], shape[first_head:]
+  keys = jnp.broadcast_shapes(products.k.shape[first_head:rank], products.v.shape[first_head:rank])
+  # Heads after the last axis along which keys differ share them.
+  keys_used = max((i + 1 for i, n in enumerate(keys) if n != 1), default=0)
+  groups = (*heads[:keys_used], *(1 for _ in heads[keys_used:]))
 
-  def call(products: Products) -> jax.Array:
-    def merge(x, shape):
-      shape = shape or tuple(x.shape[: len(head_shape)])
-      return jnp.broadcast_to(x, (*shape, *x.shape[len(head_shape) :])).reshape(-1, *x.shape[len(head_shape) :])
+  def merge(x: jax.Array | None, head_shape: tuple[int, ...], is_optional: bool = False) -> jax.Array | None:
+    if x is None:
+      return None
+    own_sequences, own_heads, core = x.shape[:first_head], x.shape[first_head:rank], x.shape[rank:]
+    batch = sequences if math.prod(own_sequences) > 1 else own_sequences
+    head_shape = own_heads if is_optional and math.prod(own_heads) == 1 else head_shape
+    return jnp.broadcast_to(x, (*batch, *head_shape, *core)).reshape(math.prod(batch), math.prod(head_shape), *core)
 
-    mask = jax.tree.map(lambda x: x.reshape(x.shape[len(head_shape) :]), products.mask)
-    bias = products.bias
-    if bias is not None:
-      bias = merge(bias, head_shape if math.prod(bias.shape[: len(head_shape)]) > 1 else ())
-    sink = None if products.sink is None else merge(products.sink, head_shape)
-    merged = Products(
-      merge(products.q, head_shape), merge(products.k, keys_shape), merge(products.v, keys_shape), mask, bias, sink
-    )
-    context = kernel(merged)
-    return context.reshape(*head_shape, *context.shape[1:])
-
-  return lift(call, axes[:first_head], products)
+  merged = Products(
+    q=merge(products.q, heads),
+    k=merge(products.k, groups),
+    v=merge(products.v, groups),
+    mask=jax.tree.map(lambda x: merge(x, x.shape[first_head:rank])[:, 0], products.mask),
+    bias=merge(products.bias, heads, is_optional=True),
+    sink=merge(products.sink, heads),
+  )
+  return merged, lambda context: context.reshape(*shape, *context.shape[2:])
 
 
 def _is_shared(mask: Mask, axis: int) -> bool:
   return all(x.shape[axis] == 1 for x in jax.tree.leaves(mask))
-
-
-def _shape_of_keys(products: Products, head_shape: tuple[int, ...], first: int, rank: int) -> tuple[int, ...]:
-  """The axes of heads of keys and values: those after the last one that they do not share are groups of heads."""
-  shape = jnp.broadcast_shapes(products.k.shape[first:rank], products.v.shape[first:rank])
-  used = max((i + 1 for i, n in enumerate(shape) if n != 1), default=0)
-  return (*head_shape[:used], *(1 for _ in head_shape[used:]))
 
 
 def with_weights(problem: Problem, axes: Axes, context: jax.Array) -> Attended:

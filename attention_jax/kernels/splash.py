@@ -20,18 +20,18 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from attention_jax.errors import UserError
+from attention_jax.functional import attend as definition
 from attention_jax.functional.attend import Attended, Problem
 from attention_jax.functional.dense import capped_softmax, scalable_softmax, sink_softmax, softmax, strip_options
-from attention_jax.functional.dropout import differs_at_test
-from attention_jax.functional.lifting import Axes
+from attention_jax.functional.lifting import Axes, lift
 from attention_jax.functional.mask import Band
 from attention_jax.functional.masking import zero_masked
 from attention_jax.functional.table import Product, Row
 from attention_jax.kernels.derivatives import reverse_mode_only
-from attention_jax.kernels.products import Products, over_sequences, products_of, with_weights
+from attention_jax.kernels.products import Products, merge_axes, products_of, with_weights
 from attention_jax.kernels.sharding import shard_over_rows
 from attention_jax.kernels.symbolic import require_fixed_sizes
-from attention_jax.kernels.target import INTERPRET, kernel_platform
+from attention_jax.kernels.target import INTERPRET, kernel_platform, replaced_for_counting
 
 ALIGNMENTS = (softmax, sink_softmax, scalable_softmax, capped_softmax)
 BLOCK = 128  # T and S must be multiples of this
@@ -43,7 +43,7 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
   """Returns the reason why this pair is not supported on this machine, or ''."""
   if not isinstance(score.form, Product):
     return 'the score is not a product q . k with q depending on the query alone and k on the key alone'
-  if differs_at_test(alignment):
+  if alignment.dropout:
     return 'the kernel has no dropout on weights'
   if strip_options(alignment.fn) not in ALIGNMENTS:
     return 'the alignment is not softmax, with a cap or a sink or neither, or it has an edit'
@@ -69,6 +69,7 @@ def unsupported_inputs(problem: Problem) -> str:
   return '' if num_queries else 'there must be at least one query'
 
 
+@replaced_for_counting(definition.attend_batch)
 def attend_batch(problem: Problem, axes: Axes) -> Attended:
   """Attends with all queries of all sequences.
 
@@ -78,9 +79,11 @@ def attend_batch(problem: Problem, axes: Axes) -> Attended:
   require_fixed_sizes('splash', problem)
   if reason := unsupported_inputs(problem):
     raise UserError(f"implementation 'splash': {reason}; or use 'xla'")
-  products = products_of(problem, axes)
-  context = over_sequences(functools.partial(_attend, _cap(problem.alignment)), products, axes)
-  return with_weights(problem, axes, context.astype(problem.memory.value.dtype))
+  products, split_axes = merge_axes(products_of(problem, axes), axes)
+  dtype = jnp.result_type(problem.query, problem.memory.key, problem.memory.value)
+  products = products._replace(**{name: getattr(products, name).astype(dtype) for name in ('q', 'k', 'v')})
+  context = lift(functools.partial(_attend, _cap(problem.alignment)), axes[:1] or ({},), products)
+  return with_weights(problem, axes, split_axes(context).astype(problem.memory.value.dtype))
 
 
 def _cap(alignment: Row) -> float | None:
@@ -91,7 +94,7 @@ def _cap(alignment: Row) -> float | None:
 
 
 def _attend(cap: float | None, products: Products) -> jax.Array:
-  """Attends with the heads of one sequence; see `products.over_sequences`."""
+  """Attends with the heads of one sequence; see `products.merge_axes`."""
   q, k, v, mask, _, sink = products
   num_queries, size = q.shape[1], k.shape[1]
   width = -(-max(q.shape[-1], v.shape[-1]) // BLOCK) * BLOCK

@@ -113,45 +113,59 @@ def test_no_bias_is_below_what_jax_adds_at_masked_positions(dtype):
   assert cudnn.LARGEST_BIAS[dtype.name] == -added.item() / 2
 
 
-# mask, bias, and the expected (sequences, heads) axes of q, k, v, of the mask, and of the bias (None: no bias).
+LENGTHS = jnp.asarray([S, 4])[:, None]
+IDS = jnp.asarray([[0, 0, 1, 1, 1, 2, 2], [0, 1, 1, 1, 2, 2, 2]])[:, None]
+SEGMENTS = aj.Mask.segments(IDS[..., :T], IDS)
+DENSE = (B, 1)  # axes of a dense mask
+# mask, bias, and what the kernel gets: its options, the axes of a dense mask and those of a bias; None: none.
 CASES = {
-  'no_mask': (None, None, (1, B * N), (1, 1), None),
-  'causal': (aj.causal_mask(S)[:T], None, (1, B * N), (1, 1), None),
-  'padding': (aj.padding_mask(jnp.asarray([S, 4]), S)[:, None, None], None, (B, N), (B, 1), None),
-  'mask_per_head': (jnp.stack([MASK] * N, 1), None, (B * N, 1), (B * N, 1), None),
-  # A bias per head makes the mask one per head.
-  'biased': (MASK[:, None], HEADS_BIAS, (B * N, 1), (B * N, 1), (B * N, 1)),
+  'no_mask': (None, None, {}, None, None),
+  'causal': (aj.Mask.causal(), None, {'is_causal': True}, None, None),
+  'left': (aj.Mask.window(2, 0), None, {'is_causal': True, 'local_window_size': (2, 0)}, None, None),
+  'lengths': (aj.Mask.lengths(LENGTHS), None, {'key_value_seq_lengths'}, None, None),
+  'empty': (aj.Mask.lengths(LENGTHS - 4) & aj.Mask.causal(), None, {'is_causal', 'key_value_seq_lengths'}, None, None),
+  'right': (aj.Mask.window(2, 1), None, {}, (1, 1), None),
+  'sinks': (aj.Mask.window(1, 0, sinks=1) & aj.Mask.causal(), None, {'is_causal': True}, (1, 1), None),
+  'segments': (SEGMENTS & aj.Mask.causal(), None, {'is_causal': True}, DENSE, None),
+  'offset': (aj.Mask.causal().at(1), None, {}, (1, 1), None),
+  'array': (MASK[:, None], None, {}, DENSE, None),
+  'array_per_head': (jnp.stack([MASK] * N, 1), None, {}, (B * N, 1), None),
+  'bias': (None, HEADS_BIAS, {}, (1, B * N), (1, B * N)),
+  'bias_and_lengths': (aj.Mask.lengths(LENGTHS), HEADS_BIAS, {'key_value_seq_lengths'}, (B, N), (B, N)),
 }
 
 
-@pytest.mark.parametrize(
-  ('mask', 'bias', 'axes', 'mask_axes', 'bias_axes'), sample_cases(list(CASES.values()), 2), ids=CASES
-)
-def test_batch_and_heads_are_axes_of_one_call(xla_kernel, monkeypatch, mask, bias, axes, mask_axes, bias_axes):
-  """The kernel receives even lengths: with a mask, its gradient does not support odd ones. T and S are odd here."""
+@pytest.mark.parametrize(('mask', 'bias', 'options', 'mask_axes', 'bias_axes'), CASES.values(), ids=CASES)
+def test_the_kernel_gets_the_structure_of_masks_and_is_called_once(
+  xla_kernel, monkeypatch, mask, bias, options, mask_axes, bias_axes
+):
+  """With a dense mask or a bias it gets even lengths, because its gradient does not support odd ones."""
   calls = []
   kernel = jax.nn.dot_product_attention
 
-  def recording_kernel(q, k, v, bias, mask, **options):
-    calls.append((q.shape, k.shape, mask.shape, None if bias is None else bias.shape))
-    return kernel(q, k, v, bias, mask, **options)
+  def recording_kernel(q, k, v, bias, mask, *, scale, implementation, **options):
+    calls.append((q.shape, k.shape, *(None if x is None else x.shape for x in (mask, bias)), options))
+    return kernel(q, k, v, bias, mask, scale=scale, implementation=implementation, **options)
 
   monkeypatch.setattr(jax.nn, 'dot_product_attention', recording_kernel)
 
   def loss(inputs, bias, implementation):
     context = attend(implementation, inputs, mask, bias=bias).context
-    return jnp.sum(jnp.sin(context.astype(jnp.float32)))
+    return jnp.sum(jnp.sin(context.astype(jnp.float32))), context
 
   argnums = 0 if bias is None else (0, 1)
-  gradients = jax.jit(jax.grad(loss, argnums), static_argnums=2)
+  gradients = jax.jit(jax.grad(loss, argnums, has_aux=True), static_argnums=2)
   actual, expected = (gradients(make_inputs_with_heads(), bias, name) for name in ('cudnn', 'xla'))
   jax.tree.map(lambda x, y: assert_close(x, y, 0.05), actual, expected)
-  query_shape = (axes[0], T + 1, axes[1], 16)
-  key_shape = (axes[0], S + 1, axes[1], 16)
-  mask_shape = (*mask_axes, T + 1, S + 1)
-  bias_shape = None if bias is None else (*bias_axes, T + 1, S + 1)
-  # Earlier calls trace the function without batch axes and with one.
-  assert calls[-1] == (query_shape, key_shape, mask_shape, bias_shape)
+  is_even = mask_axes is not None
+  lengths = (T + 1, S + 1) if is_even else (T, S)
+  query_shape, key_shape, mask_shape, bias_shape, passed = calls[0]
+  assert query_shape[0] * query_shape[2] == B * N and query_shape[1::2] == (lengths[0], 16)
+  assert key_shape == (query_shape[0], lengths[1], query_shape[2], 16)
+  assert mask_shape == (None if mask_axes is None else (*mask_axes, *lengths))
+  assert bias_shape == (None if bias_axes is None else (*bias_axes, *lengths))
+  assert passed.keys() == set(options)
+  assert all(passed[name] == value for name, value in dict.fromkeys(options).items() if value is not None)
 
 
 @pytest.mark.parametrize('kv_heads', [0, 2])
