@@ -40,7 +40,7 @@ def kernel_agreement(bench: BenchmarkContext) -> list[Timing]:
   for (score, alignment), mask in itertools.product(PAIRS, masks):
     jobs[score, alignment, mask, REFERENCE] = ('float32', score, alignment, 'xla', masks[mask], 'highest')
     for name in aj.IMPLEMENTATIONS:
-      if not unsupported_reason(bench, score, name, alignment):
+      if not unsupported_reason(bench, score, name, alignment, masks[mask], SIZES):
         jobs[score, alignment, mask, name] = (bench.dtype, score, alignment, name, masks[mask], None)
   with ThreadPoolExecutor(bench.compile_threads or os.cpu_count()) as pool:  # most of the time is that of the compiler
     values = dict(zip(jobs, pool.map(lambda job: contexts_and_gradients(*job), jobs.values()), strict=True))
@@ -58,17 +58,26 @@ def kernel_agreement(bench: BenchmarkContext) -> list[Timing]:
   return []
 
 
-def make_masks() -> dict[str, jax.Array]:
-  """Returns masks [B, 1, T, S] by name; each leaves every query at least one position."""
+def make_masks() -> dict[str, aj.Mask]:
+  """Returns masks of queries [B, N, T, F] by name: each part of a Mask, alone and with others."""
   batch, _, queries, size, _ = SIZES
-  lengths = jnp.asarray([size, size // 2, 1][:batch])
-  padding = jnp.broadcast_to(aj.padding_mask(lengths, size)[:, None, None], (batch, 1, queries, size))
-  causal = jnp.broadcast_to(jnp.arange(queries)[:, None] >= jnp.arange(size)[None], padding.shape)
-  return {'padding': padding, 'causal': causal}
+  lengths = aj.Mask.lengths(jnp.asarray([size, size // 2, 0][:batch])[:, None])
+  ids = jnp.arange(size) // 20
+  array = jax.random.bernoulli(jax.random.key(0), 0.5, (batch, 1, queries, size))
+  return {
+    'lengths': lengths,
+    'causal': aj.Mask.causal(),
+    'causal lengths': aj.Mask.causal() & lengths,
+    'window': aj.Mask.window(5, 0),
+    'window on both sides': aj.Mask.window(5, 2),
+    'sinks': aj.Mask.window(5, 0, sinks=2) & aj.Mask.causal(),
+    'segments': aj.Mask.segments(ids[:queries], ids) & aj.Mask.causal(),
+    'array': aj.Mask.array(array),
+  }
 
 
 def contexts_and_gradients(
-  dtype: str, score: str, alignment: str, implementation: str, mask: jax.Array, precision: str | None
+  dtype: str, score: str, alignment: str, implementation: str, mask: aj.Mask, precision: str | None
 ) -> Any:
   """Returns the context and the gradients of params, query, key and value, as one program computes them.
 
@@ -78,7 +87,7 @@ def contexts_and_gradients(
     score: a key of SCORES.
     alignment: a spec of ALIGNMENTS.
     implementation: a key of IMPLEMENTATIONS.
-    mask: [B, 1, T, S].
+    mask: one of `make_masks`.
     precision: of products, see jax.default_matmul_precision; None for the default of the device.
   """
   params, *arrays = make_inputs('bfloat16', score, *SIZES)

@@ -36,6 +36,7 @@ GROWTH_PAIRS = (
   ('additive', 'pallas_additive'),
   ('scaled_dot', 'flash'),
   ('scaled_dot', 'cudnn'),
+  ('scaled_dot', 'splash'),
 )
 
 
@@ -141,7 +142,7 @@ def forward(score: str, implementation: str, causal: bool = False, alignment: st
   attend = attention(score, alignment, implementation)
 
   def context(params, query, key, value):
-    mask = aj.causal_mask(query.shape[-2]) if causal else None
+    mask = aj.Mask.causal() if causal else None
     return attend(query, key, value, mask, params=params).context
 
   return context
@@ -159,7 +160,14 @@ def forward_and_backward(score: str, implementation: str, causal: bool = False, 
 PASSES = {'forward': forward, 'forward and backward': forward_and_backward}
 
 
-def unsupported_reason(bench: BenchmarkContext, score: str, implementation: str, alignment: str = 'softmax') -> str:
+def unsupported_reason(
+  bench: BenchmarkContext,
+  score: str,
+  implementation: str,
+  alignment: str = 'softmax',
+  mask: aj.Mask | None = None,
+  sizes: tuple[int, ...] = (1, 1, 16, 16, FEATURES),
+) -> str:
   """Returns why this machine cannot measure an implementation; '' if it can.
 
   Args:
@@ -167,10 +175,13 @@ def unsupported_reason(bench: BenchmarkContext, score: str, implementation: str,
     score: a key of SCORES.
     implementation: a key of IMPLEMENTATIONS.
     alignment: a spec of ALIGNMENTS.
+    mask: a mask for `sizes`.
+    sizes: B, N, T, S and F.
   """
   try:
-    inputs = make_inputs(bench.dtype, score, 1, 1, 16, 16, FEATURES, alignment)
-    jax.eval_shape(forward_and_backward(score, implementation, alignment=alignment), *inputs)
+    params, *inputs = make_inputs(bench.dtype, score, *sizes, alignment)
+    attend = attention(score, alignment, implementation)
+    jax.eval_shape(lambda params, *inputs: attend(*inputs, mask, params=params), params, *inputs)
   except aj.UserError as error:
     return str(error)
   return ''
