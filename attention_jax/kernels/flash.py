@@ -6,12 +6,14 @@ multiplies contexts by σ(log Σ exp f(e) - b).
 Neither the weights nor their gradients are stored: each block of them is computed from its queries and keys, used and
 discarded. The backward pass computes it again, from the largest score of each query and the sum of its exponentials.
 These two are stored separately, because a log-sum-exp would lose the log of the sum to rounding if the score is large.
-Blocks that are masked for all their queries are skipped: up to half of all blocks under a causal mask. After the
-blocks are classified, the mask is read for partly masked ones only.
+Blocks that are masked for all their queries are skipped: up to half of all blocks under a causal mask. Bands, lengths
+and segments of a Mask classify the blocks without an array [T, S], and are computed for the partly masked ones. An
+array is read once to classify blocks, then for partly masked ones only.
 
 Blocks have shape [keys, queries]. Maxima and sums then run along the first axis, which compilers vectorise, and every
-product has its operands in the order that CPUs multiply fastest. The sequences and heads of a batch run one after the
-other: the working set is that of one sequence and head, and each of its products is large enough for all cores.
+product has its operands in the order that CPUs multiply fastest. On a CPU the sequences and heads of a batch run one
+after the other: the working set is that of one of them, and each of its products is large enough for all cores. On
+other devices they run together.
 
 If weights are requested, the array [T, S] is computed separately. Dropout multiplies weights by factors [T, S],
 sampled beforehand and equal to those of the definition, implementation 'xla': with dropout, memory grows with T S, as
@@ -20,7 +22,6 @@ it does with a bias or a mask per query. First derivatives in reverse mode only.
 
 import jax
 import jax.numpy as jnp
-from jax.custom_batching import sequential_vmap
 from jax.tree_util import Partial
 
 from attention_jax.errors import UserError
@@ -31,7 +32,7 @@ from attention_jax.functional.dropout import differs_at_test, dropout_factors
 from attention_jax.functional.masking import accumulation_dtype, min_finite, vary_alike, vary_like, zero_masked
 from attention_jax.functional.table import Product, Row, SoftmaxForm
 from attention_jax.kernels.derivatives import reverse_mode_only
-from attention_jax.kernels.flash_blocks import BlockedInputs, Blocks
+from attention_jax.kernels.flash_blocks import BlockedInputs, Blocks, in_turn_on_cpus
 from attention_jax.kernels.sharding import shard_over_rows
 from attention_jax.kernels.symbolic import require_fixed_sizes
 from attention_jax.kernels.target import replaced_for_counting
@@ -74,10 +75,10 @@ def operands(problem: Problem) -> tuple:
   """Reduces a problem of a supported pair to the softmax of a product.
 
   Returns:
-    q [T, D], k [S, D], v [S, V], mask [T, S] or [1, S], and bias [T, S] or None; then `transform` and `sink` of the
-    alignment's SoftmaxTerms. All but the bool mask have the dtype in which sums are computed. The scale of the terms is
-    applied to q and the bias, biases of -inf are part of the mask, +inf is replaced by the largest finite number, and
-    masked entries of the bias are zero.
+    q [T, D], k [S, D], v [S, V], the Mask, and bias [T, S] or None; then `transform` and `sink` of the alignment's
+    SoftmaxTerms. All but the mask have the dtype in which sums are computed. The scale of the terms is applied to q and
+    the bias, biases of -inf are part of the mask, +inf is replaced by the largest finite number, and entries of the
+    bias that it masks are zero.
 
   Raises:
     UserError: for a temperature that is a number but not positive, and a transform that is not a Partial.
@@ -87,9 +88,9 @@ def operands(problem: Problem) -> tuple:
   memory = zero_masked_memory(memory, problem.query.shape[0])
   q, k = score_terms(problem._replace(memory=memory))
   dtype = accumulation_dtype(q, k, memory.value)
-  mask = memory.mask.dense(1 if memory.mask.is_shared else problem.query.shape[0], k.shape[0])
-  mask = mask if bias is None else mask & ~jnp.isneginf(bias)
-  terms, _ = call_variant(alignment.form.fn, (mask.sum(1).astype(dtype),), params.get('alignment', {}), {}, ())
+  mask = memory.mask if bias is None else memory.mask & ~jnp.isneginf(bias)
+  counts = mask.dense(1 if mask.is_shared else problem.query.shape[0], k.shape[0]).sum(1).astype(dtype)
+  terms, _ = call_variant(alignment.form.fn, (counts,), params.get('alignment', {}), {}, ())
   if not isinstance(terms.transform, Partial | None):
     raise UserError(
       f'flash: the transform of an alignment must be a jax.tree_util.Partial or None, got {terms.transform}'
@@ -97,7 +98,7 @@ def operands(problem: Problem) -> tuple:
   scale, transform, sink = jax.tree.map(lambda x: jnp.asarray(x, dtype), terms)
   scale = jnp.atleast_1d(scale)[:, None]  # [T or 1, 1]
   if bias is not None:
-    finite_bias = clamp_to_finite(zero_masked(bias, mask).astype(dtype))  # the scale may be 0
+    finite_bias = clamp_to_finite(zero_masked(bias, ~jnp.isneginf(bias)).astype(dtype))  # the scale may be 0
     bias = clamp_to_finite(finite_bias * scale)
   return q.astype(dtype) * scale, k.astype(dtype), memory.value.astype(dtype), mask, bias, transform, sink
 
@@ -105,8 +106,9 @@ def operands(problem: Problem) -> tuple:
 def softmax_weights(q, k, mask, bias, transform=None) -> jax.Array:
   """Returns the weights [T, S], by the formula, without a sink. Arguments: as `operands` returns them."""
   scores = q @ k.T if bias is None else q @ k.T + bias
-  scores = scores if transform is None else transform(zero_masked(scores, mask))
-  return jax.vmap(softmax)(scores, jnp.broadcast_to(mask, scores.shape))
+  dense = mask.dense(*scores.shape)
+  scores = scores if transform is None else transform(zero_masked(scores, dense))
+  return jax.vmap(softmax)(scores, dense)
 
 
 @jax.custom_vjp
@@ -117,7 +119,7 @@ def attention_context(q, k, v, mask, bias, factors, transform) -> tuple[jax.Arra
     q: [T, D].
     k: [S, D], of the same floating type.
     v: [S, V], of the same floating type.
-    mask: [T, S] or, if all queries share it, [1, S].
+    mask: the Mask of one sequence.
     bias: [T, S] or None.
     factors: factors of dropout [T, S] or None; their gradient is zero.
     transform: f, elementwise, a jax.tree_util.Partial; None is the identity.
@@ -129,7 +131,7 @@ def attention_context(q, k, v, mask, bias, factors, transform) -> tuple[jax.Arra
 
 
 def _attention_context_fwd(q, k, v, mask, bias, factors, transform):
-  inputs = BlockedInputs.of(mask, bias, factors, Blocks.of(q.shape[0], k.shape[0]))
+  inputs = BlockedInputs.of(mask, bias, factors, Blocks.of(q.shape[0], k.shape[0]), k.shape[0])
   context, max_score, inverse_sum = _forward(q, k, v, inputs, transform)
   log_total = max_score - jnp.log(jnp.where(inverse_sum == 0, 1.0, inverse_sum))
   return (context, log_total), (q, k, v, inputs, transform, context, max_score, inverse_sum)
@@ -149,7 +151,7 @@ attention_context.defvjp(_attention_context_fwd, _attention_context_bwd)
 
 
 @shard_over_rows
-@sequential_vmap
+@in_turn_on_cpus
 def _forward(q, k, v, inputs: BlockedInputs, transform):
   """Returns the context [T, V], and for each query [T] the largest score and 1 / Σ exp(score - largest).
 
@@ -198,7 +200,7 @@ def _forward(q, k, v, inputs: BlockedInputs, transform):
 
 
 @shard_over_rows
-@sequential_vmap
+@in_turn_on_cpus
 def _backward(q, k, v, inputs: BlockedInputs, transform, context, max_score, inverse_sum, g, g_log_total):
   """Returns the gradients of q, k, v, of the bias, transposed and padded as in `inputs`, and of the transform."""
   num_queries, features = q.shape
@@ -261,4 +263,4 @@ def _scores(blocks: Blocks, inputs: BlockedInputs, keys, query, i, j, span: int)
 
 def _mask(blocks: Blocks, inputs: BlockedInputs, scores, i, j, span: int) -> jax.Array:
   """The scores of blocks (i, j ... j + span - 1), -inf where masked."""
-  return jnp.where(blocks.slice_block(inputs.mask, i, j, span), scores, -jnp.inf)
+  return jnp.where(inputs.mask_block(blocks, i, j, span), scores, -jnp.inf)

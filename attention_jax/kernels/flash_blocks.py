@@ -1,5 +1,6 @@
 """Blocks of queries and keys for implementation 'flash': sizes, classification by the mask, and order."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,8 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 
+from attention_jax.functional.mask import Mask, classify_blocks
 from attention_jax.functional.masking import vary_like
 from attention_jax.kernels.sharding import shard_over_rows
+from attention_jax.kernels.target import kernel_platform
 
 BLOCK = 512  # maximum number of queries, and of keys, in a block
 # Numbers of fully unmasked blocks of keys that one product may cover. With 64 features on two cores, products of 1024
@@ -19,6 +22,17 @@ SPANS = (2, 1)
 # One entry (order, count) per kind of `Blocks.kinds`. order [blocks of queries, spans] contains the first block of keys
 # of every span; the spans that run come first. count [blocks of queries] is their number.
 Schedule = list[tuple[jax.Array, jax.Array]]
+
+
+def in_turn_on_cpus(fn: Callable) -> Callable:
+  """Wraps a function so that its jax.vmap runs the rows one after the other on a CPU, and together elsewhere."""
+  in_turn = sequential_vmap(fn)
+
+  @functools.wraps(fn)
+  def run(*args):
+    return (in_turn if kernel_platform() == 'cpu' else fn)(*args)
+
+  return run
 
 
 class Blocks(NamedTuple):
@@ -161,34 +175,61 @@ class BlockedInputs(NamedTuple):
   """Inputs of `flash.attention_context` that the sequences of a batch may share, prepared once for all of them.
 
   Attributes:
-    mask: padded and transposed, [S, 1] or [S, T]. In [S, T] only the partly masked blocks are copied from the mask,
-      because no other block is read.
+    structure: the mask without its array; masks the padding of keys.
+    mask: the array of the mask, padded and transposed, [S, 1] or [S, T], or None. In [S, T] only the partly masked
+      blocks are copied, because no other block is read.
     bias, factors: padded and transposed [S, T], or None.
     schedule: see Blocks.schedule.
   """
 
-  mask: jax.Array
+  structure: Mask
+  mask: jax.Array | None
   bias: jax.Array | None
   factors: jax.Array | None
   schedule: Schedule
 
   @classmethod
-  def of(cls, mask, bias, factors, blocks: Blocks) -> 'BlockedInputs':
+  def of(cls, mask: Mask, bias, factors, blocks: Blocks, size: int) -> 'BlockedInputs':
     """Prepares the inputs of `flash.attention_context`.
 
     Args:
       mask, bias, factors: as in `flash.attention_context`.
       blocks: the partition of queries and keys.
+      size: S.
     """
-    mask = blocks.pad(mask)
-    schedule = blocks.schedule(*blocks.classify_blocks(mask))
-    transposed = mask.T if mask.shape[0] == 1 else _transpose_partly_masked(mask, *schedule[-1])
+    length = mask.length
+    if size < blocks.num_key_blocks * blocks.key_block:
+      length = jnp.asarray(size) if length is None else jnp.minimum(length, size)
+    queries, keys = mask.query_segments, mask.key_segments
+    if queries is not None:
+      queries = blocks.by_query(queries).reshape(-1)
+      keys = blocks.pad_keys(keys)
+    parts = {'length': length, 'query_segments': queries, 'key_segments': keys, 'remainder': None}
+    structure = dataclasses.replace(mask, **parts)
+    live, full = classify_blocks(
+      structure, blocks.query_block, blocks.key_block, blocks.num_query_blocks, blocks.num_key_blocks
+    )
+    transposed = None
+    if mask.remainder is not None:
+      array = blocks.pad(mask.remainder)
+      live, full = (x & y for x, y in zip((live, full), blocks.classify_blocks(array), strict=True))
+    schedule = blocks.schedule(live, full)
+    if mask.remainder is not None:
+      transposed = array.T if array.shape[0] == 1 else _transpose_partly_masked(array, *schedule[-1])
     bias, factors = (None if x is None else blocks.pad(x).T for x in (bias, factors))
-    return cls(transposed, bias, factors, schedule)
+    return cls(structure, transposed, bias, factors, schedule)
+
+  def mask_block(self, blocks: Blocks, i, j, span: int) -> jax.Array:
+    """Returns the mask [keys, query_block or 1] of blocks (i, j ... j + span - 1)."""
+    array = True if self.mask is None else blocks.slice_block(self.mask, i, j, span)
+    if self.structure.is_shared and self.structure.length is None:
+      return array
+    first_query, first_key = i * blocks.query_block, j * blocks.key_block
+    return self.structure.block(first_query, blocks.query_block, first_key, span * blocks.key_block).T & array
 
 
 @shard_over_rows
-@sequential_vmap
+@in_turn_on_cpus
 def _transpose_partly_masked(mask: jax.Array, order: jax.Array, count: jax.Array) -> jax.Array:
   """Transposes the blocks of a padded mask [T, S] that are read; the others become False.
 

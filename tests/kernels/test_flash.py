@@ -13,6 +13,7 @@ from jax.test_util import check_grads
 import attention_jax as aj
 from attention_jax.functional.table import Product, SoftmaxForm, SoftmaxTerms, lookup
 from attention_jax.kernels import flash, flash_blocks
+from attention_jax.kernels.target import compile_for
 from tests.sampled_cases import sample_cases
 
 B, T, S, D, V = 2, 13, 11, 6, 5
@@ -28,6 +29,11 @@ MASKS = {
   'all_masked': jnp.zeros((B, 1, S), bool),
   'per_query': MASK,
   'causal': aj.causal_mask(T)[:, :S],
+  'causal_structure': aj.Mask.causal(),
+  'every_part': (
+    (aj.Mask.window(3, 2, sinks=1) & aj.Mask.lengths(jnp.asarray([S - 1, 0])) & MASK)
+    & aj.Mask.segments(jnp.arange(T) // 5, jnp.arange(S) // 4)
+  ).at(1),
 }
 BIAS = jnp.asarray(RANDOM.normal(size=(B, T, S)), jnp.float32).at[1, 2].set(-jnp.inf).at[0, :, 1].set(-jnp.inf)
 MASKS_AND_BIASES = [f'{mask}-{bias}' for mask in MASKS for bias in ('plain', 'biased')]
@@ -336,3 +342,23 @@ def test_a_transform_that_is_no_partial_raises():
   row = aj.Row(aj.alignments.smoothed, form=SoftmaxForm(lambda count: SoftmaxTerms(1.0, jax.nn.log_sigmoid)))
   with pytest.raises(aj.UserError, match=r'flash: the transform of an alignment must be a jax.tree_util.Partial'):
     attend('flash', *make_problem(), alignment=row)
+
+
+@pytest.mark.parametrize('mask', [aj.Mask.causal(), aj.Mask.lengths(jnp.asarray([7, 0])), aj.Mask.array(MASK)])
+def test_sequences_run_together_on_other_devices(mask):
+  _, *inputs = make_problem()
+
+  def results(implementation, platform):
+    def loss(inputs):
+      context = attend(implementation, {}, *inputs, mask).context
+      return jnp.sum(jnp.sin(context)), context
+
+    with compile_for(platform):
+      program = jax.jit(jax.grad(loss, has_aux=True))
+      return program(inputs), str(jax.make_jaxpr(program)(inputs))
+
+  (actual, together), (_, in_turn), (expected, _) = (
+    results(*x) for x in (('flash', 'gpu'), ('flash', 'cpu'), ('xla', 'cpu'))
+  )
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), actual, expected)
+  assert together.count('scan[') < in_turn.count('scan[')
