@@ -284,6 +284,10 @@ def classify_blocks(mask: Mask, query_block: int, key_block: int, query_blocks: 
   return BlockMask(live, full)
 
 
+# The leaves of a Mask, and the number of their axes after the leading ones.
+CORE_AXES = {'offset': 0, 'length': 0, 'query_segments': 1, 'key_segments': 1, 'remainder': 2}
+
+
 def positions_of(mask: Mask | Array, size: Dimension) -> Array:
   """Returns a mask of positions that all queries share as an array [B, S]: a Mask, or such an array."""
   return mask.any_query(None, size) if isinstance(mask, Mask) else mask

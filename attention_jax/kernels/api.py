@@ -1,5 +1,6 @@
 """`attend` and the table of its implementations: 'xla' is the definition, and the others compute the same function."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from attention_jax.functional import attend as definition
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended, Memory, Problem, project, without_key
 from attention_jax.functional.lifting import Axes
-from attention_jax.functional.mask import Mask, align_mask, as_mask
+from attention_jax.functional.mask import CORE_AXES, Mask, align_mask, as_mask
 from attention_jax.functional.masking import float_array
 from attention_jax.functional.params import check_variants, normalize_params
 from attention_jax.functional.programs import call_as_program
@@ -153,14 +154,16 @@ def attend(
   they are computed independently. Implementation 'window' never scans. Batch axes are vmapped.
 
   Args:
-    query: [..., T, Dq]; the leading axes of query, key and value broadcast to each other.
+    query: [..., T, Dq]; the leading axes of query, key and value broadcast to each other. The last one may also have N
+      heads of queries and G of keys and values, where G divides N: each is shared by N / G successive heads, without
+      copies (Ainslie et al. 2023).
     key: [..., S, Dk].
     value: [..., S, V].
     mask: a Mask, or bool, True = may be attended to; broadcastable to [..., T, S]. An array of two axes is [T, S], also
       where B = T; pass a padding mask [B, S] as mask[:, None], and lengths [B] of queries [B, N, T, Dq] as
-      Mask.lengths(lengths[:, None]). A query whose positions are all masked gets zero
-      weights, a zero context and zero gradients. Keys and values that are masked for all queries of a sequence may be
-      NaN; those that are masked for some queries must be finite: 0 times a NaN would be a NaN.
+      Mask.lengths(lengths[:, None]). A query whose positions are all masked gets zero weights, a zero context and zero
+      gradients. Keys and values that are masked for all queries of a sequence may be NaN; those that are masked for
+      some queries must be finite: 0 times a NaN would be a NaN.
     score, alignment: a spec string such as 'low_rank(rank=16)', a table row, or a function with the arguments of a
       row's `fn`.
     params: parameters as returned by `init_params`. The entries 'query' [Dq, F] and 'key' [Dk, F], if present, project
@@ -192,7 +195,33 @@ def attend(
   mask = as_mask('attend', mask)
   bias = None if bias is None else jnp.asarray(bias)
   static = (attend_batch, score, alignment, deterministic, return_weights)
+  if groups := _groups_of_heads(*operands.values()):
+    query, key, value = operands.values()
+    operands = (_split_heads(query, groups, 2), _split_heads(key, groups, 2), _split_heads(value, groups, 2))
+    leaves = {name: _split_heads(getattr(mask, name), groups, core) for name, core in CORE_AXES.items()}
+    mask, bias = dataclasses.replace(mask, **leaves), _split_heads(bias, groups, 2)
+    attended = call_as_program(_attend_batch, static, params, *operands, mask, bias, rng)
+    return jax.tree.map(lambda x: x.reshape(*x.shape[:-4], -1, *x.shape[-2:]), attended)
   return call_as_program(_attend_batch, static, params, *operands.values(), mask, bias, rng)
+
+
+def _groups_of_heads(query: Array, key: Array, value: Array) -> int:
+  """The number G of heads of keys and values, if there are more heads of queries and G divides them; otherwise 0."""
+  if min(query.ndim, key.ndim, value.ndim) < 3:
+    return 0
+  heads, groups = query.shape[-3], max(key.shape[-3], value.shape[-3])
+  is_shared = 1 < groups < heads and heads % groups == 0 and {key.shape[-3], value.shape[-3]} <= {1, groups}
+  return groups if is_shared else 0
+
+
+def _split_heads(x: Array | None, groups: int, core: int) -> Array | None:
+  """Splits the axis of heads, before the last `core` axes, into [G, N / G]; an array without it stays as it is."""
+  if x is None or x.ndim <= core:
+    return x
+  axis = x.ndim - core - 1
+  size = x.shape[axis]
+  shape = (size, 1) if size in (1, groups) else (groups, size // groups)
+  return x.reshape(*x.shape[:axis], *shape, *x.shape[axis + 1 :])
 
 
 def _attend_batch(

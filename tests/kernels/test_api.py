@@ -245,3 +245,23 @@ def test_batch_axes_broadcast(implementation):
 def test_a_memory_needs_no_batch_axes():
   attended = aj.attend(ARGUMENTS['query'], ARGUMENTS['key'][0], ARGUMENTS['value'][0])
   assert attended.context.shape == (B, T, V)
+
+
+@pytest.mark.parametrize('mask', [None, 'lengths', 'per head'])
+def test_heads_of_queries_share_those_of_keys(mask):
+  """Four heads of queries and two of keys equal four of keys, each repeated."""
+  heads, groups = 4, 2
+  rngs = jax.random.split(jax.random.key(0), 4)
+  query = jax.random.normal(rngs[0], (B, heads, T, D))
+  key, value = (jax.random.normal(rng, (B, groups, S, n)) for rng, n in zip(rngs[1:3], (D, V), strict=True))
+  masks = {
+    'lengths': aj.Mask.lengths(jnp.array([S, 3])[:, None]) & aj.Mask.causal(),
+    'per head': jax.random.bernoulli(rngs[3], 0.7, (B, heads, T, S)),
+  }
+  bias = jax.random.normal(rngs[3], (heads, T, S))
+  actual = aj.attend(query, key, value, masks.get(mask), bias=bias)
+  expected = aj.attend(query, *(jnp.repeat(x, heads // groups, 1) for x in (key, value)), masks.get(mask), bias=bias)
+  assert actual.context.shape == (B, heads, T, V) and actual.weights.shape == (B, heads, T, S)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), actual, expected)
+  with pytest.raises(aj.UserError, match='must broadcast to each other'):
+    aj.attend(query[:, :3], key, value)
