@@ -209,9 +209,11 @@ def _groups_of_heads(query: Array, key: Array, value: Array) -> int:
   """The number G of heads of keys and values, if there are more heads of queries and G divides them; otherwise 0."""
   if min(query.ndim, key.ndim, value.ndim) < 3:
     return 0
-  heads, groups = query.shape[-3], max(key.shape[-3], value.shape[-3])
-  is_shared = 1 < groups < heads and heads % groups == 0 and {key.shape[-3], value.shape[-3]} <= {1, groups}
-  return groups if is_shared else 0
+  heads, *sizes = (x.shape[-3] for x in (query, key, value))
+  if not all(isinstance(size, int) for size in (heads, *sizes)):  # symbolic
+    return 0
+  groups = max(sizes)
+  return groups if 1 < groups < heads and heads % groups == 0 and {*sizes} <= {1, groups} else 0
 
 
 def _split_heads(x: Array | None, groups: int, core: int) -> Array | None:
