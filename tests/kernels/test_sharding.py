@@ -39,6 +39,7 @@ def run_sharded(fn, mesh, specs, arguments):
   ('score', 'implementation', 'batch'),
   [
     ('dot', 'flash', (B, N)),
+    ('dot', 'splash', (B, N)),
     ('additive', 'pallas_additive', (B,)),
     pytest.param('dot', 'flash', (B,), marks=pytest.mark.long),
     pytest.param('additive', 'pallas_additive', (B, N), marks=pytest.mark.long),
