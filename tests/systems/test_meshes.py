@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from attention_jax.data.batching import Batch
+from attention_jax.decoding.compiled_search import BeamSearch, compile_search
+from attention_jax.decoding.ranking import DEFAULT_RANKING
 from attention_jax.losses.sequence import sequence_loss
 from attention_jax.models.encoder_decoder import build
 from attention_jax.systems.config import parse_config
 from attention_jax.training.config import Training
-from attention_jax.training.partition import MeshConfig, fetch, make_mesh, process_share
+from attention_jax.training.partition import MeshConfig, fetch, make_mesh, place_parameters, process_share, shard_rows
 from attention_jax.training.seeds import make_updates
 from experiments.config_files import load_config
 from tests.experiments.helpers import start_together, wait_for_outputs
@@ -95,6 +97,14 @@ def train(model, mesh, accumulate=1, seed=0):
   return fetch([state.params for state in selected]), metrics, states if len(seeds) > 1 else selected[0]
 
 
+def search_scores(model, mesh):
+  """Returns the scores of a beam search with random parameters, which the mesh shards, [B, K]."""
+  batch = make_batch(0)
+  search = compile_search(model, BeamSearch(2), 4, DEFAULT_RANKING, mesh)
+  params = place_parameters(random_params(model, 0), mesh)
+  return fetch(search(params, *shard_rows((batch.source, batch.source_mask), mesh)).scores)
+
+
 @pytest.fixture(scope='module')
 def trained_on():
   """Returns a function that trains a preset on a mesh, once for each pair, and returns the result."""
@@ -122,6 +132,14 @@ def test_every_mesh_makes_the_same_updates(preset, devices, sizes, trained_on):
   assert_close(trained_on(preset, devices, sizes), trained_on(preset, 1, MeshConfig()))
 
 
+@pytest.mark.parametrize('preset', PRESETS)
+@pytest.mark.parametrize(('devices', 'sizes'), MESHES, ids=str)
+def test_searches_on_every_mesh_have_the_same_scores(preset, devices, sizes):
+  meshes = make_mesh(jax.devices()[:devices], sizes=sizes), make_mesh(jax.devices()[:1])
+  scores, expected = (search_scores(make_model(preset), mesh) for mesh in meshes)
+  np.testing.assert_allclose(scores, expected, rtol=1e-5)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize('options', [{'accumulate': 2}, {'seed': [3, 4]}], ids=str)
 def test_accumulation_and_seeds_give_the_same_updates_on_a_mesh_and_on_one_device(options):
@@ -147,6 +165,9 @@ def test_several_processes_make_the_same_updates(processes, trained_on):
       np.testing.assert_allclose(result[name], metrics[name], rtol=1e-5, err_msg=result['case'])
     sums = [np.abs(x).sum(dtype=np.float64) for x in jax.tree.leaves(params)]
     np.testing.assert_allclose(result['params'], sums, rtol=1e-3, atol=1e-4, err_msg=result['case'])
+    if not options:
+      expected_scores = search_scores(make_model(preset), one_device)
+      np.testing.assert_allclose(result['scores'], expected_scores, rtol=1e-5, err_msg=result['case'])
 
 
 def test_every_device_holds_its_part_of_the_state(trained_on):
