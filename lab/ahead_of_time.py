@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from attention_jax.data.batching import BATCH_UNITS, Batch, Share
+from attention_jax.data.batching import BATCH_UNITS, Batch, Share, packed_bucket
 from attention_jax.data.encoding import check_buckets
 from attention_jax.data.pipeline import first_step_of_each_shape
 from attention_jax.errors import UserError
@@ -191,9 +191,10 @@ def _inputs_of_translation(config: RunConfig, vocabulary_size: int, share: Share
   loss = sequence_loss(model, training.label_smoothing, training.auxiliary, training.objective)
   data = config.data
   batches = {}
-  for source, target in check_buckets(data.buckets):
+  buckets = check_buckets(data.buckets)
+  for source, target in [packed_bucket(buckets)] if data.packed else buckets:
     rows = share.pad(BATCH_UNITS[data.batch_unit](data.batch_size, (source, target)))
-    batches[rows, source, target] = _batch_shapes(rows, source, target, loss.needs_links)
+    batches[rows, source, target] = _batch_shapes(rows, source, target, loss.needs_links, data.packed)
   return Inputs(loss, jax.eval_shape(lambda: initial_params(model, 0)), batches)
 
 
@@ -230,8 +231,9 @@ def _target(platform: str) -> contextlib.AbstractContextManager:
   return contextlib.nullcontext() if platform == jax.default_backend() else compile_for(platform)
 
 
-def _batch_shapes(rows: int, source: int, target: int, needs_links: bool) -> Batch:
+def _batch_shapes(rows: int, source: int, target: int, needs_links: bool, packed: bool) -> Batch:
   shape = jax.ShapeDtypeStruct
+  segments = (shape((rows, source), jnp.int32), shape((rows, target), jnp.int32))
   return Batch(
     source=shape((rows, source), jnp.int32),
     source_mask=shape((rows, source), jnp.bool_),
@@ -239,4 +241,5 @@ def _batch_shapes(rows: int, source: int, target: int, needs_links: bool) -> Bat
     target_mask=shape((rows, target), jnp.bool_),
     index=shape((rows,), jnp.int32),
     links=shape((rows, target, source), jnp.bool_) if needs_links else None,
+    segments=segments if packed else None,
   )

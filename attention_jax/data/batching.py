@@ -22,9 +22,12 @@ class Batch(NamedTuple):
     source_mask: bool [B, S], True = real; for captions [B, 1].
     target: int32 [B, T], each row ending with EOS, then PAD; without BOS.
     target_mask: bool [B, T].
-    index: int32 [B], the row in its split; -1 = a filler row, whose masks are all False.
+    index: int32 [B], the row in its split, of a packed row that of its first pair; -1 = a filler row, whose masks are
+      all False.
     links: bool [B, T, S], True = a gold link between the target token and the source token; all False in rows without
       links and in filler rows. None unless links were requested.
+    segments: of packed rows, which hold one pair after the other, the number of the pair of each token, source int32
+      [B, S] and target int32 [B, T]: from 1, 0 = padding. None if every row is one pair.
   """
 
   source: np.ndarray
@@ -33,10 +36,16 @@ class Batch(NamedTuple):
   target_mask: np.ndarray
   index: np.ndarray
   links: np.ndarray | None = None
+  segments: tuple[np.ndarray, np.ndarray] | None = None
 
 
-def dummy_batch(source: int = 2, target: int = 2) -> Batch:
-  """One pair of the given lengths, for tracing."""
+def dummy_batch(source: int = 2, target: int = 2, packed: bool = False) -> Batch:
+  """One pair for tracing.
+
+  Args:
+    source, target: the lengths.
+    packed: whether the batch has segments.
+  """
   return Batch(
     source=np.zeros((1, source), np.int32),
     source_mask=np.ones((1, source), bool),
@@ -44,6 +53,7 @@ def dummy_batch(source: int = 2, target: int = 2) -> Batch:
     target_mask=np.ones((1, target), bool),
     index=np.zeros(1, np.int32),
     links=np.ones((1, target, source), bool),
+    segments=(np.ones((1, source), np.int32), np.ones((1, target), np.int32)) if packed else None,
   )
 
 
@@ -233,6 +243,7 @@ class Batches(OrderedBatches):
     seed: int = 0,
     share: Share = WHOLE_BATCH,
     links: bool = False,
+    packed: bool = False,
   ):
     """Assigns the rows of a split to batches.
 
@@ -240,13 +251,20 @@ class Batches(OrderedBatches):
       encoded: the split.
       buckets: (source, target) length pairs, EOS included.
       size, unit, seed, share: see BatchOrder.
-      links: whether batches have the links of their rows.
+      links: whether batches have the links of their rows; not with `packed`.
+      packed: whether rows of batches hold several pairs, see Packing; their lengths are `packed_bucket`.
 
     Raises:
       UserError: as `check_buckets` and BatchOrder do, and for links of a split that has none.
     """
     buckets = check_buckets(buckets)
-    self._order = BatchOrder(assign_buckets(encoded, buckets), buckets, size, unit, seed, share)
+    bucket_index = assign_buckets(encoded, buckets)
+    self._packing = None
+    if packed and np.any(bucket_index >= 0):
+      bucket = packed_bucket(buckets)
+      self._packing = Packing(np.flatnonzero(bucket_index >= 0), np.stack(encoded.lengths, -1), bucket, seed)
+      bucket_index, buckets = np.zeros(self._packing.rows, np.int32), (bucket,)
+    self._order = BatchOrder(bucket_index, buckets, size, unit, seed, share)
     self._encoded = encoded
     self._links = links
     if links and encoded.links is None:
@@ -254,8 +272,88 @@ class Batches(OrderedBatches):
 
   def __getitem__(self, step: int) -> Batch:
     """Returns the batch of a step, a pure function of (seed, step)."""
-    _, rows, bucket = self._order[step]
+    epoch, rows, bucket = self._order[step]
+    if self._packing:
+      return gather_packed(self._encoded, self._packing.pairs(epoch, rows), bucket)
     return gather(self._encoded, rows, bucket, links=self._links)
+
+
+class Packing:
+  """Rows that hold several pairs: each takes the longest pair left that fits, again and again, until none fits.
+
+  Which lengths share a row depends on the split alone: every epoch and seed has as many rows. Which pairs of these
+  lengths share it is drawn for each (seed, epoch). A pair is as long as the longer of its shares of the bucket.
+
+  Attributes:
+    rows: number of rows.
+  """
+
+  def __init__(self, pairs: np.ndarray, lengths: np.ndarray, bucket: tuple[int, int], seed: int):
+    """Fills the rows.
+
+    Args:
+      pairs: indices of the pairs to pack.
+      lengths: source and target length of every pair of the split, [N, 2].
+      bucket: source and target length of a row.
+      seed: seed of the order of the pairs of equal lengths.
+    """
+    kinds, kind, counts = np.unique(lengths[pairs], axis=0, return_inverse=True, return_counts=True)
+    order = np.argsort(-(kinds / bucket).max(-1), kind='stable')
+    self._pairs = pairs
+    self._rank = np.argsort(order)[kind.ravel()]  # of the lengths of each pair
+    self._places = _fill_rows(kinds[order], counts[order], bucket)
+    self._seed = seed
+    self._in_order = functools.lru_cache(maxsize=2)(self._shuffle)  # prefetching threads may straddle two epochs
+
+  @property
+  def rows(self) -> int:
+    return len(self._places)
+
+  def pairs(self, epoch: int, rows: np.ndarray) -> np.ndarray:
+    """Returns the pairs of rows (-1 = a filler row) in an epoch, [B, K], padded with -1."""
+    return np.where(rows[:, None] < 0, FILLER, self._in_order(epoch)[self._places[rows]])
+
+  def _shuffle(self, epoch: int) -> np.ndarray:
+    """Pairs from the longest to the shortest, those of equal lengths shuffled; then -1, which fills `_places`."""
+    order = np.random.default_rng((self._seed, epoch, 1)).permutation(len(self._pairs))
+    return np.append(self._pairs[order[np.argsort(self._rank[order], kind='stable')]], FILLER)
+
+
+def _fill_rows(lengths: np.ndarray, counts: np.ndarray, bucket: tuple[int, int]) -> np.ndarray:
+  """Returns the pairs of each row, [rows, K], padded with -1; pairs are numbered in the order of their lengths.
+
+  Args:
+    lengths: distinct lengths of pairs in the order in which rows take them, [n, 2].
+    counts: number of pairs of each length, [n].
+    bucket: the length of a row.
+  """
+  counts = counts.copy()
+  next_pair = np.cumsum(counts) - counts
+  blocks = []
+  while counts.any():
+    free = np.array(bucket)
+    left = counts.copy()
+    taken: dict[int, int] = {}  # number of pairs of each length in a row
+    while (fits := (left > 0) & (lengths <= free).all(-1)).any():
+      kind = int(fits.argmax())
+      taken[kind] = min(left[kind], *(free // lengths[kind]))
+      left[kind] -= taken[kind]
+      free -= taken[kind] * lengths[kind]
+    rows = min(counts[kind] // number for kind, number in taken.items())  # equal rows, as long as there are such pairs
+    columns = []
+    for kind, number in taken.items():
+      columns.append(next_pair[kind] + np.arange(rows * number).reshape(rows, number))
+      next_pair[kind] += rows * number
+      counts[kind] -= rows * number
+    blocks.append(np.concatenate(columns, 1))
+  width = max(block.shape[1] for block in blocks)
+  return np.concatenate([np.pad(block, ((0, 0), (0, width - block.shape[1])), constant_values=-1) for block in blocks])
+
+
+def packed_bucket(buckets: Iterable[Sequence[int]]) -> tuple[int, int]:
+  """Returns the lengths of packed rows: the longest source and the longest target of all buckets."""
+  source, target = map(max, zip(*buckets, strict=True))
+  return source, target
 
 
 def check_rows_fit(split: str, bucket_index: np.ndarray, max_left_out: float) -> None:
@@ -375,6 +473,43 @@ def gather(encoded: EncodedSplit, rows: np.ndarray, bucket: tuple[int, int], *, 
   source = gather_padded(corpus.source, corpus.source_offsets, positions, bucket[0])
   target = gather_padded(corpus.target, corpus.target_offsets, positions, bucket[1])
   return Batch(*source, *target, rows.astype(np.int32), _dense_links(corpus, positions, bucket) if links else None)
+
+
+def gather_packed(encoded: EncodedSplit, pairs: np.ndarray, bucket: tuple[int, int]) -> Batch:
+  """Returns rows of several pairs as one batch.
+
+  Args:
+    encoded: the split.
+    pairs: indices of the pairs of each row, [B, K], padded with -1.
+    bucket: (source, target) lengths, at least the sums of those of the pairs of every row.
+  """
+  corpus, positions = encoded.read(pairs.ravel())
+  positions = positions.reshape(pairs.shape)
+  source, source_segments = _concatenate(corpus.source, corpus.source_offsets, positions, bucket[0])
+  target, target_segments = _concatenate(corpus.target, corpus.target_offsets, positions, bucket[1])
+  return Batch(
+    source,
+    source_segments > 0,
+    target,
+    target_segments > 0,
+    pairs[:, 0].astype(np.int32),
+    segments=(source_segments, target_segments),
+  )
+
+
+def _concatenate(
+  flat: np.ndarray, offsets: np.ndarray, pairs: np.ndarray, length: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the ids of all pairs [B, K] of a row, one after the other, and the number of the pair, both [B, length]."""
+  ids, is_real = gather_padded(flat, offsets, pairs, length)
+  numbers = np.broadcast_to(np.arange(1, pairs.shape[1] + 1)[:, None], ids.shape)
+  is_filled = np.arange(length) < is_real.sum((1, 2))[:, None]
+  rows = []
+  for values, filler in ((ids, PAD), (numbers, 0)):
+    row = np.full(is_filled.shape, filler, np.int32)
+    row[is_filled] = values[is_real]
+    rows.append(row)
+  return rows[0], rows[1]
 
 
 def _dense_links(encoded: EncodedCorpus, rows: np.ndarray, bucket: tuple[int, int]) -> np.ndarray:

@@ -56,6 +56,8 @@ class TranslationDataConfig:
       larger share is an error.
     batch_size, batch_unit: size of a batch, in rows ('sentences') or in tokens ('tokens'): rows times the longer side
       of the bucket, padding included. By tokens, the number of rows is a multiple of 8, at least 8.
+    packed: whether a row of a training batch holds several pairs, as segments; all rows have the lengths of the largest
+      bucket. For Transformers; evaluation has one pair in a row in any case.
   """
 
   task: str = 'dates'
@@ -67,6 +69,7 @@ class TranslationDataConfig:
   max_left_out: Probability = 0.5
   batch_size: Size = 128
   batch_unit: str = 'sentences'
+  packed: bool = False
 
   def __post_init__(self):
     check_fields(self, 'config.data')

@@ -45,7 +45,10 @@ class ObjectiveInputs(NamedTuple):
     """
     variables = {'params': self.params if params is None else params}
     batch = self.batch
-    return self.model.apply(variables, batch.source, batch.source_mask, target, deterministic=rngs is None, rngs=rngs)
+    segments = {} if batch.segments is None else {'segments': batch.segments}
+    return self.model.apply(
+      variables, batch.source, batch.source_mask, target, deterministic=rngs is None, rngs=rngs, **segments
+    )
 
 
 class ObjectiveOutput(NamedTuple):

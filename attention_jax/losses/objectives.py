@@ -34,10 +34,12 @@ class Objective(NamedTuple):
   Attributes:
     build: options -> the objective.
     running: names of the sums whose running means per token the objective may read.
+    per_token: whether it is a sum over tokens, so that a row of a batch may hold several pairs.
   """
 
   build: Callable[..., ObjectiveFn]
   running: tuple[str, ...] = ()
+  per_token: bool = False
 
 
 # ------------------------------------------------------------------------------------------------------------- r_drop
@@ -174,25 +176,25 @@ def _sample_tokens(rng: jax.Array, logits: jax.Array, temperature: float) -> jax
 # --------------------------------------------------------------------------------------------------------------- specs
 
 OBJECTIVES: Mapping[str, Objective] = {
-  'likelihood': Objective(likelihood),
+  'likelihood': Objective(likelihood, per_token=True),
   'minimum_risk': Objective(minimum_risk),
-  'r_drop': Objective(r_drop),
+  'r_drop': Objective(r_drop, per_token=True),
   'reinforce': Objective(reinforce, ('bleu',)),
-  'scheduled_sampling': Objective(scheduled_sampling),
+  'scheduled_sampling': Objective(scheduled_sampling, per_token=True),
 }
 
 
-def make_objective(spec: str) -> tuple[ObjectiveFn, tuple[str, ...]]:
+def make_objective(spec: str) -> tuple[ObjectiveFn, Objective]:
   """Builds an objective from a spec string.
 
   Returns:
-    The objective, and the names of the sums whose running means per token it may read.
+    The objective, and its row.
 
   Raises:
     UserError: as `build_from_spec`, and for options that the objective rejects, such as too few samples.
   """
   builders = {name: row.build for name, row in OBJECTIVES.items()}
-  return build_from_spec(spec, builders, 'objective'), OBJECTIVES[parse(spec)[0]].running
+  return build_from_spec(spec, builders, 'objective'), OBJECTIVES[parse(spec)[0]]
 
 
 def build_from_spec(spec: str, table: Mapping[str, Callable], kind: str) -> Callable:

@@ -7,6 +7,7 @@ and 'tokens' is minimised; those of the other entries ('accuracy', auxiliary los
 import jax
 import jax.numpy as jnp
 
+from attention_jax.errors import UserError
 from attention_jax.functional.copying import emittable
 from attention_jax.functional.masking import zero_masked
 from attention_jax.losses.auxiliary import RUNNING_METRICS, auxiliary_losses
@@ -80,14 +81,20 @@ def sequence_loss(model, smoothing: float = 0.0, auxiliary: str = '', objective:
     objective: a spec of objectives.OBJECTIVES. Without rngs the objective is the likelihood.
 
   Raises:
-    UserError: for specs that cannot be parsed, an unknown name or option, and an invalid value of an option.
+    UserError: for specs that cannot be parsed, an unknown name or option, and an invalid value of an option; when the
+      loss is called, for a batch of packed rows that it or the model does not support.
   """
   auxiliary_rows = auxiliary_losses(auxiliary, model.traits.required_loss)
   running_metrics = tuple(sorted({name for row in auxiliary_rows.values() for name in row.running}))
-  training_objective, objective_means = make_objective(objective)
+  training_objective, objective_row = make_objective(objective)
   evaluation_objective = likelihood()
 
   def loss(params, batch, rngs, running, update) -> Sums:
+    if batch.segments is not None and (auxiliary_rows or not objective_row.per_token):
+      raise UserError(
+        'data.packed must be False for auxiliary losses and for objectives of whole sequences, got '
+        f'{", ".join(auxiliary_rows) or objective}'
+      )
     batch = replace_unreachable_targets(model, batch)
 
     def compute_loss(outputs) -> Sums:
@@ -117,4 +124,4 @@ def sequence_loss(model, smoothing: float = 0.0, auxiliary: str = '', objective:
     return {'cross_entropy': sums['loss'], **sums, **metrics, **values, 'loss': total}
 
   needs_links = any(row.needs_links for row in auxiliary_rows.values())
-  return Loss(loss, (*running_metrics, *objective_means), needs_links)
+  return Loss(loss, (*running_metrics, *objective_row.running), needs_links)

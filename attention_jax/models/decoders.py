@@ -5,9 +5,11 @@ Every decoder has the same methods:
 - start(encoded, max_length) -> carry, memory: prepares a source for at most `max_length` steps;
 - share(memory, hypotheses, max_length) -> memory: the memory for several hypotheses of each source;
 - step(carry, embedding [B, E], memory, deterministic) -> carry, DecoderOutput with leaves [B, ...];
-- a call: (encoded, embeddings [B, T, E], deterministic) -> DecoderOutput with leaves [B, T, ...].
+- a call: (encoded, embeddings [B, T, E], deterministic) -> DecoderOutput with leaves [B, T, ...]. If `traits.packs`, a
+  further argument, segments [B, T], is the number of the pair that each token belongs to.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +19,7 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError
 from attention_jax.functional.attend import Memory
+from attention_jax.functional.mask import Mask
 from attention_jax.functional.masking import share_over_steps
 from attention_jax.models.cells import CELLS, Cell
 from attention_jax.models.convolutional import ConvDecoder
@@ -27,6 +30,7 @@ from attention_jax.models.steps import DecoderOutput
 from attention_jax.models.traits import Traits
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.dropout import Dropout
+from attention_jax.modules.positions import segment_positions
 from attention_jax.modules.transformer import DecoderLayer
 from attention_jax.modules.transformer_stack import Stack, require_backprop
 from attention_jax.specs import Fraction
@@ -142,6 +146,12 @@ class TransformerDecoder(LayeredDecoder, Stack, kw_only=True):
 
   sublayers = 3
 
+  @property
+  def traits(self) -> Traits:
+    """Properties that do not depend on parameters."""
+    packs = self.packs and all(attention.supports_segments for attention in self.attentions)
+    return super().traits._replace(packs=packs)
+
   def setup(self):
     self.prepare(causal=True)
     if self.attention.features != self.features:
@@ -188,12 +198,28 @@ class TransformerDecoder(LayeredDecoder, Stack, kw_only=True):
       weights.append(layer_weights)
     return LayeredCarry(carry.step + 1, tuple(carries)), self.make_output(self.finalize(x), weights, 1)
 
-  def __call__(self, encoded: Encoded, embeddings: jax.Array, deterministic: bool) -> DecoderOutput:
+  def __call__(
+    self, encoded: Encoded, embeddings: jax.Array, deterministic: bool, segments: jax.Array | None = None
+  ) -> DecoderOutput:
+    """Computes all steps.
+
+    Args:
+      encoded: the encoded source; with segments, its `structure` has those of the source.
+      embeddings: embeddings of the input tokens, [B, T, E].
+      deterministic: whether to use test-time behaviour.
+      segments: the segment of the source and of the target that each token attends to, [B, T]; None if a row is one.
+    """
     positions = jnp.arange(embeddings.shape[1])
-    x = self.embed_inputs(embeddings, positions)
+    self_mask = self.self_mask
+    x_positions = positions
+    if segments is not None:
+      self_mask = self_mask & Mask.segments(segments)
+      x_positions = segment_positions(segments)
+      encoded = encoded._replace(structure=dataclasses.replace(encoded.structure, query_segments=segments))
+    x = self.embed_inputs(embeddings, x_positions)
     weights = []
     for block, memory in zip(self.blocks, self._remember(encoded), strict=True):
-      layer_output, layer_weights = block(x, memory, self.self_mask, positions, deterministic)
+      layer_output, layer_weights = block(x, memory, self_mask, positions, deterministic)
       x = self.apply_layer_drop(x, layer_output, deterministic)
       weights.append(jnp.moveaxis(layer_weights, 2, 1))
     return self.make_output(self.finalize(x), weights, 2)

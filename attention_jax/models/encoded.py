@@ -24,6 +24,15 @@ class DeclaresIncremental(Protocol):
     """Whether the source may be encoded in parts, from the first to the last."""
 
 
+@runtime_checkable
+class DeclaresPacking(Protocol):
+  """An encoder that declares whether a row may hold several sources."""
+
+  @property
+  def packs(self) -> bool:
+    """Whether a row may hold several sources, as segments that do not affect each other."""
+
+
 class FinalStates(NamedTuple):
   """States of a recurrent encoder after its last step, from the lowest layer to the highest.
 

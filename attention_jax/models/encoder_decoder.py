@@ -13,13 +13,14 @@ from attention_jax.functional.latent import log_mixture
 from attention_jax.functional.mask import Mask
 from attention_jax.functional.masking import zero_masked
 from attention_jax.models.decoders import DECODERS, decoder_of, over_steps
-from attention_jax.models.encoded import Encoded
+from attention_jax.models.encoded import DeclaresPacking, Encoded
 from attention_jax.models.encoders import ENCODERS
 from attention_jax.models.steps import DecoderOutput
 from attention_jax.models.traits import Traits
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.embedding import Embedding, oov_to_unk
 from attention_jax.modules.outputs import OUTPUTS, CopyInputs
+from attention_jax.modules.positions import segment_positions
 from attention_jax.specs import Fraction, Size, bind, check_fields, schema_of
 from attention_jax.tokens import BOS
 
@@ -77,9 +78,10 @@ class LatentCarry(NamedTuple):
   features: jax.Array
 
 
-def shift_right(target: jax.Array) -> jax.Array:
-  """Returns the inputs of the decoder for targets [B, T]: BOS, then all tokens but the last."""
-  return jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
+def shift_right(target: jax.Array, segments: jax.Array | None = None) -> jax.Array:
+  """Returns the inputs of the decoder for targets [B, T]: BOS, then all tokens but the last, in each of `segments`."""
+  inputs = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
+  return inputs if segments is None else jnp.where(segment_positions(segments) == 0, BOS, inputs)
 
 
 class EncoderDecoder(nn.Module):
@@ -112,7 +114,12 @@ class EncoderDecoder(nn.Module):
     return self.embedding.size + source_length * self.copies
 
   def __call__(
-    self, source: jax.Array, source_mask: jax.Array | Mask, target: jax.Array, deterministic: bool = True
+    self,
+    source: jax.Array,
+    source_mask: jax.Array | Mask,
+    target: jax.Array,
+    deterministic: bool = True,
+    segments: tuple[jax.Array, jax.Array] | None = None,
   ) -> ModelOutput:
     """Predicts every token of the targets from the source and the tokens before it.
 
@@ -124,19 +131,43 @@ class EncoderDecoder(nn.Module):
       source_mask: True at real positions, [B, S], or a Mask of lengths [B]; of one position for an image encoder.
       target: target ids, [B, T].
       deterministic: whether to use test-time behaviour.
+      segments: of rows that hold several pairs, the number of the pair that each token belongs to, source [B, S] and
+        target [B, T]: ascending from 1, then 0 for padding. `source_mask` is then an array.
 
     Returns:
       Outputs for all T tokens.
+
+    Raises:
+      UserError: for segments, if the model does not support them.
     """
+    target_segments = ()
+    if segments is not None:
+      self._check_packs()
+      source_segments, *target_segments = segments
+      source_mask = Mask.segments(source_segments) & Mask.lengths(source_mask.sum(-1))
     encoded = self.encoder(source, source_mask, deterministic)
-    inputs = shift_right(target)
+    inputs = shift_right(target, *target_segments)
     if self.traits.latent:
       outputs = self._sum_over_positions(encoded, inputs, oov_to_unk(target, self.embedding.size), deterministic)
       return outputs._replace(ponder=encoded.ponder)
     embeddings = self.embedding(inputs, deterministic)
-    output = self.decoder(encoded, embeddings, deterministic)
+    output = self.decoder(encoded, embeddings, deterministic, *target_segments)
     outputs = self._model_output(output, embeddings, self._make_output_memory(encoded, source))
     return outputs._replace(ponder=encoded.ponder)
+
+  def _check_packs(self) -> None:
+    """Raises UserError if rows of several pairs are not supported."""
+    packs = {
+      'encoder': isinstance(self.encoder, DeclaresPacking) and self.encoder.packs,
+      'decoder': self.traits.packs,
+      'output layer': not self.copies,
+    }
+    if not all(packs.values()):
+      part = next(name for name, supported in packs.items() if not supported)
+      raise UserError(
+        f'data.packed must be False, because the {part} does not support rows of several pairs; expected Transformers '
+        'with scores of contents alone, without recurrent attention and sinks, and an output layer that does not copy'
+      )
 
   def start(
     self, source: jax.Array, source_mask: jax.Array | Mask, max_length: int, hypotheses: int = 1

@@ -15,6 +15,7 @@ from attention_jax.models.encoded import Encoded, FinalStates
 from attention_jax.modules.adaptive import AdaptiveLayer, Ponder
 from attention_jax.modules.dropout import Dropout
 from attention_jax.modules.intra_attention import IntraAttentionLayer
+from attention_jax.modules.positions import segment_positions
 from attention_jax.modules.recurrent import RecurrentLayer, State, zero_state
 from attention_jax.modules.transformer import EncoderLayer
 from attention_jax.modules.transformer_stack import Stack
@@ -255,11 +256,13 @@ class TransformerEncoder(Stack, kw_only=True):
     self.blocks = [layer(self.self_attention(), self.feed_forward(), self.residual) for _ in range(self.layers)]
 
   def __call__(self, source: jax.Array, mask: jax.Array | Mask, deterministic: bool) -> Encoded:
-    """Encodes source ids [B, S] with a mask [B, S]."""
+    """Encodes source ids [B, S] with a mask [B, S]; positions restart at every segment of a Mask of segments."""
     structure = mask if isinstance(mask, Mask) else Mask.array(mask[:, None])
     mask = positions_of(mask, source.shape[1])
     positions = jnp.arange(source.shape[1])
-    x = self.embed_inputs(self.embedding(source, deterministic), positions)
+    segments = structure.query_segments
+    embedded_positions = positions if segments is None else segment_positions(segments)
+    x = self.embed_inputs(self.embedding(source, deterministic), embedded_positions)
     for block in self.blocks:
       x = self.apply_layer_drop(x, block(x, structure & self.self_mask, positions, deterministic), deterministic)
     memory = zero_masked(self.finalize(x), mask)

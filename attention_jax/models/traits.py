@@ -16,6 +16,7 @@ class Traits(NamedTuple):
       computed inside the recurrence of a cell, or because it is recurrent itself.
     starts_without_source: whether decoding may start before the source is complete, because attention is the only way
       in which the decoder depends on the source.
+    packs: whether a row may hold several pairs, as segments that do not affect each other.
   """
 
   attends: bool = True
@@ -23,3 +24,4 @@ class Traits(NamedTuple):
   required_loss: str = ''
   attends_in_recurrence: bool = False
   starts_without_source: bool = False
+  packs: bool = False

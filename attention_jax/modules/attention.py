@@ -172,6 +172,11 @@ class Attention(nn.Module):
     """Whether queries must be processed in order."""
     return self.resolved_score.is_recurrent or self.resolved_alignment.is_recurrent
 
+  @property
+  def supports_segments(self) -> bool:
+    """Whether attention within a segment of a row does not depend on where in the row the segment is."""
+    return not self.is_recurrent and self.resolved_score.is_pointwise
+
   def check_step_support(self) -> None:
     """Raises UserError if the implementation is unknown or cannot compute one query at a time."""
     if IMPLEMENTATIONS[choose(self.implementation, IMPLEMENTATIONS, 'implementation')].attend_step is None:

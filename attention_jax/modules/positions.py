@@ -3,15 +3,16 @@
 Every module of POSITIONS has the same methods; the default of each has no effect:
 
 - check(size): raises UserError if sequences of this size are too long;
-- embed(x [B, T, D], positions [T]) -> x: adds positions to embeddings, before the first layer;
+- embed(x [B, T, D], positions [T] or [B, T]) -> x: adds positions to embeddings, before the first layer;
 - rotate(x [B, N, T, F], positions [T]) -> x: rotates projected queries and keys;
 - annotate(encoded [B, S, D], heads) -> [B, G, S, `annotations`]: numbers that `bias` needs of every key of G heads;
 - bias(query [B, N, T, F], key [B, G, S, F + `annotations`], positions [T], mask [B, 1 or T, S]) -> [N, T, S] or
   [B, N, T, S], added to the scores; what reads the content of keys skips those that are masked for the query;
 - shift(weights [B, N, T, S], positions [T]) -> [B, N, T, F], added to the contexts of the heads.
 
-`positions` are the positions of the tokens or queries, counted from 0. N is the number of heads, in `rotate` those of
-queries or of keys; F is the number of features of a head.
+`positions` are the positions of the tokens or queries, counted from 0. In rows of several segments, those of `embed`
+restart in each segment; those in attention, where distances alone matter, do not. N is the number of heads, in `rotate`
+those of queries or of keys; F is the number of features of a head.
 """
 
 from collections.abc import Mapping
@@ -57,7 +58,7 @@ class Positions(nn.Module):
     """Raises UserError if sequences of this size are too long."""
 
   def embed(self, x: jax.Array, positions: jax.Array) -> jax.Array:
-    """Adds positions to embeddings x [B, T, D]."""
+    """Adds positions [T] or [B, T] to embeddings x [B, T, D]."""
     return x
 
   def rotate(self, x: jax.Array, positions: jax.Array) -> jax.Array:
@@ -97,7 +98,7 @@ class Sinusoidal(Positions):
   """
 
   def embed(self, x, positions):
-    return x + _sinusoids(positions, x.shape[-1]).astype(x.dtype)[None]
+    return x + _sinusoids(jnp.atleast_2d(positions), x.shape[-1]).astype(x.dtype)
 
 
 class LearnedPositions(Positions):
@@ -117,9 +118,9 @@ class LearnedPositions(Positions):
 
   @nn.compact
   def embed(self, x, positions):
-    self.check(positions.shape[0])
+    self.check(positions.shape[-1])
     table = self.param('table', nn.initializers.normal(x.shape[-1] ** -0.5), (self.max_positions, x.shape[-1]))
-    return x + table.astype(x.dtype)[positions][None]
+    return x + table.astype(x.dtype)[jnp.atleast_2d(positions)]
 
 
 class Shaw(Positions):
@@ -303,6 +304,13 @@ POSITIONS: Mapping[str, type[Positions]] = {
 }
 
 
+def segment_positions(segments: jax.Array) -> jax.Array:
+  """Returns the position of each token in its segment, for segments [B, T] of adjacent tokens with equal ids."""
+  positions = jnp.arange(segments.shape[1])[None]
+  is_first = jnp.diff(segments, axis=1, prepend=-1) != 0
+  return positions - jax.lax.cummax(jnp.where(is_first, positions, 0), axis=1)
+
+
 SET_BY_ATTENTION = ('heads', 'features', 'bidirectional')  # fields that no spec string may set
 
 
@@ -356,9 +364,8 @@ def bucket_of(offset: jax.Array, buckets: int, max_distance: int, bidirectional:
 
 
 def _sinusoids(positions: jax.Array, features: int, base: float = 10000.0) -> jax.Array:
-  """Sines, then cosines, [T, features]; always float32."""
+  """Sines, then cosines, of positions [..., T]: [..., T, features]; always float32."""
   half = -(-features // 2)
-  angles = (
-    positions[:, None].astype(jnp.float32) * base ** (-2.0 / features * jnp.arange(half, dtype=jnp.float32))[None]
-  )
-  return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)[:, :features]
+  frequencies = base ** (-2.0 / features * jnp.arange(half, dtype=jnp.float32))
+  angles = positions[..., None].astype(jnp.float32) * jnp.expand_dims(frequencies, tuple(range(positions.ndim)))
+  return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)[..., :features]

@@ -101,6 +101,11 @@ class Stack(nn.Module):
     return self.positions if cls.shared_across_layers else self._make_positions()
 
   @property
+  def packs(self) -> bool:
+    """Whether self-attention permits rows of several segments; sinks are positions of the first one."""
+    return not self.sinks and Attention(self.score, self.alignment, parent=None).supports_segments
+
+  @property
   def residual_scale(self) -> float:
     """Factor of the initial variance of the last kernel of a sublayer."""
     return 1 / (self.layers * self.sublayers)
@@ -139,9 +144,10 @@ class Stack(nn.Module):
     return functools.partial(Residual, self.norm, self.norm_first, self.dropout, self.dtype, self.epsilon)
 
   def embed_inputs(self, embeddings: jax.Array, positions: jax.Array) -> jax.Array:
-    """Projects embeddings [B, T, E] to D, scales by √D (Vaswani et al. 2017, section 3.4), and adds positions [T].
+    """Projects embeddings [B, T, E] to D, scales by √D (Vaswani et al. 2017, section 3.4), and adds positions.
 
-    Embeddings of D features are not projected. Positions that attention applies are not added here.
+    Positions are [T], or [B, T] if rows have different ones. Embeddings of D features are not projected. Positions that
+    attention applies are not added here.
     """
     return self.positions.embed(self._widen(embeddings).astype(self.dtype) * self.features**0.5, positions)
 

@@ -182,3 +182,66 @@ def test_a_split_with_too_few_fitting_rows_is_reported():
     check_rows_fit('test', np.array([-1, -1, 0]), 0.5)
   with pytest.raises(UserError, match='test: none of its 2 rows fits a bucket'):
     check_rows_fit('test', np.array([-1, -1]), 1.0)
+
+
+def unpack(batch):
+  """The (source, target) ids of every pair of a packed batch."""
+  for source, target, source_ids, target_ids in zip(batch.source, batch.target, *batch.segments, strict=True):
+    assert (np.diff(source_ids[source_ids > 0]) >= 0).all() and (np.diff(target_ids[target_ids > 0]) >= 0).all()
+    for number in range(1, source_ids.max() + 1):
+      yield tuple(source[source_ids == number]), tuple(target[target_ids == number])
+
+
+@given(ROWS, st.integers(1, 9), st.integers(0, 2**40))
+def test_packed_batches_contain_every_fitting_pair_once_in_an_epoch(lengths, size, seed):
+  rows = fitting_rows(lengths)
+  if not rows:
+    return
+  split = make_split(lengths)
+  batches = Batches(split, BUCKETS, size, seed=seed, packed=True)
+  assert batches.shapes == [(size, 8, 13)]
+  num_batches = len(Batches(split, BUCKETS, size, seed=seed + 1, packed=True))
+  assert len(batches) == num_batches <= -(-len(rows) // size)
+  for epoch in (0, 3):
+    steps = range(epoch * num_batches, (epoch + 1) * num_batches)
+    pairs = [pair for step in steps for pair in unpack(batches[step])]
+    assert sorted(pairs) == sorted(tuple(map(tuple, split.row(row))) for row in rows)
+    for step in steps:
+      batch = batches[step]
+      np.testing.assert_array_equal(batch.source_mask, batch.segments[0] > 0)
+      np.testing.assert_array_equal(batch.target_mask, batch.segments[1] > 0)
+      np.testing.assert_array_equal(batch.index >= 0, batch.target_mask.any(1))
+      assert not batch.source[~batch.source_mask].any() and not batch.target[~batch.target_mask].any()
+
+
+def test_packed_batches_depend_on_seed_and_step_alone_and_shares_partition_them():
+  split = random_split(rows=97)
+  options = {'buckets': ((30, 30),), 'size': 4, 'packed': True}
+  batches = Batches(split, **options, seed=5)
+  last = 2 * len(batches) - 1
+  expected = [batches[step] for step in range(last + 1)]
+  assert_equal_batches(Batches(split, **options, seed=5)[last], expected[last])
+  shares = [Batches(split, **options, seed=5, share=Share(i, 2))[last] for i in range(2)]
+  assert_equal_batches(
+    [np.concatenate(sides) for sides in zip(*(x[:5] for x in shares), strict=True)], expected[last][:5]
+  )
+  first, second = (
+    [set(unpack(batch)) for batch in part] for part in (expected[: len(batches)], expected[len(batches) :])
+  )
+  assert all(pairs not in first for pairs in second), 'each epoch draws the pairs of a batch anew'
+  assert np.mean([batch.source_mask.mean() for batch in expected[: len(batches)]]) > 0.85
+
+
+@pytest.mark.parametrize(
+  ('lengths', 'expected'),
+  [
+    ([(8, 8), (5, 5), (3, 3), (4, 4), (4, 4), (1, 1)], [[(8, 8)], [(5, 5), (3, 3)], [(4, 4), (4, 4)], [(1, 1)]]),
+    ([(6, 1), (1, 6), (2, 2), (2, 2)], [[(1, 6), (6, 1)], [(2, 2), (2, 2)]]),
+    ([(2, 3)] * 5, [[(2, 3)] * 2, [(2, 3)] * 2, [(2, 3)]]),
+  ],
+)
+def test_rows_take_the_longest_pair_that_fits(lengths, expected):
+  batch = Batches(make_split(lengths), ((8, 8),), len(expected), packed=True)[0]
+  for side, ids in enumerate(batch.segments):
+    rows = [[int(n) for n in np.bincount(row[row > 0])[1:]] for row in ids]
+    assert sorted(rows) == sorted([pair[side] for pair in row] for row in expected)

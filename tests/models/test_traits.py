@@ -28,9 +28,9 @@ def test_traits_depend_on_the_cell_its_options_and_the_alignment(cell, options, 
   assert model.traits == model.decoder.traits == model.decoder.cell.traits == expected
 
 
-@pytest.mark.parametrize('build', [build_conv, build_transformer])
-def test_layered_decoders_attend_in_recurrence_only_if_the_alignment_is_recurrent(build):
-  assert build().traits == Traits()
+@pytest.mark.parametrize(('build', 'packs'), [(build_conv, False), (build_transformer, True)])
+def test_layered_decoders_attend_in_recurrence_only_if_the_alignment_is_recurrent(build, packs):
+  assert build().traits == Traits(packs=packs)
   assert build(alignment='monotonic').traits == Traits(attends_in_recurrence=True)
 
 

@@ -31,6 +31,7 @@ class Batch(NamedTuple):
   target: Any
   target_mask: Any
   index: Any
+  segments: Any = None
 
 
 class Toy(nn.Module):

@@ -105,7 +105,7 @@ class TranslationSystem(System):
     loss = _loss(model, training)
     params = jax.eval_shape(lambda: initial_params(model, 0))
     check_parameter_options(training, params)
-    trace_loss(loss, params, dummy_batch())
+    trace_loss(loss, params, dummy_batch(packed=config.data.packed))
     tasks.check(config.data)
     _check_shared_vocabulary(config, model)
     check_weights(auxiliary_losses(training.auxiliary), model.decoder.attention if model.traits.attends else None)
@@ -197,6 +197,7 @@ class TranslationSystem(System):
       seed=seed,
       share=share or self.share,
       links=self.loss.needs_links,
+      packed=options.packed,
     )
 
   def check_data(self, log: Log) -> None:
@@ -325,7 +326,7 @@ def _check_lengths(
     check_rows_fit(split, indices, config.data.max_left_out)
   used = np.unique(np.concatenate(list(assigned.values())))
   sources, targets = zip(*(buckets[i] for i in used if i >= 0), strict=True)
-  trace_loss(loss, params, dummy_batch(max(sources), max(targets)))
+  trace_loss(loss, params, dummy_batch(max(sources), max(targets), config.data.packed))
   searched = [encoded for split, encoded in data.encoded.items() if split != 'train']
   longest = max((int(encoded.lengths[0].max(initial=1)) for encoded in searched), default=1)
   # Sources longer than all buckets are padded beyond their length only if the model accepts it, see Predictor.
