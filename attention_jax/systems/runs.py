@@ -136,9 +136,10 @@ class Run:
         f'nbest must be from 1 to {found}, the number of {"samples" if sampling else "beams"}, got {nbest}'
       )
     translations = []
-    for line, prediction in zip(lines, predict(lines, beams=beams, **options), strict=True):
+    for row, prediction in enumerate(predict(lines, beams=beams, **options)):
       if not prediction.hypotheses:
-        raise UserError(f'no output for {line!r}: it is too long, or no hypothesis has a finite probability')
+        reason = 'it is too long for the model, or no hypothesis has a finite probability'
+        raise UserError(f'no output for {lines[row][:40]!r} at index {row}: {reason}')
       translations.append(rank_hypotheses(prediction.hypotheses, is_sampled=sampling is not None))
     return [ranked[0] for ranked in translations] if nbest is None else [ranked[:nbest] for ranked in translations]
 
