@@ -186,14 +186,6 @@ def test_alignments_of_both_directions_are_joined_and_scored(tmp_path):
   assert_user_error(run('align', *flags), ["forward has possible links such as '1?0', which only --gold may have"])
 
 
-def test_a_run_without_attention_does_not_align(tmp_path, monkeypatch):
-  vocabularies = SimpleNamespace(source_vocab=None, target_vocab=None)
-  opened = SimpleNamespace(predictor=vocabularies, model=SimpleNamespace(traits=Traits(attends=False)))
-  monkeypatch.setattr('attention_jax.systems.runs.open_run_or_ensemble', lambda *args, **options: opened)
-  result = run('align', '--workdir=runs/plain', *write_pairs(tmp_path))
-  assert result.code == 2 and result.err.splitlines()[1].startswith('error: runs/plain: this run has no attention')
-
-
 def test_a_run_aligns_translations_in_a_file(trained, tmp_path):
   flags = write_pairs(tmp_path)
   result = run('align', f'--workdir={trained[0]}', f'--reverse={trained[0]}', *flags, '--symmetrisation=union')
