@@ -1,11 +1,9 @@
 """Options of translate, evaluate, score and align, on a tiny run."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
-from attention_jax.models.traits import Traits
 from attention_jax.systems.runs import open_run
 from tests.experiments.helpers import run
 from tests.experiments.test_bad_input import assert_user_error

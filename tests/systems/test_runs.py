@@ -381,8 +381,8 @@ def test_weights_of_every_layer_and_head_are_those_of_the_model(run):
   config = parse_config(
     {
       'model': {
-        'encoder': 'transformer(features=4, layers=2, heads=2, hidden=4)',
-        'decoder': 'transformer(features=4, layers=2, heads=2, hidden=4)',
+        'encoder': 'transformer(features=4, layers=1, heads=2, hidden=4)',
+        'decoder': 'transformer(features=4, layers=1, heads=2, hidden=4)',
         'embedding': 4,
         'attention': {'score': 'scaled_dot', 'features': 4, 'heads': 2},
       },
@@ -391,8 +391,8 @@ def test_weights_of_every_layer_and_head_are_those_of_the_model(run):
   )
   system = run.system.with_config(config)
   layered = Run(run.folder, system, system.initializer()(0), (0,))
-  assert layered.attention('a b', 'c').layer_weights.shape == (2, 2, 2, 3)
-  assert layered.score([('a b', 'c')], layers=True)[0].layer_weights.shape == (2, 2, 2, 3)
+  assert layered.attention('a b', 'c').layer_weights.shape == (1, 2, 2, 3)
+  assert layered.score([('a b', 'c')], layers=True)[0].layer_weights.shape == (1, 2, 2, 3)
 
 
 @pytest.mark.parametrize(
@@ -418,8 +418,8 @@ def test_mistakes_in_calls_of_a_run_are_errors_of_one_line(run, call, message):
 
 @pytest.mark.parametrize('method', ['align', 'attention'])
 def test_a_run_without_attention_has_no_alignments(method, run):
-  plain = run.config.model
-  config = dataclasses.replace(run.config, model=dataclasses.replace(plain, decoder='sutskever(features=4)'))
+  model = dataclasses.replace(run.config.model, decoder='plain(features=4)', encoder='embedded')
+  config = dataclasses.replace(run.config, model=model)
   system = run.system.with_config(config)
   without = Run(run.folder, system, system.initializer()(0), (0,))
   with pytest.raises(UserError, match='this run has no attention; expected a run whose decoder attends'):
