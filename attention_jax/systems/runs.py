@@ -119,8 +119,8 @@ class Run:
       **options: further options of `Predictor.stream`, such as `sampling=Sampling(8)` or `prefixes`.
 
     Returns:
-      The best hypothesis of each line, or with `nbest` a list of hypotheses, best first, without repetitions except
-      among samples.
+      The best hypothesis of each line, or with `nbest` a list of hypotheses, best first, without repetitions. Samples
+      are in the order of sampling, repetitions included.
 
     Raises:
       UserError: for a blank line, a line without a hypothesis, such as one that is too long for the model, more
@@ -130,11 +130,9 @@ class Run:
     _check_texts(lines, 'lines')
     sampling = options.get('sampling')
     beams = self.config.evaluation.beams if beams is None else beams
-    found = sampling.hypotheses if sampling else beams
-    if nbest is not None and not 1 <= nbest <= found:
-      raise UserError(
-        f'nbest must be from 1 to {found}, the number of {"samples" if sampling else "beams"}, got {nbest}'
-      )
+    count, kind = (sampling.hypotheses, 'samples') if sampling else (beams, 'beams')
+    if nbest is not None and not 1 <= nbest <= count:
+      raise UserError(f'nbest must be from 1 to {count}, the number of {kind}, got {nbest}')
     translations = []
     for row, prediction in enumerate(predict(lines, beams=beams, **options)):
       if not prediction.hypotheses:
