@@ -42,16 +42,19 @@ _SUBPACKAGES = (
 )
 
 
+# Names that are imported on first use, and the modules that define them.
+_LAZY_NAMES = {'Attention': 'modules.attention', 'open_run': 'systems.runs', 'train': 'systems.experiment'}
+
+
 def __getattr__(name: str):
-  if name != 'Attention' and name not in _SUBPACKAGES:
+  if name not in _LAZY_NAMES and name not in _SUBPACKAGES:
     raise AttributeError(f"module 'attention_jax' has no attribute {name!r}")
   try:
-    if name == 'Attention':
-      return importlib.import_module('attention_jax.modules.attention').Attention
-    return importlib.import_module(f'attention_jax.{name}')
+    module = importlib.import_module(f'attention_jax.{_LAZY_NAMES.get(name, name)}')
   except ModuleNotFoundError as error:
     error.add_note(f"attention_jax.{name} needs pip install 'attention_jax[train]'")
     raise
+  return getattr(module, name) if name in _LAZY_NAMES else module
 
 
 __all__ = [
@@ -81,10 +84,12 @@ __all__ = [
   'combine_masks',
   'init_carry',
   'init_params',
+  'open_run',
   'padding_mask',
   'remember',
   'scores',
   'testing',
+  'train',
   'window_mask',
   'with_dropout',
   'with_edit',

@@ -100,23 +100,11 @@ def _read_links(path: str, source: str, target: str) -> list:
 
 
 def _align(workdir: str, corpus) -> list:
-  """The alignments of a run, as links from its source to its target.
-
-  Raises UserError for a run without attention, and for a line whose number of words its normalization changes.
-  """
-  from attention_jax.data.text import normalize_corpus
-  from attention_jax.decoding.scoring import score_pairs
-  from attention_jax.decoding.word_alignment import align
+  """The alignments of a run, as links from its source to its target."""
   from attention_jax.systems import runs
 
   run = runs.open_run_or_ensemble(workdir, FLAGS.checkpoint, dtype=FLAGS.dtype)
-  vocabularies = (run.predictor.source_vocab, run.predictor.target_vocab)
-  if not run.model.traits.attends:
-    raise UserError(f'{workdir}: this run has no attention; expected a run whose decoder attends')
-  linked = corpus._replace(links=[()] * len(corpus.source))  # the words that are linked must be those of the files
-  corpus = normalize_corpus(linked, run.config.data.normalization)
-  scored = score_pairs(run.model, run.params, corpus, *vocabularies, run.config.data.buckets)
-  return align(corpus, scored, *vocabularies)
+  return [pair.links for pair in run.align(corpus)]
 
 
 if __name__ == '__main__':

@@ -196,7 +196,6 @@ def _evaluate_bins(run: Any, lines: Sequence[str], plot: str | None) -> Any:
   """
   if not FLAGS.by:
     return None
-  from attention_jax.decoding.scoring import score_pairs
   from attention_jax.sweeps.bins import add_teacher_forcing_metrics, evaluate_bins
   from attention_jax.sweeps.plots import draw_bins
   from attention_jax.systems.base import SupportsCorpus
@@ -205,11 +204,10 @@ def _evaluate_bins(run: Any, lines: Sequence[str], plot: str | None) -> Any:
   corpora = system.corpus(FLAGS.split), system.corpus('train')
   bins = evaluate_bins(*corpora, lines, run.config.evaluation, FLAGS.by, FLAGS.bins)
   if _has_teacher_forcing_metrics(system):
-    vocabularies = (run.predictor.source_vocab, run.predictor.target_vocab)
-    pairs = score_pairs(run.model, run.params, corpora[0], *vocabularies, run.config.data.buckets)
+    pairs = run.score(corpora[0])
     unlinked_targets = run.config.evaluation.unlinked_targets
     attends = run.model.traits.attends
-    bins = add_teacher_forcing_metrics(bins, *corpora, pairs, vocabularies, attends, unlinked_targets)
+    bins = add_teacher_forcing_metrics(bins, *corpora, pairs, run.vocabularies, attends, unlinked_targets)
   if plot:
     atomic.write_bytes(plot, draw_bins(bins))
   return bins

@@ -12,7 +12,6 @@ import sys
 
 from absl import flags
 
-from attention_jax.analysis.alignment import links_from_weights
 from attention_jax.atomic import to_json
 from experiments.launch import FLAGS, define_run_flags, launch, require_flag
 from experiments.tables import round_weights
@@ -26,34 +25,23 @@ flags.DEFINE_bool('layers', False, 'also print layers: the weights of every laye
 def main() -> None:
   """Prints the scores of each pair of --source and --target."""
   from attention_jax.data.text import read_parallel
-  from attention_jax.decoding.scoring import score_pairs
   from attention_jax.systems import runs
 
   workdir = require_flag('workdir')
   corpus = read_parallel(require_flag('source'), require_flag('target'))
   run = runs.open_run_or_ensemble(workdir, FLAGS.checkpoint, dtype=FLAGS.dtype)
-  predictor = run.predictor
-  pairs = score_pairs(
-    run.model,
-    run.params,
-    corpus,
-    predictor.source_vocab,
-    predictor.target_vocab,
-    run.config.data.buckets,
-    with_layer_weights=FLAGS.layers,
-  )
+  pairs = run.score(corpus, layers=FLAGS.layers)
   for line in corpus.report:
     print(line, file=sys.stderr)
   for row, pair in enumerate(pairs):
-    links = links_from_weights(pair.weights, pair.weights.shape[1] - 1, len(pair.tokens))
     record = {
       'line': corpus.line(row),
       'source': corpus.source[row],
       'target': corpus.target[row],
       'tokens': pair.tokens,
-      'log_prob': sum(pair.log_probs),
+      'log_prob': pair.log_prob,
       'log_probs': pair.log_probs,
-      'alignment': links,
+      'alignment': pair.alignment,
       'weights': round_weights(pair.weights),
     }
     if FLAGS.layers:

@@ -22,12 +22,12 @@ alone, one head, rnn(direction="forward"), bridge=False, and an output layer tha
 """
 
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from absl import flags
 
-from attention_jax.analysis.alignment import format_pharaoh, links_from_weights
+from attention_jax.analysis.alignment import format_pharaoh
 from attention_jax.atomic import to_json
 from attention_jax.errors import UserError
 from attention_jax.specs import MAX_REPEATS
@@ -117,6 +117,7 @@ def _translate_lines(run, sampling) -> None:
   """Translates whole lines, one window of lines after the other."""
   from attention_jax.data.files import read_lines
   from attention_jax.data.vocab import unknown_characters
+  from attention_jax.decoding.minimum_bayes_risk import rank_hypotheses
 
   beams = run.config.evaluation.beams
   hypothesis_count = FLAGS.samples or beams
@@ -143,7 +144,7 @@ def _translate_lines(run, sampling) -> None:
       if line.strip():
         prediction = next(predictions)
         tokens = prediction.tokens
-        hypotheses = _rank(prediction.hypotheses)[:nbest]
+        hypotheses = rank_hypotheses(prediction.hypotheses, FLAGS.mbr or '', sampling is not None)[:nbest]
       print_hypotheses(number, line, tokens, hypotheses)
       if not line.strip():
         empty.append(number)
@@ -195,30 +196,6 @@ def _output_function(nbest: int) -> Callable[[int, str, Sequence[str], Sequence[
   if FLAGS.nbest or FLAGS.alignments or nbest > 1:
     return _print_columns
   return _print_text
-
-
-def _rank(hypotheses: list) -> list:
-  """Ranks the hypotheses of one line.
-
-  With --mbr, they are sorted by their expected utility, which becomes their score, and repeated texts are removed.
-  Otherwise the order is unchanged; repeated hypotheses are removed from a search and kept among samples.
-  """
-  from attention_jax.decoding.minimum_bayes_risk import expected_utility
-
-  if not FLAGS.mbr:
-    return hypotheses if FLAGS.samples else _distinct(hypotheses, key=lambda hypothesis: tuple(hypothesis.tokens))
-  log_probs = None if FLAGS.samples else [hypothesis.log_prob for hypothesis in hypotheses]
-  utilities = expected_utility([hypothesis.text for hypothesis in hypotheses], FLAGS.mbr, log_probs)
-  scored = [hypothesis._replace(score=utility) for hypothesis, utility in zip(hypotheses, utilities, strict=True)]
-  return _distinct(sorted(scored, key=lambda hypothesis: -hypothesis.score), key=lambda hypothesis: hypothesis.text)
-
-
-def _distinct(hypotheses: Iterable, key: Callable[[Any], Hashable]) -> list:
-  """Returns the first hypothesis with each key."""
-  first = {}
-  for hypothesis in hypotheses:
-    first.setdefault(key(hypothesis), hypothesis)
-  return list(first.values())
 
 
 def _sampling_options():
@@ -349,7 +326,7 @@ def _print_columns(number, line, tokens, hypotheses) -> None:
   for hypothesis in hypotheses:
     columns = [number, f'{hypothesis.score:.4f}', hypothesis.text]
     if FLAGS.alignments:
-      columns.append(format_pharaoh(_alignment_links(hypothesis)))
+      columns.append(format_pharaoh(hypothesis.alignment))
     print(*columns, sep='\t')
 
 
@@ -360,7 +337,7 @@ def _print_json(number, line, tokens, hypotheses) -> None:
       'score': hypothesis.score,
       'log_prob': hypothesis.log_prob,
       'tokens': hypothesis.tokens,
-      'alignment': _alignment_links(hypothesis),
+      'alignment': hypothesis.alignment,
       'weights': round_weights(hypothesis.weights),
     }
     for hypothesis in hypotheses
@@ -368,10 +345,6 @@ def _print_json(number, line, tokens, hypotheses) -> None:
   sampled = FLAGS.samples is not None
   record = {'line': number, 'source': line, 'source_tokens': tokens, 'sampled': sampled, 'hypotheses': records}
   print(to_json(record, ensure_ascii=False))
-
-
-def _alignment_links(hypothesis) -> tuple[tuple[int, int], ...]:
-  return links_from_weights(hypothesis.weights, hypothesis.weights.shape[1] - 1, len(hypothesis.tokens))
 
 
 if __name__ == '__main__':

@@ -56,7 +56,7 @@ network: tokens joined by lines, heatmaps, lists, sliders over steps, layers, he
 side by side (`--compare`). One with the suffix `.json` has all numbers.
 `--words` merges the weights of subwords or characters to those of words. In a notebook,
 `aj.analysis.show(run, 'a sentence', analyses=['entropy'])` shows the page; `run` is
-`attention_jax.systems.runs.open_run('runs/dates')`.
+`aj.open_run('runs/dates')`.
 
 ```sh
 python -m experiments.inspect_attention --workdir=runs/dates --rows=0 --analyses=integrated_gradients

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import io
+import itertools
 import re
 import shlex
 import subprocess
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 
 import attention_jax as aj
+from attention_jax.data.builders import dates
 from experiments.config_files import load_config
 from lab.documentation import ANALYSES_INTRODUCTION
+from tests.systems.helpers import two_devices
 
 ROOT = Path(aj.__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob('*.md'), *(ROOT / 'docs').rglob('*.md'), *(ROOT / 'lab').glob('*.md')])
@@ -46,22 +49,35 @@ def config_of(path):
   return load_config(str(ROOT / path))
 
 
-@pytest.mark.parametrize(('document', 'code', 'output'), blocks('python'))
-def test_python_blocks_run(document, code, output, tmp_path, monkeypatch):
+def documents_with_python():
+  """Returns (document, its Python blocks with their outputs) of every document that has any."""
+  groups = itertools.groupby((param.values for param in blocks('python')), key=lambda values: values[0])
+  documents = {document: list(group) for document, group in groups}
+  return [
+    pytest.param(document, group, id=document, marks=pytest.mark.long if 'aj.train(' in str(group) else ())
+    for document, group in documents.items()
+  ]
+
+
+@pytest.mark.parametrize(('document', 'document_blocks'), documents_with_python())
+def test_python_blocks_of_a_document_run_in_order(document, document_blocks, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(dates, 'SIZES', dict.fromkeys(dates.SIZES, 64))  # those of the data set take long to generate
   for table in (aj.SCORES, aj.ALIGNMENTS):  # a block may add a row
     for name, row in dict(table).items():
       monkeypatch.setitem(table, name, row)
-  names = set(aj.SCORES)
-  printed = io.StringIO()
+  initial_scores = set(aj.SCORES)
+  names = {'__name__': '__main__'}
   try:
-    with contextlib.redirect_stdout(printed):
-      exec(compile(code, document, 'exec'), {'__name__': '__main__'})
+    for _, code, output in document_blocks:
+      printed = io.StringIO()
+      with contextlib.redirect_stdout(printed), two_devices():
+        exec(compile(code, document, 'exec'), names)
+      if output:
+        assert printed.getvalue() == output
   finally:
-    for name in set(aj.SCORES) - names:
+    for name in set(aj.SCORES) - initial_scores:
       del aj.SCORES[name]
-  if output:
-    assert printed.getvalue() == output
 
 
 @pytest.mark.parametrize(('document', 'code', 'output'), blocks('sh'))

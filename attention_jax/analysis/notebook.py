@@ -47,7 +47,7 @@ def show(
   """Returns a page, shown by a notebook, of the attention weights of a trained run for lines of text.
 
   Args:
-    run: a run of a system with readings, as `systems.runs.open_run('runs/dates')` returns it.
+    run: a run of a system with readings, as `attention_jax.open_run('runs/dates')` returns it.
     *lines: the sources.
     layers: whether to add the weights of every layer and head.
     analyses: specs of analysis.analyses.ANALYSES, such as 'leave_one_out'.

@@ -1,11 +1,12 @@
 """Minimum Bayes risk reranking of the hypotheses of one or of several systems (Kumar & Byrne 2004)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from attention_jax.decoding.metrics import compute_metric, higher_is_better
+from attention_jax.decoding.predictor import Hypothesis
 
 
 class Candidates(NamedTuple):
@@ -97,3 +98,30 @@ def _sentence_metric(text: str, reference: str, metric: str) -> float:
     text = 'a' if text.strip() else 'b'
     reference = 'b'
   return compute_metric(metric, [text], [[reference]], sentence_level=True).value
+
+
+def rank_hypotheses(hypotheses: Sequence[Hypothesis], metric: str = '', is_sampled: bool = False) -> list[Hypothesis]:
+  """Ranks the hypotheses of one source and removes repeated ones.
+
+  With a metric, they are sorted by their expected utility, which becomes their score, and repeated texts are removed.
+  Otherwise the order is unchanged; repeated tokens are removed from a search, and kept among samples.
+
+  Args:
+    hypotheses: the hypotheses, those of a search best first.
+    metric: as for `expected_utility`, or ''.
+    is_sampled: whether they are samples, which have equal weights.
+  """
+  if not metric:
+    return list(hypotheses) if is_sampled else _distinct(hypotheses, key=lambda hypothesis: tuple(hypothesis.tokens))
+  log_probs = None if is_sampled else [hypothesis.log_prob for hypothesis in hypotheses]
+  utilities = expected_utility([hypothesis.text for hypothesis in hypotheses], metric, log_probs)
+  scored = [hypothesis._replace(score=utility) for hypothesis, utility in zip(hypotheses, utilities, strict=True)]
+  return _distinct(sorted(scored, key=lambda hypothesis: -hypothesis.score), key=lambda hypothesis: hypothesis.text)
+
+
+def _distinct(hypotheses: Iterable[Hypothesis], key: Callable[[Hypothesis], Hashable]) -> list[Hypothesis]:
+  """Returns the first hypothesis with each key."""
+  first = {}
+  for hypothesis in hypotheses:
+    first.setdefault(key(hypothesis), hypothesis)
+  return list(first.values())

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from attention_jax.analysis.alignment import Link, links_from_weights
 from attention_jax.data.batching import Batch, eval_batches
 from attention_jax.data.encoding import EncodedCorpus, encode
 from attention_jax.data.text import Corpus
@@ -51,6 +52,11 @@ class Hypothesis(NamedTuple):
   score: float
   log_prob: float
   weights: np.ndarray
+
+  @property
+  def alignment(self) -> tuple[Link, ...]:
+    """The (source token, target token) links of the largest weights, see `links_from_weights`."""
+    return links_from_weights(self.weights, self.weights.shape[1] - 1, len(self.tokens))
 
 
 class Prediction(NamedTuple):

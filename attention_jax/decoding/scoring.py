@@ -1,5 +1,6 @@
 """Scoring of targets by teacher forcing, token by token."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -7,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.data.batching import dummy_batch, eval_batches
+from attention_jax.analysis.alignment import Link, links_from_weights
+from attention_jax.data.batching import Batch, dummy_batch, eval_batches
 from attention_jax.data.encoding import EncodedCorpus, assign_buckets, encode
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
@@ -36,77 +38,102 @@ class ScoredPair(NamedTuple):
   weights: np.ndarray
   layer_weights: np.ndarray | None = None
 
+  @property
+  def log_prob(self) -> float:
+    """Natural log of the probability of the target, EOS included."""
+    return sum(self.log_probs)
 
-def score_pairs(
-  model: EncoderDecoder,
-  params: Any,
-  corpus: Corpus,
-  source_vocab: Vocabulary,
-  target_vocab: Vocabulary,
-  buckets: Sequence[Sequence[int]],
-  batch_size: int = 128,
-  with_layer_weights: bool = False,
-) -> list[ScoredPair]:
-  """Scores every pair of a corpus by teacher forcing.
+  @property
+  def alignment(self) -> tuple[Link, ...]:
+    """The (source token, target token) links of the largest weights, see `links_from_weights`."""
+    return links_from_weights(self.weights, self.weights.shape[1] - 1, len(self.tokens))
+
+
+class PairScorer:
+  """Scores pairs by teacher forcing; the model is compiled once for each batch shape.
 
   Args:
     model: a trained model.
     params: its parameters.
-    corpus: the pairs.
     source_vocab: source vocabulary of the run.
     target_vocab: target vocabulary of the run.
     buckets: buckets of training. If a pair fits none, there is a further bucket for the longest source and target, with
       their lengths rounded up to multiples of 32 if the model accepts these, and unrounded otherwise.
     batch_size: pairs per batch, rounded up to a multiple of the number of devices.
-    with_layer_weights: whether to return the weights of every layer and head.
-
-  Returns:
-    One ScoredPair per pair, in order.
-
-  Raises:
-    UserError: if `with_layer_weights` is set for an ensemble, or for a decoder that is not a LayeredDecoder; and if the
-      model does not accept the longest source or target.
   """
-  if with_layer_weights:
-    _check_layered(model)
-  if not corpus.source:
-    return []
 
-  def run(params, batch):
-    batch = replace_unreachable_targets(model, batch)
-    outputs = model.apply({'params': params}, batch.source, batch.source_mask, batch.target)
+  def __init__(
+    self,
+    model: EncoderDecoder,
+    params: Any,
+    source_vocab: Vocabulary,
+    target_vocab: Vocabulary,
+    buckets: Sequence[Sequence[int]],
+    batch_size: int = 128,
+  ):
+    self._model = model
+    self._vocabularies = (source_vocab, target_vocab)
+    self._buckets = buckets
+    self._mesh = make_mesh(jax.local_devices())
+    self._params = replicate(fetch(params), self._mesh)
+    self._rows = -(-batch_size // self._mesh.devices.size) * self._mesh.devices.size
+    self._compiled = {
+      with_layers: jit_on_mesh(self._mesh, functools.partial(self._run, with_layers)) for with_layers in (False, True)
+    }
+
+  def __call__(self, corpus: Corpus, with_layer_weights: bool = False) -> list[ScoredPair]:
+    """Returns one ScoredPair per pair of a corpus, in order.
+
+    Args:
+      corpus: the pairs.
+      with_layer_weights: whether to return the weights of every layer and head.
+
+    Raises:
+      UserError: if `with_layer_weights` is set for an ensemble, or for a decoder that is not a LayeredDecoder; and if
+        the model does not accept the longest source or target.
+    """
+    if with_layer_weights:
+      _check_layered(self._model)
+    if not corpus.source:
+      return []
+    run = self._compiled[with_layer_weights]
+    encoded = encode(corpus, *self._vocabularies)
+    pairs: list[ScoredPair | None] = [None] * encoded.rows
+    for batch in eval_batches(encoded, _with_largest_bucket(encoded, self._buckets, self._accepts), self._rows):
+      log_probs, weights, layer_weights = jax.device_get(run(self._params, shard_batch(batch, self._mesh)))
+      for i in np.flatnonzero(batch.index >= 0):
+        row = batch.index[i]
+        source_length = int(batch.source_mask[i].sum())
+        target_length = int(batch.target_mask[i].sum())
+        # Copies, because views would keep the whole batch in memory.
+        layers = layer_weights[i, :target_length, ..., :source_length] if with_layer_weights else None
+        pairs[row] = ScoredPair(
+          self._vocabularies[1].tokenize(corpus.target[row]),
+          log_probs[i, :target_length].tolist(),
+          weights[i, :target_length, :source_length].copy(),
+          None if layers is None else np.moveaxis(layers, 0, 2).copy(),
+        )
+    return pairs
+
+  def _run(self, with_layer_weights: bool, params: Any, batch: Batch) -> tuple[Any, ...]:
+    batch = replace_unreachable_targets(self._model, batch)
+    outputs = self._model.apply({'params': params}, batch.source, batch.source_mask, batch.target)
     log_probs = jnp.take_along_axis(jax.nn.log_softmax(outputs.logits), batch.target[..., None], axis=-1)[..., 0]
-    return log_probs, model.posterior(outputs, batch.target_mask), outputs.layers if with_layer_weights else ()
+    layers = outputs.layers if with_layer_weights else ()
+    return log_probs, self._model.posterior(outputs, batch.target_mask), layers
 
-  def accepts(bucket: tuple[int, int]) -> bool:
+  def _accepts(self, bucket: tuple[int, int]) -> bool:
     """Whether the model accepts these lengths; positions or parameters of some models limit them."""
     try:
-      jax.eval_shape(run, params, dummy_batch(*bucket))
+      jax.eval_shape(functools.partial(self._run, False), self._params, dummy_batch(*bucket))
     except UserError:
       return False
     return True
 
-  mesh = make_mesh(jax.local_devices())
-  compiled = jit_on_mesh(mesh, run)
-  rows = -(-batch_size // mesh.devices.size) * mesh.devices.size
-  encoded = encode(corpus, source_vocab, target_vocab)
-  pairs: list[ScoredPair | None] = [None] * encoded.rows
-  batches = eval_batches(encoded, _with_largest_bucket(encoded, buckets, accepts), rows)
-  params = replicate(fetch(params), mesh)
-  for batch in batches:
-    log_probs, weights, layer_weights = jax.device_get(compiled(params, shard_batch(batch, mesh)))
-    for i in np.flatnonzero(batch.index >= 0):
-      row = batch.index[i]
-      source_length = int(batch.source_mask[i].sum())
-      target_length = int(batch.target_mask[i].sum())
-      # Copies, because views would keep the whole batch in memory.
-      pairs[row] = ScoredPair(
-        target_vocab.tokenize(corpus.target[row]),
-        log_probs[i, :target_length].tolist(),
-        weights[i, :target_length, :source_length].copy(),
-        np.moveaxis(layer_weights[i, :target_length, ..., :source_length], 0, 2).copy() if with_layer_weights else None,
-      )
-  return pairs
+
+def has_layer_weights(model: EncoderDecoder) -> bool:
+  """Returns whether a model has weights of every layer and head: not an ensemble, whose weights are means."""
+  return not isinstance(model, Ensemble) and isinstance(model.decoder, LayeredDecoder)
 
 
 def _check_layered(model: EncoderDecoder) -> None:
@@ -115,7 +142,7 @@ def _check_layered(model: EncoderDecoder) -> None:
     raise UserError(
       f'weights of layers need a single model, got an ensemble of {len(model.models)}, which averages weights'
     )
-  if not isinstance(model.decoder, LayeredDecoder):
+  if not has_layer_weights(model):
     expected = ', '.join(name for name, cls in DECODERS.items() if issubclass(cls, LayeredDecoder))
     raise UserError(f'the decoder does not attend in each of its layers; expected one of: {expected}')
 

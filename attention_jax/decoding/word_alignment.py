@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from attention_jax.analysis.alignment import AlignmentScores, Link, alignment_scores, links_from_weights, merge_weights
 from attention_jax.data.encoding import token_units
 from attention_jax.data.text import LINK_LEVELS, Corpus
@@ -13,21 +15,34 @@ from attention_jax.errors import UserError, choose
 Alignments = list[list[Link]]
 
 
+class AlignedPair(NamedTuple):
+  """The alignment of one pair.
+
+  Attributes:
+    links: (source, target) pairs of units, words or characters, counted from 0.
+    weights: [T, S] weights of the units, with a row and a column for EOS: summed over the tokens of a source unit, and
+      averaged over those of a target unit.
+  """
+
+  links: list[Link]
+  weights: np.ndarray
+
+
 def align(
   corpus: Corpus, scored: Sequence[ScoredPair], source_vocab: Vocabulary, target_vocab: Vocabulary
-) -> Alignments:
+) -> list[AlignedPair]:
   """Links each target unit to the source unit with the largest weight; units are words or characters.
 
   A target unit gets no link if its largest weight is that of EOS, or if all its weights are zero.
 
   Args:
     corpus: the pairs; its level is that of the units.
-    scored: their scores with weights, as `scoring.score_pairs` returns them.
+    scored: their scores with weights, as `scoring.PairScorer` returns them.
     source_vocab: source vocabulary of the model.
     target_vocab: target vocabulary of the model.
 
   Returns:
-    (source, target) pairs of each row.
+    The links and the weights of each row.
 
   Raises:
     UserError: for an unknown level, and for a vocabulary whose tokens are not parts of the units of that level.
@@ -38,11 +53,12 @@ def align(
     kinds = f'{source_vocab.kind} and {target_vocab.kind}'
     raise UserError(f'links between {level}s need tokens that are parts of {level}s, got vocabularies {kinds}')
   source_units, target_units = units
-  alignments = []
+  aligned = []
   for source, target, pair in zip(corpus.source, corpus.target, scored, strict=True):
     weights = merge_weights(pair.weights, source_units(source), target_units(target))
-    alignments.append(list(links_from_weights(weights, weights.shape[1] - 1, weights.shape[0] - 1)))
-  return alignments
+    links = list(links_from_weights(weights, weights.shape[1] - 1, weights.shape[0] - 1))
+    aligned.append(AlignedPair(links, weights))
+  return aligned
 
 
 def swap_links(alignments: Alignments) -> Alignments:

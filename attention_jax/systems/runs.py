@@ -6,14 +6,20 @@ import itertools
 import os
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
+import numpy as np
 from etils import epath
 
 from attention_jax import atomic
+from attention_jax.data.text import Corpus, normalize_corpus
+from attention_jax.data.vocab import Vocabulary
 from attention_jax.decoding.metrics import MetricValue
-from attention_jax.decoding.predictor import Predictor
+from attention_jax.decoding.minimum_bayes_risk import rank_hypotheses
+from attention_jax.decoding.predictor import Hypothesis, Predictor
+from attention_jax.decoding.scoring import PairScorer, ScoredPair, has_layer_weights
+from attention_jax.decoding.word_alignment import AlignedPair, align
 from attention_jax.errors import UserError, choose
 from attention_jax.modules.parameter_files import SUFFIX, load_weights, read_metadata
 from attention_jax.systems.base import SupportsCorpus, SupportsEnsembles, SupportsTranslation, System
@@ -22,6 +28,7 @@ from attention_jax.systems.ready_made import resolve_folder
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.text_evaluation import text_metrics
 from attention_jax.systems.variants import check_variants
+from attention_jax.tokens import EOS, SPECIAL_TOKENS
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.digests import check_file_digests
 from attention_jax.training.partition import MeshConfig, make_mesh, parameter_shardings, replicate
@@ -33,9 +40,35 @@ NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
 CHECKPOINT_NAMES = ('best', 'latest', 'average')
 
 
+class Vocabularies(NamedTuple):
+  """The vocabularies of a run of translation."""
+
+  source: Vocabulary
+  target: Vocabulary
+
+
+class AttentionWeights(NamedTuple):
+  """Attention weights of one source and one target, by teacher forcing.
+
+  Attributes:
+    source_tokens: S tokens, EOS included.
+    target_tokens: T tokens, EOS included.
+    weights: [T, S], those that the model's `weights` are: of one layer, averaged over heads.
+    layer_weights: [L, N, T, S] weights of every layer and head; None for a decoder that does not attend in each of its
+      layers, and for an ensemble.
+  """
+
+  source_tokens: list[str]
+  target_tokens: list[str]
+  weights: np.ndarray
+  layer_weights: np.ndarray | None
+
+
 @dataclasses.dataclass(frozen=True)
 class Run:
   """A trained run.
+
+  `translate`, `score`, `align` and `attention` need a run of translation.
 
   Attributes:
     folder: the run folder; of an ensemble, that of the first run.
@@ -69,6 +102,106 @@ class Run:
     """Translates lines. Raises UserError for a run of a system that does not translate."""
     return self.system_with(SupportsTranslation).predictor(self.params)
 
+  @property
+  def vocabularies(self) -> Vocabularies:
+    """The vocabularies. Raises UserError for a run of a system that does not translate."""
+    return Vocabularies(self.predictor.source_vocab, self.predictor.target_vocab)
+
+  def translate(
+    self, lines: Sequence[str], *, beams: int | None = None, nbest: int | None = None, **options: Any
+  ) -> list[Hypothesis] | list[list[Hypothesis]]:
+    """Translates lines of text.
+
+    Args:
+      lines: the sources.
+      beams: beams of the search; by default config.evaluation.beams.
+      nbest: number of hypotheses of each line, at most `beams` or the number of samples; None for the best one alone.
+      **options: further options of `Predictor.stream`, such as `sampling=Sampling(8)` or `prefixes`.
+
+    Returns:
+      The best hypothesis of each line, or with `nbest` a list of hypotheses, best first, without repetitions. Samples
+      are in the order of sampling, repetitions included.
+
+    Raises:
+      UserError: for a blank line, a line without a hypothesis, such as one that is too long for the model, more
+        hypotheses than the search finds, and as `Predictor.stream`.
+    """
+    predict = self.predictor
+    _check_texts(lines, 'lines')
+    sampling = options.get('sampling')
+    beams = self.config.evaluation.beams if beams is None else beams
+    count, kind = (sampling.hypotheses, 'samples') if sampling else (beams, 'beams')
+    if nbest is not None and not 1 <= nbest <= count:
+      raise UserError(f'nbest must be from 1 to {count}, the number of {kind}, got {nbest}')
+    translations = []
+    for row, prediction in enumerate(predict(lines, beams=beams, **options)):
+      if not prediction.hypotheses:
+        reason = 'it is too long for the model, or no hypothesis has a finite probability'
+        raise UserError(f'no output for {lines[row][:40]!r} at index {row}: {reason}')
+      translations.append(rank_hypotheses(prediction.hypotheses, is_sampled=sampling is not None))
+    return [ranked[0] for ranked in translations] if nbest is None else [ranked[:nbest] for ranked in translations]
+
+  def score(self, pairs: Sequence[tuple[str, str]] | Corpus, *, layers: bool = False) -> list[ScoredPair]:
+    """Scores targets by teacher forcing: their log-probabilities, those of each token, and the attention weights.
+
+    Args:
+      pairs: a source and a target each.
+      layers: whether to add the weights of every layer and head.
+
+    Raises:
+      UserError: for a blank side, and as `PairScorer`.
+    """
+    return self._scorer(_as_corpus(pairs), layers)
+
+  def align(self, pairs: Sequence[tuple[str, str]] | Corpus, *, level: str = 'word') -> list[AlignedPair]:
+    """Links the words of sources and targets: each of the target to that of the source with the largest weight.
+
+    Args:
+      pairs: a source and a target each; a Corpus has its own level.
+      level: the unit that links connect, 'word' or 'char'.
+
+    Raises:
+      UserError: for a blank side, a run without attention, an unknown level, a vocabulary whose tokens are not parts of
+        the units, and for a text whose number of units config.data.normalization changes.
+    """
+    scorer = self._scorer
+    self._check_attends()
+    corpus = _as_corpus(pairs, level)
+    linked = corpus._replace(links=[()] * len(corpus.source))  # the units that are linked must be those of the texts
+    corpus = normalize_corpus(linked, self.config.data.normalization)
+    return align(corpus, scorer(corpus), *self.vocabularies)
+
+  def attention(self, source: str, target: str | None = None) -> AttentionWeights:
+    """Returns the attention weights of a source and a target.
+
+    Args:
+      source: the source.
+      target: the target; None for the best hypothesis.
+
+    Raises:
+      UserError: for a blank source or target, a source without a hypothesis, and a run without attention.
+    """
+    scorer = self._scorer
+    self._check_attends()
+    _check_texts([source] if target is None else [source, target], 'source and target')
+    text = self.translate([source])[0].text if target is None else target
+    (pair,) = scorer(Corpus([source], [text]), has_layer_weights(self.model))
+    end = SPECIAL_TOKENS[EOS]
+    source_tokens = [*self.vocabularies.source.tokenize(source), end]
+    return AttentionWeights(source_tokens, [*pair.tokens, end], pair.weights, pair.layer_weights)
+
+  def evaluate(self, split: str) -> dict[str, MetricValue]:
+    """Returns the metrics of a split, by name. Arguments and errors: see `evaluate_split`."""
+    return evaluate_split(self, split)[0]
+
+  @functools.cached_property
+  def _scorer(self) -> PairScorer:
+    return PairScorer(self.model, self.params, *self.vocabularies, self.config.data.buckets)
+
+  def _check_attends(self) -> None:
+    if not self.model.traits.attends:
+      raise UserError(f'{self.folder}: this run has no attention; expected a run whose decoder attends')
+
   def system_with(self, protocol: type[Support]) -> Support:
     """Returns the system, if it implements a protocol.
 
@@ -82,6 +215,27 @@ class Run:
       return self.system
     names = _systems_with(protocol)
     raise UserError(f'{self.folder} is a run of system {self.config.system!r}; expected one of: {names}')
+
+
+def _check_texts(texts: Sequence[str], name: str) -> None:
+  """Raises UserError for anything but a list of texts, none of them blank."""
+  if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+    raise UserError(f'{name} must be a list of texts, got {texts!r}')
+  if blank := [number for number, text in enumerate(texts) if not text.strip()]:
+    raise UserError(f'{name} must not be blank, got {texts[blank[0]]!r} at index {blank[0]}')
+
+
+def _as_corpus(pairs: Sequence[tuple[str, str]] | Corpus, level: str = 'word') -> Corpus:
+  """The corpus of pairs, which are checked."""
+  if isinstance(pairs, Corpus):
+    return pairs
+  pairs = list(pairs)
+  if wrong := [pair for pair in pairs if not isinstance(pair, tuple | list) or len(pair) != 2]:
+    raise UserError(f'pairs must be pairs of a source and a target, got {wrong[0]!r}')
+  sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
+  _check_texts(sources, 'sources')
+  _check_texts(targets, 'targets')
+  return Corpus(sources, targets, level=level, name='pairs')
 
 
 def _systems_with(protocol: type) -> str:

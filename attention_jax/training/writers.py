@@ -225,7 +225,7 @@ class Progress:
   def __init__(self, start: int, stop: int, activity: Callable[[], str] = lambda: ''):
     self._stop = stop
     self._activity = activity
-    self._console = rich.console.Console(highlight=False)
+    self._console = rich.console.Console(highlight=False, force_jupyter=False)  # plain lines in a notebook too
     self._console.print(f'{"resuming" if start else "starting"} at step {start} of {stop}')
     # The time left is extrapolated from the first record on: evaluations count, the first compilation does not.
     self._progress = rich.progress.Progress(

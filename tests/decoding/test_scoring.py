@@ -11,7 +11,7 @@ from attention_jax.decoding import predictor as predictor_module
 from attention_jax.decoding.ensemble import Ensemble
 from attention_jax.decoding.generate import Hypotheses
 from attention_jax.decoding.predictor import Predictor
-from attention_jax.decoding.scoring import score_pairs
+from attention_jax.decoding.scoring import PairScorer
 from attention_jax.errors import UserError
 from attention_jax.tokens import EOS, UNK
 from tests.models.helpers import build_tiny, build_transformer
@@ -35,7 +35,7 @@ def model_and_params():
 def test_scores_equal_those_of_the_model(model_and_params):
   model, params = model_and_params
   corpus = Corpus(['a b', 'c ' * 40, 'd'], ['b', 'a x a', 'c c'])
-  scored = score_pairs(model, params, corpus, WORDS, WORDS, [(4, 4)])
+  scored = PairScorer(model, params, WORDS, WORDS, [(4, 4)])(corpus)
   assert [pair.tokens for pair in scored] == [['b'], ['a', 'x', 'a'], ['c', 'c']]
   for row, pair in enumerate(scored):
     source = [*WORDS.encode(corpus.source[row]), EOS]
@@ -49,22 +49,22 @@ def test_scores_equal_those_of_the_model(model_and_params):
 
 
 def test_an_empty_corpus_has_no_scores(model_and_params):
-  assert score_pairs(*model_and_params, Corpus([], []), WORDS, WORDS, [(4, 4)]) == []
+  assert PairScorer(*model_and_params, WORDS, WORDS, [(4, 4)])(Corpus([], [])) == []
 
 
 def test_pairs_have_weights_of_every_layer_and_head_on_request(model_and_params):
   model = build_transformer(sizes=SIZES)
   params = init_model_params(model)
   corpus = Corpus(['a b', 'c d e'], ['b', 'a x a'])
-  scored = score_pairs(model, params, corpus, WORDS, WORDS, [(4, 4)], with_layer_weights=True)
+  scored = PairScorer(model, params, WORDS, WORDS, [(4, 4)])(corpus, with_layer_weights=True)
   for pair, source_length, target_length in zip(scored, (3, 4), (2, 4), strict=True):
     assert pair.layer_weights.shape == (2, 4, target_length, source_length)
     np.testing.assert_allclose(pair.layer_weights[-1].mean(0), pair.weights, rtol=1e-5)
     np.testing.assert_allclose(pair.layer_weights.sum(-1), 1, rtol=1e-5)
   with pytest.raises(UserError, match='does not attend in each of its layers; expected one of: conv, transformer'):
-    score_pairs(*model_and_params, corpus, WORDS, WORDS, [(4, 4)], with_layer_weights=True)
+    PairScorer(*model_and_params, WORDS, WORDS, [(4, 4)])(corpus, with_layer_weights=True)
   with pytest.raises(UserError, match='weights of layers need a single model, got an ensemble of 2'):
-    score_pairs(Ensemble([model, model]), (params, params), corpus, WORDS, WORDS, [(4, 4)], with_layer_weights=True)
+    PairScorer(Ensemble([model, model]), (params, params), WORDS, WORDS, [(4, 4)])(corpus, with_layer_weights=True)
 
 
 def test_sources_that_are_too_long_have_no_hypotheses_and_do_not_affect_the_others():
@@ -148,13 +148,13 @@ def test_pairs_longer_than_the_buckets_are_padded_to_no_more_than_the_model_acce
   model = build_transformer('position="learned(max_positions=10)"', sizes=SIZES)
   params = init_model_params(model)
   corpus = Corpus(['b ' * 9, 'a'], ['a ' * 8, 'c'])  # 10 and 9 tokens with EOS
-  scored = score_pairs(model, params, corpus, WORDS, WORDS, [(4, 4)])
-  exact = score_pairs(model, params, corpus, WORDS, WORDS, [(10, 10)])
+  scored = PairScorer(model, params, WORDS, WORDS, [(4, 4)])(corpus)
+  exact = PairScorer(model, params, WORDS, WORDS, [(10, 10)])(corpus)
   for pair, expected in zip(scored, exact, strict=True):
     np.testing.assert_allclose(pair.log_probs, expected.log_probs, rtol=1e-4, atol=1e-5)
   longer = Corpus(['b ' * 10], ['a'])
   with pytest.raises(UserError, match='at most max_positions=10 positions, got 11'):
-    score_pairs(model, params, longer, WORDS, WORDS, [(4, 4)])
+    PairScorer(model, params, WORDS, WORDS, [(4, 4)])(longer)
 
 
 def test_sources_of_an_ensemble_are_padded_to_no_more_than_each_model_accepts():

@@ -1,11 +1,9 @@
 """Options of translate, evaluate, score and align, on a tiny run."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
-from attention_jax.models.traits import Traits
 from attention_jax.systems.runs import open_run
 from tests.experiments.helpers import run
 from tests.experiments.test_bad_input import assert_user_error
@@ -184,14 +182,6 @@ def test_alignments_of_both_directions_are_joined_and_scored(tmp_path):
   assert_user_error(run('align', *flags[:3], *runs), ['a file of weights belongs to one direction'])
   (tmp_path / 'forward').write_text('0-0 1?2\n\n0-0\n')
   assert_user_error(run('align', *flags), ["forward has possible links such as '1?0', which only --gold may have"])
-
-
-def test_a_run_without_attention_does_not_align(tmp_path, monkeypatch):
-  vocabularies = SimpleNamespace(source_vocab=None, target_vocab=None)
-  opened = SimpleNamespace(predictor=vocabularies, model=SimpleNamespace(traits=Traits(attends=False)))
-  monkeypatch.setattr('attention_jax.systems.runs.open_run_or_ensemble', lambda *args, **options: opened)
-  result = run('align', '--workdir=runs/plain', *write_pairs(tmp_path))
-  assert result.code == 2 and result.err.splitlines()[1].startswith('error: runs/plain: this run has no attention')
 
 
 def test_a_run_aligns_translations_in_a_file(trained, tmp_path):

@@ -1,6 +1,5 @@
 """experiments.export: the files of an exported run work without this package."""
 
-import json
 import subprocess
 import sys
 
@@ -17,43 +16,16 @@ from attention_jax.modules.attention import Attention
 from attention_jax.modules.parameter_files import flatten_names
 from attention_jax.systems.runs import open_run
 from attention_jax.systems.translation.system import initial_params
-from tests.experiments.helpers import run
+from tests.experiments.helpers import ROOT, run
 
 LINES = ['a b', 'c', 'b c a']
-# Uses the files as docs/interop.md describes, in a process that cannot import this package.
+LOADER = ROOT / 'docs' / 'load_decoder.py'
+# Runs the loader in a process that cannot import this package.
 RUN_ELSEWHERE = """
-import json, sys
-from pathlib import Path
+import runpy, sys
 sys.modules['attention_jax'] = None  # importing it raises ImportError
-import jax, numpy as np
-from safetensors.numpy import load_file
-
-folder = Path(sys.argv[1])
-lines = json.loads(sys.argv[2])
-
-def load(name):
-  return jax.export.deserialize(bytearray((folder / f'{name}.jax_export').read_bytes()))
-
-def tokens(side):
-  return special + json.loads((folder / f'vocabulary.{side}.json').read_text('utf-8'))['tokens']
-
-search, start, step = map(load, ('search', 'start', 'step'))
-weights = load_file(folder / 'weights.safetensors')
-special = ['<pad>', '<s>', '</s>', '<unk>']
-sources, targets = map(tokens, ('source', 'target'))
-rows = [[sources.index(word) if word in sources else 3 for word in line.split()] + [2] for line in lines]
-ids = np.zeros((len(rows), max(map(len, rows))), np.int32)
-for row, entries in zip(ids, rows):
-  row[:len(entries)] = entries
-mask = ids != 0
-outputs = search.call(weights, ids, mask)
-texts = [
-  ' '.join(targets[id] for id in hypotheses[0][: length[0] - 1])
-  for hypotheses, length in zip(outputs['tokens'], outputs['lengths'])
-]
-carry, memory = start.call(weights, ids, mask)
-carry, logits, attention = step.call(weights, carry, np.ones(len(rows), np.int32), memory)
-print(json.dumps([texts, np.asarray(outputs['scores'])[:, 0].tolist(), list(logits.shape), list(attention.shape)]))
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name='__main__')
 """
 
 
@@ -71,16 +43,15 @@ def test_an_exported_run_translates_without_this_package(trained, tmp_path):
     'vocabulary.target.json',
     'weights.safetensors',
   ]
-  command = [sys.executable, '-c', RUN_ELSEWHERE, output, json.dumps(LINES)]
+  command = [sys.executable, '-c', RUN_ELSEWHERE, LOADER, output, *LINES]
   elsewhere = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
   assert elsewhere.returncode == 0, elsewhere.stderr
-  texts, scores, logits, attention = json.loads(elsewhere.stdout)
+  texts, scores, greedy_texts = zip(*(line.split('\t') for line in elsewhere.stdout.splitlines()), strict=True)
   opened = open_run(folder)
-  predictions = opened.predictor(LINES, beams=opened.config.evaluation.beams)
-  assert texts == [prediction.hypotheses[0].text for prediction in predictions]
-  assert scores == pytest.approx([prediction.hypotheses[0].score for prediction in predictions], abs=1e-5)
-  assert logits == [3, len(opened.predictor.target_vocab)]
-  assert attention == [3, 4]
+  translations = opened.translate(LINES)
+  assert list(texts) == [translation.text for translation in translations]
+  assert [*map(float, scores)] == pytest.approx([translation.score for translation in translations], abs=1e-5)
+  assert list(greedy_texts) == [translation.text for translation in opened.translate(LINES, beams=1)]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Opening of trained runs: checkpoints, overrides, ensembles, and errors."""
 
+import asyncio
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -10,14 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import attention_jax as aj
 from attention_jax.decoding import predictor
+from attention_jax.decoding.sampling import Sampling
 from attention_jax.errors import UserError
 from attention_jax.systems import runs
 from attention_jax.systems.base import SupportsLinePrediction, SupportsTranslation
 from attention_jax.systems.config import default_run_config, parse_config
 from attention_jax.systems.recall.system import RecallSystem
 from attention_jax.systems.runs import Run, open_run, open_run_or_ensemble
-from tests.systems.helpers import read_tree
+from tests.systems.helpers import read_tree, two_devices
 
 pytestmark = pytest.mark.usefixtures('on_two_devices')
 
@@ -327,3 +331,120 @@ def test_the_folder_of_a_seed_has_its_number():
     Path('r/seed_6'),
     Path('r/seed_7'),
   ]
+
+
+@pytest.fixture(scope='module')
+def run(trained):
+  """The finished run, opened by its public name."""
+  with two_devices():
+    return aj.open_run(trained.folder)
+
+
+PAIRS = [('a b c', 'c b a'), ('d', 'd')]
+
+
+def test_a_run_translates_lines(run):
+  best = run.translate(['a b c', 'd'])
+  lists = run.translate(['a b c', 'd'], nbest=2)
+  predictions = run.predictor(['a b c', 'd'], beams=2)
+  for translation, hypotheses, prediction in zip(best, lists, predictions, strict=True):
+    assert translation.text == hypotheses[0].text == prediction.hypotheses[0].text
+    assert translation.score == prediction.hypotheses[0].score
+    assert len({tuple(hypothesis.tokens) for hypothesis in hypotheses}) == len(hypotheses) <= 2
+    assert all(s < len(prediction.tokens) and t < len(translation.tokens) for s, t in translation.alignment)
+  (samples,) = run.translate(['a b c'], nbest=3, sampling=Sampling(3))
+  assert len(samples) == 3  # repeated samples count
+  assert run.translate([]) == []
+
+
+def test_a_run_scores_aligns_and_attends(run):
+  scored = run.score(PAIRS)
+  aligned = run.align(PAIRS)
+  for (source, target), pair, alignment in zip(PAIRS, scored, aligned, strict=True):
+    shape = (len(target.split()) + 1, len(source.split()) + 1)
+    assert len(pair.log_probs) == shape[0] and pair.log_prob == pytest.approx(sum(pair.log_probs))
+    assert tuple(alignment.links) == pair.alignment  # words are tokens
+    np.testing.assert_allclose(alignment.weights, pair.weights, rtol=1e-6)
+    maps = run.attention(source, target)
+    assert maps.source_tokens == [*source.split(), '</s>'] and maps.target_tokens == [*target.split(), '</s>']
+    assert maps.weights.shape == shape and maps.layer_weights is None
+    np.testing.assert_allclose(maps.weights, pair.weights, rtol=1e-5)
+  assert run.attention('a b').target_tokens[:-1] == run.translate(['a b'])[0].tokens
+
+
+def test_a_run_has_metrics_and_vocabularies(run, trained):
+  assert run.evaluate('test') == trained.results['test']
+  assert [vocabulary.kind for vocabulary in run.vocabularies] == ['word', 'word']
+
+
+def test_weights_of_every_layer_and_head_are_those_of_the_model(run):
+  config = parse_config(
+    {
+      'model': {
+        'encoder': 'transformer(features=4, layers=1, heads=2, hidden=4)',
+        'decoder': 'transformer(features=4, layers=1, heads=2, hidden=4)',
+        'embedding': 4,
+        'attention': {'score': 'scaled_dot', 'features': 4, 'heads': 2},
+      },
+      'data': dataclasses.asdict(run.config.data),
+    }
+  )
+  system = run.system.with_config(config)
+  layered = Run(run.folder, system, system.initializer()(0), (0,))
+  assert layered.attention('a b', 'c').layer_weights.shape == (1, 2, 2, 3)
+  assert layered.score([('a b', 'c')], layers=True)[0].layer_weights.shape == (1, 2, 2, 3)
+
+
+@pytest.mark.parametrize(
+  ('call', 'message'),
+  [
+    (lambda run: run.translate('a b'), "lines must be a list of texts, got 'a b'"),
+    (lambda run: run.translate(['a', ' ']), "lines must not be blank, got ' ' at index 1"),
+    (lambda run: run.translate(['a'], beams=0), 'beams must be at least 1, got 0'),
+    (lambda run: run.translate(['a'], nbest=3), 'nbest must be from 1 to 2, the number of beams, got 3'),
+    (lambda run: run.translate(['a'], nbest=3, sampling=Sampling(2)), 'the number of samples, got 3'),
+    (lambda run: run.score(['ab']), "pairs must be pairs of a source and a target, got 'ab'"),
+    (lambda run: run.score([('a', '')]), "targets must not be blank, got '' at index 0"),
+    (lambda run: run.align(PAIRS, level='wrd'), "unknown level of links 'wrd'"),
+    (lambda run: run.attention(''), "source and target must not be blank, got '' at index 0"),
+    (lambda run: run.evaluate('tst'), "unknown split 'tst'"),
+  ],
+)
+def test_mistakes_in_calls_of_a_run_are_errors_of_one_line(run, call, message):
+  with pytest.raises(UserError, match=re.escape(message)) as error:
+    call(run)
+  assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('method', ['align', 'attention'])
+def test_a_run_without_attention_has_no_alignments(method, run):
+  model = dataclasses.replace(run.config.model, decoder='plain(features=4)', encoder='embedded')
+  config = dataclasses.replace(run.config, model=model)
+  system = run.system.with_config(config)
+  without = Run(run.folder, system, system.initializer()(0), (0,))
+  with pytest.raises(UserError, match='this run has no attention; expected a run whose decoder attends'):
+    getattr(without, method)(PAIRS if method == 'align' else 'a')
+
+
+@pytest.mark.parametrize(('method', 'argument'), [('translate', ['a']), ('score', PAIRS), ('align', PAIRS)])
+def test_a_run_that_does_not_translate_has_no_translations(method, argument, recall_run):
+  with pytest.raises(UserError, match=r"is a run of system 'recall'; expected one of: translation"):
+    getattr(recall_run, method)(argument)
+
+
+def test_opening_a_run_prints_nothing(trained, capfd):
+  for checkpoint in ('best', 'average'):
+    aj.open_run(trained.folder, checkpoint)
+  assert capfd.readouterr() == ('', '')
+
+
+def test_training_in_a_thread_beside_an_event_loop_repeats_a_run(config, trained, tmp_path):
+  """As in a notebook: an event loop runs, and its threads cannot set the handlers of signals."""
+  lines = []
+
+  async def train():
+    return await asyncio.to_thread(aj.train, config, tmp_path / 'run', lines.append)
+
+  assert asyncio.run(train()) == trained.results
+  assert aj.train(config, tmp_path / 'run', lines.append) == trained.results  # nothing is left to train
+  assert any(line.startswith('all 4 steps are done (') for line in lines)

@@ -192,6 +192,12 @@ def test_a_pipe_gets_one_line_per_record(pipe, capsys):
   ]
 
 
+def test_a_notebook_gets_the_same_lines(pipe, capsys, monkeypatch):
+  monkeypatch.setattr('rich.console._is_jupyter', lambda: True)
+  write(Progress(0, 10), (10, {'validation/loss': 0.5}))
+  assert capsys.readouterr().out.splitlines() == ['starting at step 0 of 10', 'step 10/10  validation/loss 0.5']
+
+
 def test_the_time_left_includes_evaluations_but_not_the_first_compilation(pipe, time, capsys):
   progress = Progress(0, 100)
   for now, step, record in (

@@ -19,7 +19,7 @@ from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.data.word_positions import split_words
 from attention_jax.decoding.predictor import Predictor
-from attention_jax.decoding.scoring import ScoredPair, score_pairs
+from attention_jax.decoding.scoring import PairScorer, ScoredPair
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.edits import check_indices, resolve_edit
 from attention_jax.models.encoder_decoder import EncoderDecoder
@@ -143,9 +143,7 @@ class Reader:
       raise UserError(f'the target of {empty[0]!r} is empty; expected a target with a token')
     corpus = Corpus([reading.source for reading in readings], [reading.target for reading in readings])
     vocabularies = (self.source_vocab, self.target_vocab)
-    scored = score_pairs(
-      self.model, self.params, corpus, *vocabularies, self.buckets, with_layer_weights=request.layers
-    )
+    scored = PairScorer(self.model, self.params, *vocabularies, self.buckets)(corpus, request.layers)
     encoded = encode(corpus, *vocabularies)
     completed = [
       self._complete(reading, pair, self._pair(encoded, row), request.analyses)
