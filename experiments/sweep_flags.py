@@ -32,6 +32,7 @@ RUN_FLAGS = (
   'cluster',
   'submit',
   'runs',
+  'trackers',
 )  # flags that --report does not read
 
 

@@ -19,12 +19,12 @@ RUN_FLAGS = 'workdir checkpoint dtype'
 SEARCH_FLAGS = 'beams alpha beta gamma no_repeat_ngram_size min_length max_length replace_unknown'
 # program -> its flags
 PROGRAM_FLAGS = {
-  'train': 'config workdir distributed coordinator processes process peer_timeout help_config',
+  'train': 'config workdir trackers group distributed coordinator processes process peer_timeout help_config',
   'evaluate': f'{RUN_FLAGS} {SEARCH_FLAGS} split hypotheses mbr output metrics json by bins plot',
   'replay': 'workdir step',
   'ablate': (
     'config workdir seeds grid pair setting search points search_method search_seed dry_run retry adopt workers '
-    'together cluster submit runs report baseline test metrics'
+    'together cluster submit runs trackers report baseline test metrics'
   ),
   'compare': 'output metrics test',
   'translate': (
