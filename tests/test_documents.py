@@ -47,21 +47,18 @@ def config_of(path):
 
 
 @pytest.mark.parametrize(('document', 'code', 'output'), blocks('python'))
-def test_python_blocks_run(document, code, output, tmp_path, monkeypatch):
+def test_python_blocks_run(document, code, output, tmp_path, monkeypatch, restored_tables):
   monkeypatch.chdir(tmp_path)
-  for table in (aj.SCORES, aj.ALIGNMENTS):  # a block may add a row
-    for name, row in dict(table).items():
-      monkeypatch.setitem(table, name, row)
-  names = set(aj.SCORES)
   printed = io.StringIO()
-  try:
-    with contextlib.redirect_stdout(printed):
-      exec(compile(code, document, 'exec'), {'__name__': '__main__'})
-  finally:
-    for name in set(aj.SCORES) - names:
-      del aj.SCORES[name]
+  with contextlib.redirect_stdout(printed):
+    exec(compile(code, document, 'exec'), {'__name__': '__main__'})
   if output:
     assert printed.getvalue() == output
+
+
+def test_plugins_are_short():
+  plugins = [param.values[1] for param in blocks('python') if param.values[0] == 'plugins.md']
+  assert len(plugins) == 10 and max(len(code.splitlines()) for code in plugins) <= 15
 
 
 @pytest.mark.parametrize(('document', 'code', 'output'), blocks('sh'))

@@ -32,6 +32,7 @@ from attention_jax.systems.initial_run import (
 from attention_jax.systems.initial_vectors import check_initial_vectors, read_initial_vectors
 from attention_jax.systems.loading import comparable_fields, load_once
 from attention_jax.systems.memory import check_batch_memory, check_state_memory
+from attention_jax.systems.plugins import check_added_rows, store_plugins
 from attention_jax.systems.provenance import COMMITS, code_version, read_versions, store_version
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.runs import (
@@ -43,7 +44,6 @@ from attention_jax.systems.runs import (
   write_json,
   write_lines,
 )
-from attention_jax.systems.variants import check_added_rows, store_variants
 from attention_jax.training import peers
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.checkpoint import BEST, Checkpoints, updates_made
@@ -103,7 +103,7 @@ def train(
     or the evaluation of the test splits.
 
   Raises:
-    UserError: for mistakes in the config, the data, the folder or the trackers, and for rows of --variants that break
+    UserError: for mistakes in the config, the data, the folder or the trackers, and for rows of --plugins that break
       the contract of masks, before any file of the folder is overwritten; during training, as `fit`.
   """
   code_version()  # cached now, because another commit may be checked out while this one runs
@@ -181,7 +181,7 @@ class RunPlan(NamedTuple):
 
 
 def _check_before_loading(config: RunConfig, folder: epath.Path) -> bool:
-  """Checks the config, the variants and the folder, which needs no data; returns whether the folder holds this run."""
+  """Checks the config, the plug-ins and the folder, which needs no data; returns whether the folder holds this run."""
   check_config(config)
   check_added_rows()
   make_mesh(seeds=config.seeds, sizes=config.mesh)  # for its errors
@@ -295,7 +295,7 @@ def _prepare_run_folder(
   with peers.fail_together():
     if jax.process_index() == 0:
       store_version(folder, log)
-      names = [CONFIG, COMMITS, *system.save(str(folder)), *store_variants(folder)]
+      names = [CONFIG, COMMITS, *system.save(str(folder)), *store_plugins(folder)]
       if arrays:
         names.append(save_initial(folder, arrays))
       add_file_digests(folder, names)
