@@ -5,6 +5,20 @@ import difflib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
+# Kinds of names, as in messages, to whose tables plug-ins add rows (docs/plugins.md).
+PLUGIN_KINDS = {
+  'score',
+  'alignment',
+  'rnn',
+  'decoder',
+  'encoder',
+  'output',
+  'task',
+  'metric',
+  'metric in training.select:',
+  'optimizer',
+  'tracker',
+}
 MAX_LINE = 4000  # printed characters of a message, which may repeat what a file or a flag contains
 
 
@@ -47,12 +61,14 @@ def choose(name: str, options: Iterable[str], kind: str) -> str:
     kind: a noun for the value in the error message, such as 'decoder'.
 
   Raises:
-    UserError: naming every option and, if one of them is similar, the nearest match.
+    UserError: naming every option and, if one of them is similar, the nearest match; for PLUGIN_KINDS it says that a
+      plug-in may be missing.
   """
   options = sorted(options)
   if name in options:
     return name
-  raise UserError(f"unknown {kind} '{name}'{suggest(str(name), options)}; expected one of: {', '.join(options)}")
+  hint = '; a plug-in may be missing: --plugins=FILE' if kind in PLUGIN_KINDS else ''
+  raise UserError(f"unknown {kind} '{name}'{suggest(str(name), options)}; expected one of: {', '.join(options)}{hint}")
 
 
 def suggest(name: str, options: Iterable[str]) -> str:

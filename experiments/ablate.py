@@ -50,6 +50,7 @@ flags.DEFINE_string(
   'a command of the shell that puts each unit into a queue, such as: sky jobs launch --name={name} {command}',
 )
 flags.DEFINE_string('runs', '', 'the folder of the runs, gs://BUCKET/FOLDER too; by default that of the sweep')
+flags.DEFINE_list('trackers', [], 'as of train, for every run, with the name of the folder as their group')
 flags.DEFINE_bool('report', False, 'write the report of the sweep so far, and run nothing')
 flags.DEFINE_string(
   'baseline',
@@ -96,7 +97,8 @@ def main() -> None:
     return
   if FLAGS.config is None:
     raise UserError('--config is missing; for example --config=configs/dates.py:luong2015_birnn')
-  request = sweep_request(folder, config_overrides(), program_command('train'))
+  trackers = [f'--trackers={",".join(FLAGS.trackers)}', f'--group={folder.name}'] if FLAGS.trackers else []
+  request = sweep_request(folder, config_overrides(), [*program_command('train'), *trackers])
   resolved = sweep.check_request(request)
   has_earlier_settings = (folder / LEDGER).exists()
   check_baseline(resolved, report_options().baseline, has_earlier_settings)

@@ -100,7 +100,7 @@ def launch(main: Callable[..., None], takes_positional: bool = False) -> None:
     takes_positional: whether main takes the arguments that are not flags, as a list; for other programs they are an
       error.
   """
-  flags.DEFINE_string('variants', None, 'a Python file that runs first and adds rows to the tables of variants')
+  flags.DEFINE_list('plugins', [], 'Python files that run first and add scores, encoders, metrics and others')
   _open_closed_streams()
   if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(encoding='utf-8')  # like the input, whatever the locale
@@ -118,7 +118,7 @@ def launch(main: Callable[..., None], takes_positional: bool = False) -> None:
     positional = _parse_flags(sys.argv)
     if positional and not takes_positional:
       raise UserError(f"unexpected argument '{positional[0]}'; flags are written --name=value")
-    _add_variants()
+    _run_plugins()
     main(*([positional] if takes_positional else []))
     sys.stdout.flush()
   except UserError as error:
@@ -256,22 +256,20 @@ def _enable_compilation_cache() -> None:
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
 
 
-def _add_variants() -> None:
-  """Runs the file of --variants, which adds rows to the tables."""
-  from attention_jax.systems.variants import set_variants
+def _run_plugins() -> None:
+  """Runs the files of --plugins, which add rows to tables."""
+  from attention_jax.systems.plugins import set_plugins
 
-  if not FLAGS.variants:
-    set_variants(None)
-    return
-  path = os.path.expanduser(FLAGS.variants)
-  if not os.path.isfile(path):
-    raise UserError(f'--variants={path}: no such file')
-  run_user_file(
-    path,
-    use=lambda names: None,
-    purpose="a file of variants adds rows to tables: attention_jax.SCORES['name'] = attention_jax.Row(fn)",
-  )
-  set_variants(path)
+  paths = [os.path.expanduser(path) for path in FLAGS.plugins]
+  for path in paths:
+    if not os.path.isfile(path):
+      raise UserError(f'--plugins={path}: no such file')
+    run_user_file(
+      path,
+      use=lambda names: None,
+      purpose="a plug-in adds rows to tables: attention_jax.SCORES['name'] = attention_jax.Row(fn)",
+    )
+  set_plugins(paths)
 
 
 def _parse_flags(argv: list[str]) -> list[str]:

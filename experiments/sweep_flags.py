@@ -32,6 +32,7 @@ RUN_FLAGS = (
   'cluster',
   'submit',
   'runs',
+  'trackers',
 )  # flags that --report does not read
 
 
@@ -67,7 +68,7 @@ def sweep_request(folder: Path, overrides: Mapping[str, Any], train: Sequence[st
     settings=settings,
     seeds=default_seeds if FLAGS.seeds is None else FLAGS.seeds,
     train=['python', *train[1:]] if FLAGS.submit else train,  # another machine has another path of python
-    variants=FLAGS.variants or '',
+    plugins=','.join(FLAGS.plugins),
     workers=FLAGS.workers,
     cluster=FLAGS.cluster,
     submit=FLAGS.submit,

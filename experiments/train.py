@@ -15,12 +15,19 @@ from absl import flags
 from rich.console import Console
 
 from attention_jax.errors import UserError
+from attention_jax.training.writers import DEFAULT_TRACKERS
 from experiments.distributed import define_distributed_flags, several_processes
 from experiments.launch import FLAGS, define_config, launch, require_flag
 from experiments.tables import print_results
 
 define_config('a file of configs/ and a preset: configs/dates.py:bahdanau2015_deep_tanh')
 flags.DEFINE_string('workdir', None, 'the folder of the run; an interrupted run resumes there')
+flags.DEFINE_list(
+  'trackers',
+  [*DEFAULT_TRACKERS],
+  'what shows the metrics beside the files in metrics/: tensorboard, wandb, mlflow, csv',
+)
+flags.DEFINE_string('group', '', 'the name of a group of runs in wandb, or of an experiment of mlflow')
 define_distributed_flags()
 flags.DEFINE_bool('help_config', False, 'print every field of the config with its type, value and meaning, then exit')
 
@@ -54,7 +61,7 @@ def _train(folder: str) -> None:
   def log(line: str) -> None:
     console.print(line, markup=False, soft_wrap=True)
 
-  results = experiment.train(FLAGS.config, folder, log)
+  results = experiment.train(FLAGS.config, folder, log, FLAGS.trackers, FLAGS.group)
   if results is None:
     sys.exit(INTERRUPTED)
   if results and jax.process_index() == 0:

@@ -63,6 +63,28 @@ def rng():
   return jax.random.key(7)
 
 
+@pytest.fixture
+def restored_tables():
+  """Removes the rows that plug-ins add during a test."""
+  from attention_jax.data.tasks import TASKS
+  from attention_jax.decoding.metrics import METRICS
+  from attention_jax.functional.alignments import ALIGNMENTS
+  from attention_jax.functional.scores import SCORES
+  from attention_jax.models.decoders import DECODERS
+  from attention_jax.models.encoders import ENCODERS
+  from attention_jax.modules.outputs import OUTPUTS
+  from attention_jax.modules.recurrent import RECURRENCES
+  from attention_jax.training.optim import OPTIMIZERS
+  from attention_jax.training.writers import TRACKERS
+
+  tables = (SCORES, ALIGNMENTS, RECURRENCES, DECODERS, ENCODERS, OUTPUTS, TASKS, METRICS, OPTIMIZERS, TRACKERS)
+  initial = [dict(table) for table in tables]
+  yield
+  for table, rows in zip(tables, initial, strict=True):
+    table.clear()
+    table.update(rows)
+
+
 @pytest.fixture(autouse=True)
 def programs_of_a_test_that_patches_constants(request):
   """A program that an earlier test has made has the values of its constants, such as the sizes of blocks."""

@@ -60,24 +60,21 @@ def documents_with_python():
 
 
 @pytest.mark.parametrize(('document', 'document_blocks'), documents_with_python())
-def test_python_blocks_of_a_document_run_in_order(document, document_blocks, tmp_path, monkeypatch):
+def test_python_blocks_of_a_document_run_in_order(document, document_blocks, tmp_path, monkeypatch, restored_tables):
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(dates, 'SIZES', dict.fromkeys(dates.SIZES, 64))  # those of the data set take long to generate
-  for table in (aj.SCORES, aj.ALIGNMENTS):  # a block may add a row
-    for name, row in dict(table).items():
-      monkeypatch.setitem(table, name, row)
-  initial_scores = set(aj.SCORES)
   names = {'__name__': '__main__'}
-  try:
-    for _, code, output in document_blocks:
-      printed = io.StringIO()
-      with contextlib.redirect_stdout(printed), two_devices():
-        exec(compile(code, document, 'exec'), names)
-      if output:
-        assert printed.getvalue() == output
-  finally:
-    for name in set(aj.SCORES) - initial_scores:
-      del aj.SCORES[name]
+  for _, code, output in document_blocks:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), two_devices():
+      exec(compile(code, document, 'exec'), names)
+    if output:
+      assert printed.getvalue() == output
+
+
+def test_plugins_are_short():
+  plugins = [param.values[1] for param in blocks('python') if param.values[0] == 'plugins.md']
+  assert len(plugins) == 10 and max(sum(map(bool, code.splitlines())) for code in plugins) <= 15  # without blank lines
 
 
 @pytest.mark.parametrize(('document', 'code', 'output'), blocks('sh'))

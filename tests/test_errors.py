@@ -7,9 +7,11 @@ from attention_jax.errors import MAX_LINE, UserError, UserErrors, choose
 
 def test_a_name_is_returned_or_reported_with_the_nearest_one():
   assert choose('b', {'b': 1, 'a': 2}, 'letter') == 'b'
-  with pytest.raises(UserError, match=r"^unknown score 'dott' \(did you mean 'dot'\?\); expected one of: cosine, dot$"):
-    choose('dott', ['dot', 'cosine'], 'score')
-  with pytest.raises(UserError, match=r"^unknown score 'x'; expected one of: dot$"):
+  with pytest.raises(UserError, match=r"^unknown norm 'rmss' \(did you mean 'rms'\?\); expected one of: layer, rms$"):
+    choose('rmss', ['rms', 'layer'], 'norm')
+  with pytest.raises(
+    UserError, match=r"^unknown score 'x'; expected one of: dot; a plug-in may be missing: --plugins="
+  ):
     choose('x', ['dot'], 'score')
 
 

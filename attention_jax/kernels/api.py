@@ -262,11 +262,16 @@ def _attend_batch(
   problem = Problem(score, alignment, params, *operands, deterministic, return_weights)
   mesh_axis = batch_mesh_axis(batch[0]) if batch else None
   axes = [{'spmd_axis_name': mesh_axis} if mesh_axis and axis == 0 else {} for axis in range(len(batch))]
-  return attend_checked(attend_batch, problem, axes)
+  return _attend_checked(attend_batch, problem, axes)
 
 
-def attend_checked(attend_batch: Callable[[Problem, Axes], Attended], problem: Problem, axes: Axes) -> Attended:
-  """Calls `attend_batch` of an implementation; an error of jax, such as shapes that do not match, is a UserError."""
+def _attend_checked(attend_batch: Callable[[Problem, Axes], Attended], problem: Problem, axes: Axes) -> Attended:
+  """Calls `attend_batch` of an implementation; an error of jax, such as shapes that do not match, is a UserError.
+
+  Args:
+    attend_batch: `Implementation.attend_batch`.
+    problem, axes: its arguments.
+  """
   try:
     return attend_batch(problem, axes)
   except UserError:

@@ -220,7 +220,14 @@ class BlockedInputs(NamedTuple):
     return cls(structure, transposed, bias, factors, schedule)
 
   def mask_block(self, blocks: Blocks, i, j, span: int) -> jax.Array:
-    """Returns the mask [keys, query_block or 1] of blocks (i, j ... j + span - 1)."""
+    """Returns the mask [keys, query_block or 1] of blocks (i, j ... j + span - 1).
+
+    Args:
+      blocks: the partition of queries and keys.
+      i: index of the block of queries.
+      j: index of the first block of keys.
+      span: number of blocks of keys.
+    """
     array = True if self.mask is None else blocks.slice_block(self.mask, i, j, span)
     if self.structure.is_shared and self.structure.length is None:
       return array

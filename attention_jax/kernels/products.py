@@ -108,7 +108,12 @@ def _is_shared(mask: Mask, axis: int) -> bool:
 
 
 def with_weights(problem: Problem, axes: Axes, context: jax.Array) -> Attended:
-  """The context of a kernel, with weights by the definition if they are requested."""
+  """Returns the context of a kernel, with weights by the definition if they are requested.
+
+  Args:
+    problem, axes: as for `attend_batch` of an implementation.
+    context: the context with all leading axes.
+  """
   if not problem.return_weights:
     return Attended(context, None)
   return Attended(context, definition.attend_batch(problem, axes).weights)

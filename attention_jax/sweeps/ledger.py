@@ -46,7 +46,7 @@ class Unit:
     overrides: the fields of the config that differ from `path`; the command sets them.
     seeds: consecutive seeds.
     folder: the run folder, relative to the folder of the sweep; absolute for an adopted run and with --runs.
-    variants: the file of --variants, or ''.
+    plugins: the value of --plugins, or ''.
   """
 
   id: str
@@ -56,7 +56,7 @@ class Unit:
   overrides: dict[str, Any]
   seeds: tuple[int, ...]
   folder: str
-  variants: str = ''
+  plugins: str = ''
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,7 +54,7 @@ def plan_units(
   resolved: Sequence[Resolved],
   seeds: Sequence[int],
   together: bool,
-  variants: str = '',
+  plugins: str = '',
   runs: str = '',
 ) -> list[Unit]:
   """Returns the units that the ledger does not have yet.
@@ -64,7 +64,7 @@ def plan_units(
     resolved: the settings.
     seeds: the seeds of each setting.
     together: whether seeds are trained side by side, see `trains_seeds_together`.
-    variants: the file of --variants, or ''.
+    plugins: the value of --plugins, or ''.
     runs: the folder below which they are trained, which may be in a bucket; '' for that of the sweep.
 
   Returns:
@@ -86,7 +86,7 @@ def plan_units(
         overrides=setting.overrides,
         seeds=group,
         folder=f'{runs}/{folder}' if runs else folder,
-        variants=variants,
+        plugins=plugins,
       )
       units.append(unit)
   # One seed of every setting first: an early report has all settings, and later seeds load the compiled programs.
@@ -121,9 +121,9 @@ def command(unit: Unit, sweep_folder: Path, train: Sequence[str]) -> list[str]:
   fields: dict[str, Any] = dict(unit.overrides) | {'training.seed': unit.seeds[0]}
   if len(unit.seeds) > 1:
     fields['seeds'] = len(unit.seeds)
-  variants = [f'--variants={unit.variants}'] if unit.variants else []
+  plugins = [f'--plugins={unit.plugins}'] if unit.plugins else []
   flags = [f'--config.{field}={value}' for field, value in fields.items()]
-  return [*train, *variants, f'--config={unit.path}', f'--workdir={unit_folder(unit, sweep_folder)}', *flags]
+  return [*train, *plugins, f'--config={unit.path}', f'--workdir={unit_folder(unit, sweep_folder)}', *flags]
 
 
 def format_command(words: Iterable[str]) -> str:

@@ -65,7 +65,7 @@ class SweepRequest(NamedTuple):
     settings: the settings.
     seeds: number of seeds of each setting, counted from config.training.seed.
     train: the training program, ('python', '-m', 'experiments.train').
-    variants: the file of --variants, or ''.
+    plugins: the value of --plugins, or ''.
     workers: processes at a time on this machine.
     cluster: a spec of cluster.CLUSTERS, or '' for this machine.
     submit: a command of the shell that puts {command} into a queue, see submit.fill_template; '' for this machine.
@@ -80,7 +80,7 @@ class SweepRequest(NamedTuple):
   settings: Sequence[Setting]
   seeds: int
   train: Sequence[str]
-  variants: str = ''
+  plugins: str = ''
   workers: int = 1
   cluster: str = ''
   submit: str = ''
@@ -156,7 +156,7 @@ def run_sweep(request: SweepRequest, resolved: Sequence[Resolved], log: Log) -> 
       ledger.append(FINISHED, unit=unit.id)
       log(f'finished {unit.id}')
     together = trains_seeds_together(request.together, backend, len(resolved), len(seeds), slots)
-    for unit in plan_units(ledger.state, resolved, seeds, together, request.variants, request.runs):
+    for unit in plan_units(ledger.state, resolved, seeds, together, request.plugins, request.runs):
       ledger.append(PLANNED, **planned_event(unit))
     ledger.append(OPENED, command=format_command(sys.argv), commit=code_version(), workers=slots)
     stop = stack.enter_context(StopRequest())
@@ -178,13 +178,13 @@ def _describe_removed(unit: Unit) -> str:
 
 
 def _unit_command(request: SweepRequest, resolved: Sequence[Resolved], folder: Path, unit: Unit) -> list[str]:
-  """Returns the command of a unit, with the config path, overrides and --variants of this request.
+  """Returns the command of a unit, with the config path, overrides and --plugins of this request.
 
   Those in the ledger may be outdated, or relative to another working directory: a setting is identified by its config
   alone.
   """
   setting = next(setting for setting in resolved if setting.id == unit.setting_id)
-  current = dataclasses.replace(unit, path=setting.path, overrides=setting.overrides, variants=request.variants)
+  current = dataclasses.replace(unit, path=setting.path, overrides=setting.overrides, plugins=request.plugins)
   return command(current, folder, request.train)
 
 
@@ -284,7 +284,7 @@ def describe_plan(request: SweepRequest, resolved: Sequence[Resolved], log: Log)
     backend, ids = detect_devices()
     slots = len(divide_resources(request.workers, backend, ids))
   together = trains_seeds_together(request.together, backend, len(resolved), len(seeds), slots)
-  missing = plan_units(state, resolved, seeds, together, request.variants, request.runs)
+  missing = plan_units(state, resolved, seeds, together, request.plugins, request.runs)
   units = [*(entry.unit for entry in requested_units(state, resolved, seeds)), *missing]
   trains_on_this_cpu = backend == 'cpu' and not (request.cluster or request.submit)
   estimate = estimate_seconds(state, resolved, costs, matmul_rate if trains_on_this_cpu else None)

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from attention_jax.systems.initial_run import (
 from attention_jax.systems.initial_vectors import check_initial_vectors, read_initial_vectors
 from attention_jax.systems.loading import comparable_fields, load_once
 from attention_jax.systems.memory import check_batch_memory, check_state_memory
+from attention_jax.systems.plugins import check_added_rows, store_plugins
 from attention_jax.systems.provenance import COMMITS, code_version, read_versions, store_version
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.runs import (
@@ -42,7 +44,6 @@ from attention_jax.systems.runs import (
   write_json,
   write_lines,
 )
-from attention_jax.systems.variants import check_added_rows, store_variants
 from attention_jax.training import peers
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.checkpoint import BEST, Checkpoints, updates_made
@@ -63,6 +64,7 @@ from attention_jax.training.run import InterruptReason
 from attention_jax.training.state import TrainState, count_parameters, evaluation_params
 from attention_jax.training.train import FitResult, fit_seeds
 from attention_jax.training.watch import BatchProgress, Watch, watch_all
+from attention_jax.training.writers import DEFAULT_TRACKERS, RunInfo, Writer, make_trackers
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -75,7 +77,11 @@ Summaries = dict[str, dict[str, MetricSummary]]
 
 
 def train(
-  config: ConfigDict | Mapping[str, Any], folder: epath.PathLike, log: Log = print
+  config: ConfigDict | Mapping[str, Any],
+  folder: epath.PathLike,
+  log: Log = print,
+  trackers: Sequence[str] = DEFAULT_TRACKERS,
+  group: str = '',
 ) -> Results | Summaries | None:
   """Trains in `folder`, or resumes an interrupted run of the same config; then evaluates the test splits.
 
@@ -88,6 +94,8 @@ def train(
     config: a config with the fields of `systems.config.default_config`.
     folder: the run folder, which is created if it does not exist.
     log: called with each line of progress.
+    trackers: keys of training.writers.TRACKERS.
+    group: the name of a group of runs for trackers; '' for none.
 
   Returns:
     split -> metric -> value, or for several seeds its summary over the runs; also written to results.json. The
@@ -95,8 +103,8 @@ def train(
     or the evaluation of the test splits.
 
   Raises:
-    UserError: for mistakes in the config, the data or the folder, and for rows of --variants that break the contract of
-      masks, before any file of the folder is overwritten; during training, as `fit`.
+    UserError: for mistakes in the config, the data, the folder or the trackers, and for rows of --plugins that break
+      the contract of masks, before any file of the folder is overwritten; during training, as `fit`.
   """
   code_version()  # cached now, because another commit may be checked out while this one runs
   peers.check_agreement(peers.package_versions())
@@ -105,6 +113,7 @@ def train(
     config = parse_config(config)
     folder = run_path(folder)
     is_resumed = _check_before_loading(config, folder)
+    writers = _make_writers(config, folder, trackers, group)
   peers.check_agreement(comparable_fields(config) | {'a run in the folder': 'present' if is_resumed else 'absent'})
   with peers.fail_together():
     initial = open_initial_run(config, folder)
@@ -131,7 +140,7 @@ def train(
     if state is not None:
       for _, path in runs:
         store_continued_state(path, state)
-    return _train_and_evaluate(config, folder, runs, system, plan.initializer, plan.batches, check_owner, log)
+    return _train_and_evaluate(config, folder, runs, system, plan.initializer, plan.batches, writers, check_owner, log)
 
 
 class RunPlan(NamedTuple):
@@ -172,12 +181,20 @@ class RunPlan(NamedTuple):
 
 
 def _check_before_loading(config: RunConfig, folder: epath.Path) -> bool:
-  """Checks the config, the variants and the folder, which needs no data; returns whether the folder holds this run."""
+  """Checks the config, the plug-ins and the folder, which needs no data; returns whether the folder holds this run."""
   check_config(config)
   check_added_rows()
   make_mesh(seeds=config.seeds, sizes=config.mesh)  # for its errors
   check_run_files(folder)
   return check_folder(folder, to_dict(config), _make_completion(folder))
+
+
+def _make_writers(config: RunConfig, folder: epath.Path, trackers: Sequence[str], group: str) -> list[Sequence[Writer]]:
+  """Returns the trackers of each run; none except in the first process."""
+  runs = _split_seeds(config, folder)
+  if jax.process_index() > 0:
+    return [()] * len(runs)
+  return [make_trackers(trackers, RunInfo(path, to_dict(run_config), group)) for run_config, path in runs]
 
 
 def _make_plan(
@@ -207,12 +224,13 @@ def _train_and_evaluate(
   system: System,
   initializer: Callable[[int], Any],
   batches: Sequence[BatchSequence],
+  writers: Sequence[Sequence[Writer]],
   check_owner: Callable[[], None],
   log: Log,
 ) -> Results | Summaries | None:
-  """Trains and evaluates after all checks have passed; `runs` and `batches` are those of each seed."""
+  """Trains and evaluates after all checks have passed; `runs`, `batches` and `writers` are those of each seed."""
   start = time.monotonic()
-  fitted = _fit(config, [path for _, path in runs], system, initializer, batches, check_owner, log)
+  fitted = _fit(config, [path for _, path in runs], system, initializer, batches, writers, check_owner, log)
   seconds = time.monotonic() - start
   for reason in dict.fromkeys(result.reason for result in fitted):
     log(f'{reason} ({seconds:.0f} s, {fitted[0].compilations} shapes compiled)')
@@ -221,10 +239,13 @@ def _train_and_evaluate(
     return None
   try:
     with StopSignals() as signals:
-      results = [_evaluate_and_store(run_config, path, system, signals, log) for run_config, path in runs]
+      evaluated = [_evaluate_and_store(run_config, path, system, signals, log) for run_config, path in runs]
   except Interrupted as signal:
     log(f'stopped by {signal} while evaluating; run the same command again to repeat the evaluation')
     return None
+  for (run, results), writers_of_run, result in zip(evaluated, writers, fitted, strict=True):
+    _write_to_trackers(writers_of_run, int(result.state.step), run, results, log)
+  results = [results for _, results in evaluated]
   if len(runs) == 1:
     return results[0]
   return _summarize(folder, config.run_seeds, results, log)
@@ -236,6 +257,7 @@ def _fit(
   system: System,
   initializer: Callable[[int], Any],
   batches: Sequence[BatchSequence],
+  writers: Sequence[Sequence[Writer]],
   check_owner: Callable[[], None],
   log: Log,
 ) -> list[FitResult]:
@@ -258,6 +280,7 @@ def _fit(
     mesh=system.training_mesh,
     before_save=check_owner,
     log=log,
+    writers=writers,
   )
 
 
@@ -272,7 +295,7 @@ def _prepare_run_folder(
   with peers.fail_together():
     if jax.process_index() == 0:
       store_version(folder, log)
-      names = [CONFIG, COMMITS, *system.save(str(folder)), *store_variants(folder)]
+      names = [CONFIG, COMMITS, *system.save(str(folder)), *store_plugins(folder)]
       if arrays:
         names.append(save_initial(folder, arrays))
       add_file_digests(folder, names)
@@ -287,16 +310,28 @@ def _make_completion(folder: epath.PathLike) -> Callable[[Mapping[str, Any]], di
 def _prepare_runs(
   config: RunConfig, folder: epath.Path, system: System, arrays: Arrays | None, log: Log
 ) -> list[tuple[RunConfig, epath.Path]]:
-  """Returns the config and the folder of each run. For several seeds, each config is that of a single run."""
+  """Prepares the folder of each run, and returns their configs and folders."""
   if config.seeds == 1:
     return [(config, folder)]
   runs = []
-  for seed in config.run_seeds:
-    run_config = dataclasses.replace(config, seeds=1, training=dataclasses.replace(config.training, seed=seed))
+  for run_config, path in _split_seeds(config, folder):
     with peers.fail_together():
-      check_run_files(seed_folder(folder, seed))
-    runs.append((run_config, _prepare_run_folder(seed_folder(folder, seed), run_config, system, arrays, log)))
+      check_run_files(path)
+    runs.append((run_config, _prepare_run_folder(path, run_config, system, arrays, log)))
   return runs
+
+
+def _split_seeds(config: RunConfig, folder: epath.Path) -> list[tuple[RunConfig, epath.Path]]:
+  """Returns the config and the folder of each run. For several seeds, each config is that of a single run."""
+  if config.seeds == 1:
+    return [(config, folder)]
+  return [
+    (
+      dataclasses.replace(config, seeds=1, training=dataclasses.replace(config.training, seed=seed)),
+      seed_folder(folder, seed),
+    )
+    for seed in config.run_seeds
+  ]
 
 
 def check_config(config: RunConfig) -> None:
@@ -439,7 +474,7 @@ def _make_validation(system: System) -> Callable[[TrainState, Watch], dict[str, 
 
 def _evaluate_and_store(
   config: RunConfig, folder: epath.Path, system: System, signals: StopSignals, log: Log
-) -> Results:
+) -> tuple[Run, Results]:
   """Evaluates the splits of `_splits_to_evaluate` with the best parameters, and writes results and hypotheses."""
   params, steps = restore_params(folder, system, 'best')
   run = Run(folder, system, params, steps)
@@ -470,7 +505,31 @@ def _evaluate_and_store(
   _wait_for_all_processes('store_results')
   names = sorted(f'{path.name}/' if path.is_dir() else path.name for path in folder.iterdir() if path.name[0] != '.')
   log(f'written to {folder}: {", ".join(names)}')
-  return results
+  return run, results
+
+
+def _write_to_trackers(writers: Sequence[Writer], step: int, run: Run, results: Results, log: Log) -> None:
+  """Writes the results of a run to its trackers, and a picture of attention to those that take pictures."""
+  record = {f'results/{split}/{name}': x.value for split, metrics in results.items() for name, x in metrics.items()}
+  with contextlib.ExitStack() as stack:
+    for writer in writers:
+      writer.open(step)
+      stack.callback(writer.close)
+      writer.write(step, record)
+    takers = [writer for writer in writers if writer.takes_pictures]
+    if not (takers and results):
+      return
+    path = epath.Path(stack.enter_context(tempfile.TemporaryDirectory())) / run.system.plot_filename
+    split = 'validation' if 'validation' in run.system.splits else next(iter(results))
+    try:
+      if jax.process_count() > 1:
+        raise UserError('the run has several processes')  # they may share its parameters
+      run.system.plot(run.params, path, split=split, rows=['0'], inputs=())
+    except UserError as error:
+      log(f'no picture of attention for the trackers: {error}')
+      return
+    for writer in takers:
+      writer.picture(step, f'attention/{split}', path)
 
 
 def _describe_selection(folder: epath.Path, system: System, select: str) -> str:

@@ -11,9 +11,9 @@ from attention_jax.errors import UserError
 from attention_jax.modules.parameter_files import SUFFIX
 from attention_jax.systems.experiment import HYPOTHESES_PREFIX, RESULTS
 from attention_jax.systems.initial_run import INITIAL_FILE
+from attention_jax.systems.plugins import stored_plugins
 from attention_jax.systems.provenance import COMMITS
 from attention_jax.systems.runs import Run, open_run
-from attention_jax.systems.variants import VARIANTS_FILE
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.digests import DATA_DIGESTS_FILE, FILE_DIGESTS, digested_files, drop_file_digests
 from attention_jax.training.folder import CONFIG
@@ -21,7 +21,7 @@ from attention_jax.training.paths import absolute, is_in_bucket, run_path
 from attention_jax.training.state import TrainState, evaluation_field
 
 # Files that may lack a digest: users may delete the digests, and an interrupted run has dropped some of them.
-FILES = (CONFIG, COMMITS, DATA_DIGESTS_FILE, RESULTS, VARIANTS_FILE, FILE_DIGESTS)
+FILES = (CONFIG, COMMITS, DATA_DIGESTS_FILE, RESULTS, FILE_DIGESTS)
 
 
 def export_run(folder: epath.PathLike, target: epath.PathLike, checkpoint: str = 'best') -> int:
@@ -58,7 +58,7 @@ def export_run(folder: epath.PathLike, target: epath.PathLike, checkpoint: str =
 
 def _write_run(run: Run, folder: epath.Path, checkpoint: str) -> None:
   run.system.save(str(folder))
-  names = {*digested_files(run.folder), *FILES}
+  names = {*digested_files(run.folder), *FILES, *(path.name for path in stored_plugins(run.folder))}
   omitted = {INITIAL_FILE}  # which training alone needs
   if checkpoint.endswith(SUFFIX) or not _has_results_of(run):  # a file may hold the parameters of any run
     omitted |= {name for name in names if name == RESULTS or name.startswith(HYPOTHESES_PREFIX)}

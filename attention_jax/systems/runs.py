@@ -24,10 +24,10 @@ from attention_jax.errors import UserError, choose
 from attention_jax.modules.parameter_files import SUFFIX, load_weights, read_metadata
 from attention_jax.systems.base import SupportsCorpus, SupportsEnsembles, SupportsTranslation, System
 from attention_jax.systems.config import RunConfig, read_run_config, to_dict
+from attention_jax.systems.plugins import check_plugins
 from attention_jax.systems.ready_made import resolve_folder
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.text_evaluation import text_metrics
-from attention_jax.systems.variants import check_variants
 from attention_jax.tokens import EOS, SPECIAL_TOKENS
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.digests import check_file_digests
@@ -322,13 +322,13 @@ def system_of(folder: epath.PathLike) -> tuple[str, type[System]]:
 
 
 def check_run_files(folder: epath.Path) -> None:
-  """Checks the files of a run folder that have digests, and that this process has loaded the variants of the run.
+  """Checks the files of a run folder that have digests, and that this process has loaded the plug-ins of the run.
 
   Raises:
-    UserError: for a file that is missing or changed, and for a run with a file of --variants that was not loaded.
+    UserError: for a file that is missing or changed, and for a run with a file of --plugins that was not loaded.
   """
   check_file_digests(folder)
-  check_variants(folder)
+  check_plugins(folder)
 
 
 def evaluate_split(run: Run, split: str, watch: Watch = unwatched) -> tuple[dict[str, MetricValue], Any]:

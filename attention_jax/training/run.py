@@ -2,7 +2,7 @@
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from attention_jax.training.interrupts import StopSignals
 from attention_jax.training.peers import gather
 from attention_jax.training.state import TrainState
 from attention_jax.training.watch import Watch
-from attention_jax.training.writers import EVALUATION_PREFIX, JsonLines, TensorBoard, last_step
+from attention_jax.training.writers import EVALUATION_PREFIX, JsonLines, Writer, last_step
 
 MAX_SKIPPED = 100  # updates in a row that are skipped before training stops: the parameters no longer change
 SPIKE_WINDOW = 50  # number of earlier losses with which a loss is compared
@@ -127,7 +127,7 @@ class TrainedRun:
     self._direction = direction
     self._log = log
     self._checkpoints = Checkpoints(folder, training.keep, training.checkpoint_every)
-    self._writers: list[JsonLines | TensorBoard] = []
+    self._writers: list[Writer] = []
     self._progress: Progress | None = None
     self._spikes = SpikeDetector()
     self._skipped_in_a_row = 0
@@ -165,19 +165,22 @@ class TrainedRun:
     self.decide_to_stop(self.start)
     return state
 
-  def open_writers(self, progress: Progress | None) -> None:
-    """Opens the files of metrics, in the first process alone; `progress` is called with each evaluation too."""
+  def open_writers(self, progress: Progress | None, writers: Sequence[Writer]) -> None:
+    """Opens the files of metrics and `writers`, in the first process alone; `progress` gets each evaluation too."""
     self._progress = progress
     if progress:
       before = read_goodput(self._folder)
       repeated = before.repeated_updates + max(0, (last_step(self._folder) or 0) - self.start)
       self.goodput = before._replace(starts=before.starts + 1, repeated_updates=repeated)
-      self._writers = [JsonLines(self._folder, self.start), TensorBoard(self._folder, self.start)]
+      self._writers = [JsonLines(self._folder, self.start)]
+      for writer in writers:
+        writer.open(self.start)
+        self._writers.append(writer)
 
   def write(self, step: int, record: Mapping[str, Any]) -> None:
     """Writes one record to the files of metrics."""
-    for write in self._writers:
-      write(step, record)
+    for writer in self._writers:
+      writer.write(step, record)
 
   def check(self, update: int, loss: float, gradient_norm: float) -> None:
     """Checks the loss and the gradient of an update, and records a spike of the loss.

@@ -19,7 +19,7 @@ from attention_jax.training.peers import fail_together
 from attention_jax.training.run import BestEvaluation, Evaluate, InterruptReason, TrainedRun
 from attention_jax.training.seeds import make_updates
 from attention_jax.training.state import TrainState
-from attention_jax.training.writers import Progress
+from attention_jax.training.writers import DEFAULT_TRACKERS, Progress, RunInfo, Writer, make_trackers
 
 
 class FitResult(NamedTuple):
@@ -45,6 +45,7 @@ def fit(
   loss: Loss,
   init_params: Callable[[int], Any],
   stream: Callable[[int, int], Iterable],
+  writers: Sequence[Writer] | None = None,
   **options: Any,
 ) -> FitResult:
   """Trains a model in a run folder, from its latest checkpoint if there is one.
@@ -58,6 +59,7 @@ def fit(
     loss: the loss to minimise.
     init_params: seed -> initial parameters; called for values only if there is no checkpoint.
     stream: (start, stop) -> the batches of steps `start` to `stop` - 1, a pure function of the step.
+    writers: writers of metrics beside the files in `metrics/`, which are always written; by default DEFAULT_TRACKERS.
     **options: further arguments of `fit_seeds`.
 
   Raises:
@@ -68,7 +70,14 @@ def fit(
     return ((batch,) for batch in stream(start, stop))
 
   (result,) = fit_seeds(
-    [folder], [training.seed], training, loss=loss, init_params=init_params, stream=stream_of_one, **options
+    [folder],
+    [training.seed],
+    training,
+    loss=loss,
+    init_params=init_params,
+    stream=stream_of_one,
+    writers=None if writers is None else [writers],
+    **options,
   )
   return result
 
@@ -87,6 +96,7 @@ def fit_seeds(
   mesh: Mesh | None = None,
   before_save: Callable[[], None] = lambda: None,
   log: Callable[[str], None] = print,
+  writers: Sequence[Sequence[Writer]] | None = None,
 ) -> list[FitResult]:
   """Trains runs that differ in their seeds alone, side by side; otherwise as `fit`.
 
@@ -106,6 +116,7 @@ def fit_seeds(
     mesh: the mesh of the devices; by default all.
     before_save: called before a checkpoint is written; a UserError that it raises in any process ends the run.
     log: called with lines about updates that are not finite, and about the time of training; in the first process.
+    writers: those of each run, as for `fit`.
 
   Returns:
     The result of each run.
@@ -115,6 +126,8 @@ def fit_seeds(
       if a loss or a gradient is not finite (with on_nonfinite='skip': in over run.MAX_SKIPPED updates in a row).
   """
   update = make_updates(training, loss, init_params, mesh, seeds)
+  if writers is None:
+    writers = [make_trackers(DEFAULT_TRACKERS, RunInfo(epath.Path(folder))) for folder in folders]
   log = log if jax.process_index() == 0 else lambda line: None
   with contextlib.ExitStack() as stack:
     names = [f'seed {seed}' for seed in seeds] if len(seeds) > 1 else ['']
@@ -131,8 +144,8 @@ def fit_seeds(
     progress = None
     if jax.process_index() == 0:
       progress = stack.enter_context(contextlib.closing(Progress(start, training.steps, pool.describe)))
-    for run in runs:
-      run.open_writers(progress)
+    for run, writers_of_run in zip(runs, writers, strict=True):
+      run.open_writers(progress, writers_of_run)
     signals = stack.enter_context(StopSignals())
     with clock.paused(COMPILATION):
       states = update.load(states)

@@ -1,23 +1,28 @@
-"""Writers of a run's metrics: the progress line, JSON lines and TensorBoard event files.
+"""Writers of a run's metrics: the progress line, JSON lines, and the trackers of --trackers.
 
-A writer is called with (step, record), where the record maps names such as 'train/loss' and 'validation/bleu' to
-numbers or strings, and is closed once.
+A record maps names such as 'train/loss', 'validation/bleu' and 'results/test/bleu' to numbers or strings.
 """
 
+import contextlib
+import csv
+import importlib
 import json
 import math
+import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import rich.console
 import rich.progress
 from etils import epath
+from flax.traverse_util import flatten_dict
 
 from attention_jax.atomic import null_as_nan, to_json, write_bytes, write_text
-from attention_jax.errors import UserError, report_write_errors
+from attention_jax.errors import UserError, choose, report_write_errors
+from attention_jax.training.paths import absolute, is_in_bucket
 
 Record = Mapping[str, Any]
 METRICS = 'metrics'  # folder of the JSON lines
@@ -37,7 +42,65 @@ PROGRESS_LABELS = {
 }
 
 
-class JsonLines:
+class RunInfo(NamedTuple):
+  """What a tracker is given of a run.
+
+  Attributes:
+    folder: the run folder.
+    config: its config, plain JSON values.
+    group: the name of a group of runs, such as a sweep; '' for none.
+  """
+
+  folder: epath.Path
+  config: Mapping[str, Any] = {}
+  group: str = ''
+
+  @property
+  def url(self) -> str:
+    """The absolute path or the URL of the folder."""
+    return str(absolute(self.folder))
+
+  @property
+  def name(self) -> str:
+    """The last two parts of the folder: of a run of a sweep, the setting and the seed."""
+    return '/'.join(self.url.split('/')[-2:])
+
+
+class Writer:
+  """Base class of writers. Its methods do nothing.
+
+  A writer is opened by `fit`, and closed at its end. `experiment.train` opens it once more to write the results. A
+  class in TRACKERS is called with a RunInfo.
+
+  Attributes:
+    takes_pictures: whether `picture` has an effect; pictures are drawn only then.
+  """
+
+  takes_pictures = False
+
+  def open(self, start: int) -> None:
+    """Begins to write a run, or continues with one: the records after step `start` are written, some of them again."""
+
+  def begin_part(self, step: int) -> None:
+    """Follows a checkpoint, from whose step the run may be resumed."""
+
+  def write(self, step: int, record: Record) -> None:
+    """Writes the record of an update, an evaluation or the results."""
+
+  def picture(self, step: int, name: str, path: epath.Path) -> None:
+    """Stores a picture of attention weights.
+
+    Args:
+      step: the last step of the run.
+      name: a name such as 'attention/validation'.
+      path: the file, a picture (.png) or a page (.html); it is removed afterwards.
+    """
+
+  def close(self) -> None:
+    """Ends what `open` has begun."""
+
+
+class JsonLines(Writer):
   """Writer of one JSON object per record, in which null is NaN or infinite, to the folder `metrics/`.
 
   Objects of a bucket cannot be appended. Records are therefore written in parts, each of which appears whole: a part
@@ -65,16 +128,13 @@ class JsonLines:
     self._path = self._folder / f'{step:010d}.jsonl'
     self._lines: list[str] = []
 
-  def __call__(self, step: int, record: Record) -> None:
+  def write(self, step: int, record: Record) -> None:
     if len(self._lines) == MAX_LINES:  # every record writes its part anew
       self.begin_part(step - 1)
     self._lines.append(to_json({'step': step, **record}, ensure_ascii=False) + '\n')
     with report_write_errors(self._path):
       self._folder.mkdir(exist_ok=True)
       write_text(self._path, ''.join(self._lines))
-
-  def close(self) -> None:
-    """Does nothing: every record is in its file."""
 
 
 def _parts(folder: epath.PathLike) -> list[epath.Path]:
@@ -136,25 +196,25 @@ def _parse(path: epath.Path) -> list[dict[str, Any]]:
   return records
 
 
-class TensorBoard:
-  """Writer of event files in `tensorboard/`, one for each part, see JsonLines, which opens them at their first record.
+class TensorBoard(Writer):
+  """Tracker that writes event files to `tensorboard/`, one for each part, see JsonLines, at their first record.
 
-  Args:
-    folder: the run folder.
-    start: the step that the run starts from; later points, of an interrupted run, are hidden.
+  In the files of a resumed run, the later points of the interrupted one are hidden.
   """
 
-  def __init__(self, folder: epath.Path, start: int):
-    self._folder = folder
-    self._start = start
+  def __init__(self, run: RunInfo):
+    self._folder = run.folder
     self._writer = None
+
+  def open(self, start: int) -> None:
+    self._start = start
 
   def begin_part(self, step: int) -> None:
     """Ends the current file."""
     self.close()
     self._start = step
 
-  def __call__(self, step: int, record: Record) -> None:
+  def write(self, step: int, record: Record) -> None:
     if self._writer is None:
       options = {'purge_step': self._start + 1, 'filename_suffix': f'.{self._start}'}
       self._writer = _import_summary_writer()(str(self._folder / 'tensorboard'), **options)
@@ -211,6 +271,153 @@ class _ObjectFactory:
   @staticmethod
   def directory_check(path: str) -> None:
     """Does nothing: folders of a bucket exist as soon as they have an object."""
+
+
+class Csv(Writer):
+  """Tracker that writes `metrics.csv`, with a row (step, metric, value) for each value. Every start writes it anew."""
+
+  def __init__(self, run: RunInfo):
+    if is_in_bucket(run.folder):
+      raise UserError(f'--trackers=csv: {run.folder} is in a bucket, whose files cannot be appended to')
+    self._folder = run.folder
+
+  def open(self, start: int) -> None:
+    with report_write_errors(path := self._folder / 'metrics.csv'):
+      self._file = open(path, 'w', newline='', encoding='utf-8')  # noqa: SIM115 - until `close`
+    csv.writer(self._file).writerow(('step', 'metric', 'value'))
+    for record in read_metrics(self._folder):
+      self.write(record.pop('step'), record)
+
+  def write(self, step: int, record: Record) -> None:
+    csv.writer(self._file).writerows((step, name, value) for name, value in record.items())
+    self._file.flush()
+
+  def close(self) -> None:
+    self._file.close()
+
+
+class WandB(Writer):
+  """Tracker for Weights & Biases, set up by its own environment variables: WANDB_PROJECT, WANDB_MODE=offline.
+
+  The step is a metric of its own, the horizontal axis. A resumed run repeats points, with equal values.
+  """
+
+  takes_pictures = True
+
+  def __init__(self, run: RunInfo):
+    self._info = run
+    self._wandb = _import_package('wandb')
+
+  def open(self, start: int) -> None:
+    info = self._info
+    with _report_errors('wandb'):
+      self._run = self._wandb.init(
+        id=_stored_id(info, 'wandb', lambda: secrets.token_hex(4)),
+        resume='allow',
+        reinit='create_new',  # the runs of several seeds are open at the same time
+        name=info.name,
+        group=info.group or None,
+        config={**info.config, 'folder': info.url},
+        settings=self._wandb.Settings(console='off'),
+      )
+      self._run.define_metric('*', step_metric='step')
+
+  def write(self, step: int, record: Record) -> None:
+    self._run.log({**record, 'step': step})
+
+  def picture(self, step: int, name: str, path: epath.Path) -> None:
+    kind = self._wandb.Html if path.suffix == '.html' else self._wandb.Image
+    self.write(step, {name: kind(str(path))})
+
+  def close(self) -> None:
+    self._run.finish()
+
+
+class MLflow(Writer):
+  """Tracker for MLflow, set up by its own environment variables: MLFLOW_TRACKING_URI.
+
+  A group of runs is an experiment. A resumed run repeats points, with equal values.
+  """
+
+  takes_pictures = True
+
+  def __init__(self, run: RunInfo):
+    self._info = run
+    self._mlflow = _import_package('mlflow')
+
+  def open(self, start: int) -> None:
+    with _report_errors('mlflow'):
+      self._client = self._mlflow.MlflowClient()
+      self._id = _stored_id(self._info, 'mlflow', self._create_run)
+      self._client.update_run(self._id, status='RUNNING')
+
+  def _create_run(self) -> str:
+    info = self._info
+    experiment = self._mlflow.set_experiment(info.group or 'attention_jax')
+    tags = {'folder': info.url}
+    run_id = self._client.create_run(experiment.experiment_id, run_name=info.name, tags=tags).info.run_id
+    for name, value in flatten_dict(dict(info.config), sep='.').items():
+      self._client.log_param(run_id, name, value)
+    return run_id
+
+  def write(self, step: int, record: Record) -> None:
+    now = int(time.time() * 1000)
+    make_metric = self._mlflow.entities.Metric
+    numbers = {name: value for name, value in record.items() if isinstance(value, (int, float))}
+    self._client.log_batch(self._id, metrics=[make_metric(name, value, now, step) for name, value in numbers.items()])
+
+  def picture(self, step: int, name: str, path: epath.Path) -> None:
+    self._client.log_artifact(self._id, str(path), name)
+
+  def close(self) -> None:
+    self._client.set_terminated(self._id)
+
+
+def _import_package(name: str) -> Any:
+  """Imports the package of a tracker. Raises UserError if it is not installed."""
+  try:
+    return importlib.import_module(name)
+  except ModuleNotFoundError as error:
+    raise UserError(f'--trackers={name} needs a package: pip install "attention_jax[{name}]"') from error
+
+
+@contextlib.contextmanager
+def _report_errors(name: str) -> Iterator[None]:
+  """Turns an error of a tracker's package, such as of a missing account or server, into a UserError."""
+  try:
+    yield
+  except Exception as error:  # packages raise errors of their own kinds
+    raise UserError(f'--trackers={name}: {" ".join(str(error).split())}') from error
+
+
+def _stored_id(run: RunInfo, name: str, make: Callable[[], str]) -> str:
+  """Returns the id that a tracker has for a run, which is made at its first start and stored in its folder."""
+  path = run.folder / f'{name}.id'
+  if not path.exists():
+    write_text(path, make())
+  return path.read_text()
+
+
+DEFAULT_TRACKERS = ('tensorboard',)
+TRACKERS: dict[str, Callable[[RunInfo], Writer]] = {
+  'csv': Csv,
+  'mlflow': MLflow,
+  'tensorboard': TensorBoard,
+  'wandb': WandB,
+}
+
+
+def make_trackers(names: Sequence[str], run: RunInfo) -> list[Writer]:
+  """Returns the trackers of a run.
+
+  Args:
+    names: keys of TRACKERS.
+    run: the run.
+
+  Raises:
+    UserError: for an unknown name, a package that is not installed, and a folder that the tracker cannot write to.
+  """
+  return [TRACKERS[choose(name, TRACKERS, 'tracker')](run) for name in dict.fromkeys(names)]
 
 
 class Progress:

@@ -163,7 +163,8 @@ def test_dates_are_loaded_by_their_builder(monkeypatch, tmp_path):
   [
     (
       'txt',
-      "unknown task 'txt' (did you mean 'text'?); expected one of: dates, pairs, prepared, records, text, tfds, tsv",
+      "unknown task 'txt' (did you mean 'text'?); expected one of: dates, pairs, prepared, records, text, tfds, "
+      'tsv; a plug-in may be missing: --plugins=FILE',
     ),
     ('text(', "cannot parse task 'text(' (did you mean 'text'?); expected 'name' or 'name(option=literal, ...)'"),
     ('dates(size=3)', "task 'dates' has no options, got 'size'"),

@@ -97,6 +97,16 @@ def test_a_sweep_without_finished_runs_ends_without_a_report(tmp_path, monkeypat
   assert result.code == 75 and not result.err
 
 
+def test_trackers_are_those_of_every_run_and_the_sweep_is_their_group(tmp_path, monkeypatch):
+  requests = []
+  monkeypatch.setattr(
+    'attention_jax.sweeps.sweep.run_sweep', lambda request, *args: requests.append(request) or Outcome(0, 0, 1)
+  )
+  for trackers in ([], ['--trackers=wandb,csv']):
+    run('ablate', f'--workdir={tmp_path}/grid/', CONFIG, '--grid=model.attention.score=dot', *trackers)
+  assert [request.train[3:] for request in requests] == [[], ['--trackers=wandb,csv', '--group=grid']]
+
+
 def test_a_report_is_written_from_the_ledger(tmp_path):
   make_sweep(tmp_path / 's', [{'model.attention.score': 'dot'}, {'model.attention.score': 'general'}])
   baseline = '--baseline=model.attention.score=general'

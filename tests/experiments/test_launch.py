@@ -1,6 +1,7 @@
 """The shared start of the programs: help, files that users write, missing devices, full disks."""
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -12,19 +13,19 @@ import pytest
 import attention_jax as aj
 from experiments import launch
 from tests.compiled import record_compilations
-from tests.experiments.helpers import run, tiny_arguments
+from tests.experiments.helpers import ROOT, run, tiny_arguments
 from tests.experiments.test_bad_input import assert_user_error
 
 RUN_FLAGS = 'workdir checkpoint dtype'
 SEARCH_FLAGS = 'beams alpha beta gamma no_repeat_ngram_size min_length max_length replace_unknown'
 # program -> its flags
 PROGRAM_FLAGS = {
-  'train': 'config workdir distributed coordinator processes process peer_timeout help_config',
+  'train': 'config workdir trackers group distributed coordinator processes process peer_timeout help_config',
   'evaluate': f'{RUN_FLAGS} {SEARCH_FLAGS} split hypotheses mbr output metrics json by bins plot',
   'replay': 'workdir step',
   'ablate': (
     'config workdir seeds grid pair setting search points search_method search_seed dry_run retry adopt workers '
-    'together cluster submit runs report baseline test metrics'
+    'together cluster submit runs trackers report baseline test metrics'
   ),
   'compare': 'output metrics test',
   'translate': (
@@ -46,7 +47,7 @@ def test_help_prints_examples_and_the_flags_of_the_program(program):
   assert result.code == 0 and result.err == ''
   assert f'python -m experiments.{program} ' in result.out
   flags = [line.split()[0] for line in result.out.splitlines() if line.startswith('  --') and ':' in line.split()[0]]
-  assert sorted(flags) == sorted(f'--{name}:' for name in [*PROGRAM_FLAGS[program].split(), 'variants'])
+  assert sorted(flags) == sorted(f'--{name}:' for name in [*PROGRAM_FLAGS[program].split(), 'plugins'])
 
 
 @pytest.mark.parametrize(
@@ -70,9 +71,9 @@ def test_mistakes_in_a_config_file_are_located(text, parts, tmp_path):
 def test_files_of_users_may_be_in_the_home_folder(tmp_path, monkeypatch):
   monkeypatch.setenv('HOME', str(tmp_path))
   (tmp_path / 'user_file.py').write_text('def get_config():\n  return 3\n')
-  (tmp_path / 'variants.py').write_text('1 / 0\n')
+  (tmp_path / 'mine.py').write_text('1 / 0\n')
   assert_user_error(run('train', '--config', '~/user_file.py'), [f'{tmp_path}/user_file.py: get_config must return'])
-  assert_user_error(run('compare', '--variants=~/variants.py'), [f'{tmp_path}/variants.py:1: ZeroDivisionError'])
+  assert_user_error(run('compare', '--plugins=~/mine.py'), [f'{tmp_path}/mine.py:1: ZeroDivisionError'])
 
 
 def test_a_config_file_may_require_a_preset(tmp_path):
@@ -139,35 +140,74 @@ def test_errors_of_the_disk_and_of_memory_are_reported_in_one_line(tmp_path, mon
 FAST_FIELDS = ('model.encoder=embedded', 'training.steps=1', 'evaluation.beams=1')
 
 
-def test_a_file_of_variants_adds_a_score(task, tmp_path):
+def test_plugins_are_stored_and_required(task, tmp_path, restored_tables):
   path = tmp_path / 'user_file.py'
+  other = tmp_path / 'other_file.py'
+  other.write_text('print("other")\n')
   folder = tmp_path / 'run'
   row = 'aj.Row(lambda query, key: -jnp.sum((query[None, :] - key) ** 2, axis=-1), project=True)'
   path.write_text(f"import attention_jax as aj\nimport jax.numpy as jnp\naj.SCORES['user_score'] = {row}\n")
-  variants = f'--variants={path}'
+  plugins = f'--plugins={path},{other}'
   fields = [f'--config.{field}' for field in ('model.attention.score=user_score', *FAST_FIELDS)]
-  try:
-    assert run('train', variants, *tiny_arguments(task, folder, *fields)).code == 0
-    result = run('evaluate', variants, f'--workdir={folder}')
-    assert result.code == 0 and 'alignment_error_rate' in result.out
-    assert (folder / 'variants.py').read_bytes() == path.read_bytes()
-    path.write_text(path.read_text().replace('** 2', '** 4'))
-    parts = ['was trained with another file of variants; use', f'--variants={folder}/variants.py']
-    assert_user_error(run('evaluate', variants, f'--workdir={folder}'), parts)
-  finally:
-    aj.SCORES.pop('user_score', None)
-  parts = [f'trained with a file of variants; add --variants={folder}/variants.py']
+  assert run('train', plugins, *tiny_arguments(task, folder, *fields)).code == 0
+  result = run('evaluate', plugins, f'--workdir={folder}')
+  assert result.code == 0 and 'alignment_error_rate' in result.out
+  stored = [folder / 'plugin_1.py', folder / 'plugin_2.py']
+  assert [file.read_bytes() for file in stored] == [file.read_bytes() for file in (path, other)]
+  flag = f'--plugins={stored[0]},{stored[1]}'
+  assert run('export_run', flag, f'--workdir={folder}', f'--output={tmp_path}/exported').code == 0
+  assert {file.name for file in (tmp_path / 'exported').glob('plugin_*')} == {'plugin_1.py', 'plugin_2.py'}
+  path.write_text(path.read_text().replace('** 2', '** 4'))
+  parts = [f'was trained with other plug-ins; use {flag}']
+  for changed in (plugins, f'--plugins={stored[0]}'):
+    assert_user_error(run('evaluate', changed, f'--workdir={folder}'), parts)
+  parts = [f'trained with plug-ins; add {flag}']
   assert_user_error(run('evaluate', f'--workdir={folder}'), parts)
   assert_user_error(run('train', *tiny_arguments(task, folder)), parts)
 
 
-def test_an_alignment_of_variants_that_ignores_the_mask_stops_training_in_one_line(task, tmp_path):
+@pytest.mark.long
+def test_a_model_of_all_plugins_of_the_page_is_trained(task, tmp_path, restored_tables):
+  paths = []
+  for code in re.findall(r'^```python\n(.*?)^```', (ROOT / 'docs' / 'plugins.md').read_text(), re.M | re.S):
+    paths.append(tmp_path / f'part_{len(paths)}.py')
+    paths[-1].write_text(code)
+  fields = {
+    'data.task': 'sorting(rows=24)',
+    'data.vocabulary': 'char',
+    'data.buckets': '((10, 10),)',
+    'model.attention.score': 'euclidean',
+    'model.attention.alignment': 'off_by_one',
+    'model.encoder': 'feedforward',
+    'model.decoder': 'context_only(features=4, readout=4, rnn="minimal")',
+    'model.output': 'low_rank(rank=3)',
+    'training.optimizer': 'sign_descent(momentum=0.5)',
+    'training.steps': 2,
+    'training.select': 'length_ratio',
+    'evaluation.metrics': "('length_ratio',)",
+  }
+  arguments = [word for word in tiny_arguments(task, tmp_path / 'run') if '.buckets=' not in word]
+  flags = [f'--config.{field}={value}' for field, value in fields.items()]
+  result = run('train', f'--plugins={",".join(map(str, paths))}', '--trackers=printer', *arguments, *flags)
+  assert result.code == 0, result.err
+  for words in ("/run 2 {'train/loss': ", "/run 2 {'results/test/loss': ", 'the best by validation length_ratio'):
+    assert words in result.out
+
+
+@pytest.mark.parametrize('field', ['model.encoder', 'model.attention.score', 'training.optimizer', 'data.vocabulary'])
+def test_an_unknown_name_may_be_that_of_a_plugin(task, tmp_path, field):
+  result = run('train', *tiny_arguments(task, tmp_path / 'run', f'--config.{field}=mine'))
+  assert_user_error(result, ["'mine'", '; expected one of: '])
+  assert ('; a plug-in may be missing: --plugins=FILE' in result.err) == (field != 'data.vocabulary')
+
+
+def test_an_alignment_of_a_plugin_that_ignores_the_mask_stops_training_in_one_line(task, tmp_path):
   path = tmp_path / 'user_file.py'
   row = 'aj.Row(lambda scores, mask: jax.nn.softmax(scores))'
   path.write_text(f"import jax\nimport attention_jax as aj\naj.ALIGNMENTS['unmasked'] = {row}\n")
   fields = [f'--config.{field}' for field in ('model.attention.alignment=unmasked', *FAST_FIELDS)]
   try:
-    result = run('train', f'--variants={path}', *tiny_arguments(task, tmp_path / 'run', *fields))
+    result = run('train', f'--plugins={path}', *tiny_arguments(task, tmp_path / 'run', *fields))
   finally:
     aj.ALIGNMENTS.pop('unmasked', None)
   assert_user_error(
@@ -179,15 +219,15 @@ def test_an_alignment_of_variants_that_ignores_the_mask_stops_training_in_one_li
 @pytest.mark.parametrize(
   ('text', 'parts'),
   [
-    ('aj.SCORES["user_score"] = 1\n', [':1: NameError', 'a file of variants adds rows to tables']),
+    ('aj.SCORES["user_score"] = 1\n', [':1: NameError', 'a plug-in adds rows to tables']),
     ('def f(\n', [':1: ']),
   ],
 )
-def test_mistakes_in_a_file_of_variants_are_located(text, parts, tmp_path):
+def test_mistakes_in_a_plugin_are_located(text, parts, tmp_path):
   path = tmp_path / 'user_file.py'
   path.write_text(text)
-  assert_user_error(run('evaluate', f'--variants={path}', f'--workdir={tmp_path}'), [str(path), *parts])
-  assert_user_error(run('evaluate', f'--variants={path}s', f'--workdir={tmp_path}'), ['user_file.pys: no such file'])
+  assert_user_error(run('evaluate', f'--plugins={path}', f'--workdir={tmp_path}'), [str(path), *parts])
+  assert_user_error(run('evaluate', f'--plugins={path}s', f'--workdir={tmp_path}'), ['user_file.pys: no such file'])
 
 
 def test_programs_hide_the_alarms_of_the_compiler_before_jax_is_imported():

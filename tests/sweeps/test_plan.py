@@ -51,10 +51,10 @@ def test_missing_seeds_are_trained_together_where_they_are_consecutive(resolved)
 
 
 def test_the_command_trains_the_seeds_of_a_unit(resolved):
-  (unit,) = plan_units(SweepState(), resolved[:1], [3, 4], together=True, variants='mine.py')
+  (unit,) = plan_units(SweepState(), resolved[:1], [3, 4], together=True, plugins='mine.py,other.py')
   assert command(unit, Path('runs/s'), TRAIN) == [
     *TRAIN,
-    '--variants=mine.py',
+    '--plugins=mine.py,other.py',
     f'--config={PATH}',
     f'--workdir=runs/s/{unit.folder}',
     '--config.model.attention.score=dot',

@@ -143,7 +143,7 @@ def test_a_plan_counts_the_runs_of_the_request(folder, monkeypatch):
 
 def test_units_are_trained_with_the_files_of_the_command_that_continues(folder, monkeypatch):
   """The first command may have been run in another folder, or before its config file changed."""
-  request = make_request(folder, SETTINGS[:1], seeds=1, variants='variants.py')
+  request = make_request(folder, SETTINGS[:1], seeds=1, plugins='mine.py')
   monkeypatch.setenv('FAKE_FAIL', 'dot')
   run(request)
   monkeypatch.delenv('FAKE_FAIL')
@@ -152,10 +152,10 @@ def test_units_are_trained_with_the_files_of_the_command_that_continues(folder, 
     return base_config(training__select='loss') if path == '/elsewhere/made_up.py' else {}
 
   base = Base('/elsewhere/made_up.py', {'training.select': 'exact_match'}, load)
-  request = request._replace(base=base, variants='/elsewhere/variants.py', retry=True)
+  request = request._replace(base=base, plugins='/elsewhere/mine.py', retry=True)
   assert run(request)[0] == (1, 0, 0)
   flags = starts(folder)[-1].split()
-  assert {'--config=/elsewhere/made_up.py', '--variants=/elsewhere/variants.py'} <= set(flags)
+  assert {'--config=/elsewhere/made_up.py', '--plugins=/elsewhere/mine.py'} <= set(flags)
   assert '--config.training.select=exact_match' in flags
   assert [flag.partition('=')[0] for flag in flags].count('--config') == 1
   assert '--config=/elsewhere/made_up.py' in plan(request, monkeypatch)[1]

@@ -73,11 +73,11 @@ def two_devices() -> Iterator[None]:
     yield
 
 
-def train_quietly(config: dict[str, Any], folder: Path) -> tuple[Any, list[str]]:
+def train_quietly(config: dict[str, Any], folder: Path, **options: Any) -> tuple[Any, list[str]]:
   """Trains on two devices without printing progress; returns the results and the logged lines."""
   lines = []
   with two_devices(), contextlib.redirect_stdout(io.StringIO()):
-    results = experiment.train(config, folder, lines.append)
+    results = experiment.train(config, folder, lines.append, **options)
   return results, lines
 
 

@@ -24,7 +24,7 @@ from attention_jax.systems.runs import open_run
 from attention_jax.systems.translation.system import TranslationSystem
 from attention_jax.training.checkpoint import LATEST, Checkpoints
 from attention_jax.training.watch import unwatched
-from attention_jax.training.writers import read_metrics
+from attention_jax.training.writers import TRACKERS, Writer, read_metrics
 from tests.systems.helpers import read_tree, tiny_config, train_quietly
 
 pytestmark = pytest.mark.usefixtures('on_two_devices')
@@ -199,7 +199,7 @@ def test_resuming_a_finished_run_by_a_relative_path_evaluates_it_again_and_chang
 ):
   monkeypatch.chdir(trained.folder.parent)
   before = read_tree(trained.folder)
-  results, lines = train_quietly(config, Path(trained.folder.name))
+  results, lines = train_quietly(config, Path(trained.folder.name), trackers=())  # which get the results again
   assert results == trained.results
   assert any(line.startswith('all 4 steps are done (') for line in lines)
   assert read_tree(trained.folder) == before
@@ -330,7 +330,7 @@ def test_a_signal_stops_the_final_evaluation_and_the_same_call_repeats_it(traine
   assert results is None
   assert lines[-1] == 'stopped by SIGTERM while evaluating; run the same command again to repeat the evaluation'
   assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-  results, _ = train_quietly(config, folder)
+  results, _ = train_quietly(config, folder, trackers=())
   assert results == trained.results and read_tree(folder) == before
 
 
@@ -406,3 +406,35 @@ def test_stored_configs_of_earlier_versions_get_the_defaults_of_new_fields():
   config = default_config().to_dict()
   del config['evaluation']['gamma']
   assert experiment._make_completion('runs/x')(config) == default_config().to_dict()
+
+
+def test_trackers_get_the_config_the_results_and_a_picture(config, tmp_path, monkeypatch):
+  calls = []
+
+  class Tracker(Writer):
+    takes_pictures = True
+
+    def __init__(self, run):
+      self.records = {}
+      calls.append((run, self.records))
+
+    def write(self, step, record):
+      self.records[step, min(record).partition('/')[0]] = record
+
+    def picture(self, step, name, path):
+      self.records[step, name] = path.read_bytes()
+
+  monkeypatch.setitem(TRACKERS, 'mine', Tracker)
+  results, _ = train_quietly(config, tmp_path / 'run', trackers=['mine'], group='sweep')
+  ((run, records),) = calls
+  assert run.group == 'sweep' and run.folder == tmp_path / 'run' and run.config['training']['steps'] == 4
+  assert {step for step, kind in records if kind == 'train'} == {1, 2, 3, 4}
+  assert records[4, 'attention/validation'].startswith(b'\x89PNG')
+  assert records[4, 'results']['results/test/exact_match'] == results['test']['exact_match'].value
+  assert not list(tmp_path.glob('run/*/tensorboard'))
+
+
+def test_an_unknown_tracker_is_an_error_before_the_folder_is_touched(config, tmp_path):
+  with pytest.raises(UserError, match="unknown tracker 'wandbb'"):
+    train_quietly(config, tmp_path / 'run', trackers=['wandbb'])
+  assert not (tmp_path / 'run').exists()

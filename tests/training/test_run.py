@@ -62,7 +62,7 @@ def test_skipped_updates_are_logged_until_there_are_too_many(make_run, monkeypat
 
 def test_spikes_are_records_and_print_nothing(make_run, tmp_path, capsys):
   run = make_run()
-  run.open_writers(lambda step, record: pytest.fail('a spike is no line of progress'))
+  run.open_writers(lambda step, record: pytest.fail('a spike is no line of progress'), [])
   for step in range(1, 61):
     run.check(step, 2.0 + 0.01 * (step % 3), 1.0)
   run.check(61, 9.0, 1.0)

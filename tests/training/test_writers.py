@@ -14,13 +14,27 @@ from hypothesis import strategies as st
 
 from attention_jax.errors import UserError
 from attention_jax.training import writers
-from attention_jax.training.writers import JsonLines, Progress, TensorBoard, last_step, read_metrics
+from attention_jax.training.writers import (
+  JsonLines,
+  Progress,
+  RunInfo,
+  TensorBoard,
+  last_step,
+  make_trackers,
+  read_metrics,
+)
 
 
 def write(writer, *records):
   for record in records:
-    writer(*record)
+    writer.write(*record)
   writer.close()
+
+
+def report(progress, *records):
+  for record in records:
+    progress(*record)
+  progress.close()
 
 
 def test_parts_that_begin_at_the_start_of_a_resumed_run_or_later_are_removed(tmp_path):
@@ -56,7 +70,7 @@ def test_every_line_is_json_for_every_loss(tmp_path):
 
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
   with pytest.raises(UserError, match=r'0000000000\.jsonl: cannot be written \(No such file or directory\)'):
-    JsonLines(epath.Path(tmp_path) / 'missing', 0)(1, {})
+    JsonLines(epath.Path(tmp_path) / 'missing', 0).write(1, {})
 
 
 def test_records_of_one_step_are_merged(tmp_path):
@@ -127,7 +141,9 @@ def test_progress_reports_what_is_compiled(pipe, capsys, monkeypatch):
 
 
 def test_tensorboard_files_are_written(tmp_path):
-  write(TensorBoard(epath.Path(tmp_path), start=0), (5, {'train/loss': 1.5, 'validation/signature': 'words'}))
+  tracker = TensorBoard(RunInfo(epath.Path(tmp_path)))
+  tracker.open(0)
+  write(tracker, (5, {'train/loss': 1.5, 'validation/signature': 'words'}))
   (events,) = (tmp_path / 'tensorboard').iterdir()
   content = events.read_bytes()
   assert b'train/loss' in content and b'signature' not in content
@@ -140,9 +156,11 @@ def test_tensorboard_loads_no_package_that_it_does_not_need(tmp_path):
     (packages / name).touch()
   code = f"""
 import pathlib, sys
-from attention_jax.training.writers import TensorBoard
+from attention_jax.training.writers import RunInfo, TensorBoard
 sys.path.insert(0, {str(packages)!r})
-TensorBoard(pathlib.Path({str(tmp_path)!r}), start=0)(5, {{'train/loss': 1.5}})
+tracker = TensorBoard(RunInfo(pathlib.Path({str(tmp_path)!r})))
+tracker.open(0)
+tracker.write(5, {{'train/loss': 1.5}})
 assert not {{'torch', 'boto3', 'google.cloud.storage'}} & sys.modules.keys()
 import boto3, google.cloud.storage, torch
 """
@@ -178,7 +196,7 @@ def training_record(loss, rate=2.0):
 
 
 def test_a_pipe_gets_one_line_per_record(pipe, capsys):
-  write(
+  report(
     Progress(0, 10),
     (5, training_record(0.123456)),
     (10, training_record(0.1)),
@@ -244,3 +262,74 @@ def test_a_terminal_redraws_one_line_and_prints_evaluations(terminal, capsys):
   assert output.count('step 5/10  validation/loss 0.75') == 1
   assert 'step 10/10  left 0:00:00  loss 0.125' in output
   assert '\x1b[2K' in output  # erases the line before it is drawn again
+
+
+@pytest.fixture
+def run_info(tmp_path, monkeypatch):
+  """A run of a sweep; the trackers store their files beside it."""
+  folder = tmp_path / 'grid' / 'dot' / 'seed_1'
+  folder.mkdir(parents=True)
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setenv('WANDB_MODE', 'offline')
+  monkeypatch.setenv('MLFLOW_TRACKING_URI', f'file:{tmp_path}/mlruns')
+  monkeypatch.setenv('MLFLOW_ALLOW_FILE_STORE', 'true')
+  return RunInfo(epath.Path(folder), {'model': {'features': 4}, 'seeds': 1}, 'grid')
+
+
+def track(name, run_info, start, picture):
+  """Writes a record, and a picture, at the step after `start`."""
+  (tracker,) = make_trackers([name], run_info)
+  tracker.open(start)
+  tracker.write(start + 1, {'train/loss': 0.5 + start, 'validation/signature': 'words'})
+  tracker.picture(start + 1, 'attention', picture)
+  tracker.close()
+
+
+@pytest.mark.long
+def test_wandb_continues_a_run_of_the_group(run_info, tmp_path):
+  import wandb
+
+  picture = epath.Path(tmp_path) / 'weights.html'
+  picture.write_text('<p>weights</p>')
+  for start in (0, 10):
+    track('wandb', run_info, start, picture)
+  wandb.teardown()  # writes all files
+  files = sorted((tmp_path / 'wandb').glob('offline-run-*/run-*.wandb'))
+  run_id = (run_info.folder / 'wandb.id').read_text()
+  assert [path.name for path in files] == 2 * [f'run-{run_id}.wandb']
+  for path in files:
+    content = path.read_bytes()
+    for words in ('grid', 'dot/seed_1', str(run_info.folder), 'features', 'train/loss', 'attention', 'words'):
+      assert words.encode() in content
+  assert len(list((tmp_path / 'wandb').glob('offline-run-*/files/media/html/*.html'))) == 2
+
+
+@pytest.mark.long
+def test_mlflow_continues_a_run_of_the_experiment(run_info, tmp_path, monkeypatch):
+  import mlflow
+
+  picture = epath.Path(tmp_path) / 'weights.html'
+  picture.write_text('<p>weights</p>')
+  for start in (0, 10):
+    track('mlflow', run_info, start, picture)
+  client = mlflow.MlflowClient()
+  (run,) = client.search_runs([client.get_experiment_by_name('grid').experiment_id])
+  assert run.info.run_name == 'dot/seed_1' and run.info.status == 'FINISHED'
+  assert run.data.params == {'model.features': '4', 'seeds': '1'}
+  assert run.data.tags['folder'] == str(run_info.folder)
+  points = [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, 'train/loss')]
+  assert points == [(1, 0.5), (11, 10.5)]
+  assert [file.path for file in client.list_artifacts(run.info.run_id, 'attention')] == ['attention/weights.html']
+  monkeypatch.setenv('MLFLOW_TRACKING_URI', 'nowhere://x')
+  with pytest.raises(UserError, match=r'^--trackers=mlflow: .*nowhere'):
+    track('mlflow', run_info, 20, picture)
+
+
+def test_trackers_that_cannot_be_used_are_errors(run_info, monkeypatch):
+  with pytest.raises(UserError, match=r"^unknown tracker 'wandbb' \(did you mean 'wandb'\?\)"):
+    make_trackers(['wandbb'], run_info)
+  with pytest.raises(UserError, match=r'^--trackers=csv: gs://a/b is in a bucket'):
+    make_trackers(['csv'], RunInfo(epath.Path('gs://a/b')))
+  monkeypatch.setitem(sys.modules, 'wandb', None)
+  with pytest.raises(UserError, match=r'^--trackers=wandb needs a package: pip install "attention_jax\[wandb\]"$'):
+    make_trackers(['wandb'], run_info)
