@@ -52,6 +52,16 @@ def wheel(tmp_path_factory):
   return path
 
 
+@pytest.mark.packaging
+def test_the_distributions_pass_the_check_of_the_index(tmp_path):
+  build = [sys.executable, '-m', 'build', '--outdir', str(tmp_path), str(ROOT)]
+  subprocess.run(build, check=True, capture_output=True, cwd=tmp_path)
+  distributions = sorted(map(str, tmp_path.iterdir()))
+  check = [sys.executable, '-m', 'twine', 'check', '--strict', *distributions]
+  result = subprocess.run(check, capture_output=True, text=True, check=False)
+  assert len(distributions) == 2 and result.returncode == 0, result.stdout
+
+
 def test_programs_are_listed_and_mistakes_are_one_line(capsys):
   cli.main([])
   assert 'programs: ablate, align, compare, ' in capsys.readouterr().out
