@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
 from attention_jax.functional.attend import Attended
+from attention_jax.functional.mask import Mask
 from attention_jax.functional.masking import float_array, zero_masked
 from attention_jax.functional.rngs import check_rng
 from attention_jax.functional.scores import SCORES
@@ -94,7 +95,7 @@ def attend_heads(
   params: Mapping[str, Mapping[str, jax.Array]],
   query: jax.Array,
   encoded: jax.Array,
-  mask: jax.Array | None = None,
+  mask: Mask | jax.Array | None = None,
   *,
   score='additive',
   alignment='softmax',
@@ -109,7 +110,8 @@ def attend_heads(
       `differential`.
     query: [..., T, Dq]; the leading axes of query and encoded broadcast to each other.
     encoded: what is attended to, [..., S, D].
-    mask: positions that may be attended to, broadcastable to [..., T, S]; one of two axes is [T, S], also where B = T.
+    mask: positions that may be attended to, a Mask or an array that broadcasts to [..., T, S]; one of two axes is
+      [T, S], also where B = T.
     score, alignment, rng, deterministic, implementation: as for `attend`.
 
   Returns:
@@ -136,7 +138,7 @@ def attend_heads(
         f"attention: params['value_kernel']['kernel'] must be [N, {encoded.shape[-1]}, F / N] to project encoded "
         f'{list(encoded.shape)}, got {list(kernel.shape)}'
       )
-    values = jnp.einsum('...sd,ndf->n...sf', _zero_masked(encoded, mask), kernel)
+    values = jnp.einsum('...sd,ndf->n...sf', _zero_masked(encoded, mask, jnp.shape(query)[-2]), kernel)
   rngs = None if rng is None else jax.random.split(rng, values.shape[0])
 
   def attend_head(head_params: Any, value: jax.Array, rng: jax.Array | None) -> Attended:
@@ -174,15 +176,18 @@ def _check_supported(params: Mapping[str, Mapping[str, jax.Array]]) -> None:
     )
 
 
-def _zero_masked(encoded: jax.Array, mask: jax.Array | None) -> jax.Array:
+def _zero_masked(encoded: jax.Array, mask: Mask | jax.Array | None, num_queries: int) -> jax.Array:
   """Returns `encoded` [..., S, D] with zeros where the mask is False for every query that reads it.
 
   The gradient of a projection would otherwise multiply by a NaN in masked positions.
   """
   if mask is None:
     return encoded
-  mask = jnp.asarray(mask)
-  is_read = mask.any(-2) if mask.ndim > 1 else mask
+  if isinstance(mask, Mask):
+    is_read = mask.any_query(num_queries, encoded.shape[-2])
+  else:
+    mask = jnp.asarray(mask)
+    is_read = mask.any(-2) if mask.ndim > 1 else mask
   shared_axes = max(0, is_read.ndim - (encoded.ndim - 1))
   is_read = is_read.any(tuple(range(shared_axes)))
   is_read = is_read.reshape((1,) * (encoded.ndim - 1 - is_read.ndim) + is_read.shape)

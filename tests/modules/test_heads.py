@@ -54,6 +54,7 @@ def test_attend_heads_equals_linen(score, alignment, heads):
   query, encoded, mask = inputs()
   attend = jax.jit(functools.partial(attend_heads, score=score, alignment=alignment))
   assert_equal(attend(params, query, encoded, mask[:, None]), expected)
+  assert_equal(attend(params, query, encoded, aj.Mask.lengths(mask.sum(1))), expected)
   sizes = {'query': DQ, 'key': DK, 'features': FEATURES, 'heads': heads}
   initial_params = jax.eval_shape(lambda: init_heads(jax.random.key(0), score=score, alignment=alignment, **sizes))
   assert jax.tree.map(jnp.shape, initial_params) == jax.tree.map(jnp.shape, params)
