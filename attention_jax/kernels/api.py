@@ -201,7 +201,7 @@ def attend(
     leaves = {name: _split_heads(getattr(mask, name), groups, core) for name, core in CORE_AXES.items()}
     mask, bias = dataclasses.replace(mask, **leaves), _split_heads(bias, groups, 2)
     attended = call_as_program(_attend_batch, static, params, *operands, mask, bias, rng)
-    return jax.tree.map(lambda x: x.reshape(*x.shape[:-4], -1, *x.shape[-2:]), attended)
+    return jax.tree.map(lambda x: x.reshape(*x.shape[:-4], x.shape[-4] * x.shape[-3], *x.shape[-2:]), attended)
   return call_as_program(_attend_batch, static, params, *operands.values(), mask, bias, rng)
 
 

@@ -469,7 +469,7 @@ def _axes(operands: tuple) -> Axes:
 
 
 def _merge_heads(tree: Any) -> Any:
-  return jax.tree.map(lambda x: x.reshape(x.shape[0], -1, *x.shape[3:]), tree)
+  return jax.tree.map(lambda x: x.reshape(x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:]), tree)
 
 
 def _shape(x: jax.Array) -> str:
