@@ -19,7 +19,7 @@ def lookup_rows(score, alignment):
 def choose_implementation(score, alignment, num_scores, dtype=jnp.float32, params=None):
   """Returns the choice for `num_scores` queries and one position."""
   query, key = (np.zeros((length, 8), dtype) for length in (num_scores, 1))
-  memory = aj.Memory(key, key, np.ones(1, bool))
+  memory = aj.Memory(key, key, aj.Mask())
   return auto.choose_implementation(Problem(*lookup_rows(score, alignment), params or {}, query, memory))
 
 
@@ -52,7 +52,9 @@ def test_auto_describes_its_choice_on_accelerators_as_estimated():
     )
   with compile_for('tpu'):
     assert choose_implementation('additive', 'softmax', 2**10) == 'pallas_additive'
-    assert auto.describe_choice(*lookup_rows(*product)) == 'xla'
+    assert auto.describe_choice(*lookup_rows(*product)) == (
+      f'xla, splash (no weights, no bias) from T S = {2**18}; estimated, not measured on a tpu'
+    )
   assert 'estimated' not in auto.describe_choice(*lookup_rows(*product))
 
 

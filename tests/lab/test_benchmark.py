@@ -179,11 +179,11 @@ def test_sides_are_compiled_together_and_one_that_fails_is_reported():
 def test_implementations_agree_with_the_definition(monkeypatch):
   masks = agreement.make_masks()
   monkeypatch.setattr(agreement, 'PAIRS', (('scaled_dot', 'softmax'),))
-  monkeypatch.setattr(agreement, 'make_masks', lambda: {'padding': masks['padding']})
+  monkeypatch.setattr(agreement, 'make_masks', lambda: {'lengths': masks['lengths']})
   lines = []
   bench = BenchmarkContext(lines.append, 2)
   assert list(agreement.kernel_agreement(bench)) == []
-  assert [line.partition(':')[0] for line in lines[:1]] == ['scaled_dot, softmax, padding, by auto']
+  assert [line.partition(':')[0] for line in lines[:1]] == ['scaled_dot, softmax, lengths, by auto']
   assert {line.split()[-2] for line in lines} == {'auto:', 'chunked:', 'flash:', 'xla:'}
   monkeypatch.setattr(agreement, 'make_masks', lambda: {'causal': masks['causal']})
   monkeypatch.setattr(agreement, 'TOLERANCES', {'float32': 1e-12})

@@ -156,7 +156,7 @@ def test_a_batch_is_sharded_by_rows_and_keeps_its_values():
   mesh = make_mesh(jax.devices()[:8])
   placed = shard_batch(batch, mesh)
   jax.tree.map(np.testing.assert_array_equal, batch, placed)
-  assert {shard.data.shape[0] for x in placed for shard in x.addressable_shards} == {2}
+  assert {shard.data.shape[0] for x in jax.tree.leaves(placed) for shard in x.addressable_shards} == {2}
   assert placed.target_mask.dtype == bool and placed.source.dtype == np.int32
 
 

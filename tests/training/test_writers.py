@@ -212,7 +212,9 @@ def test_a_pipe_gets_one_line_per_record(pipe, capsys):
 
 def test_a_notebook_gets_the_same_lines(pipe, capsys, monkeypatch):
   monkeypatch.setattr('rich.console._is_jupyter', lambda: True)
-  write(Progress(0, 10), (10, {'validation/loss': 0.5}))
+  progress = Progress(0, 10)
+  progress(10, {'validation/loss': 0.5})
+  progress.close()
   assert capsys.readouterr().out.splitlines() == ['starting at step 0 of 10', 'step 10/10  validation/loss 0.5']
 
 
