@@ -61,8 +61,8 @@ def choose(name: str, options: Iterable[str], kind: str) -> str:
     kind: a noun for the value in the error message, such as 'decoder'.
 
   Raises:
-    UserError: naming every option and, if one of them is similar, the nearest match; for PLUGIN_KINDS it says that a
-      plug-in may be missing.
+    UserError: naming every option and, if one of them is similar, the nearest match; for PLUGIN_KINDS with the hint
+      that a plug-in may be missing.
   """
   options = sorted(options)
   if name in options:

@@ -20,7 +20,6 @@ from etils import epath
 from attention_jax.data.encoding import EncodedCorpus
 from attention_jax.data.text import Corpus
 from attention_jax.data.url_folders import local_copy
-from attention_jax.data.urls import is_url
 from attention_jax.errors import UserError
 
 MANIFEST = 'prepared.json'  # written last: a folder without it is not finished
@@ -274,16 +273,16 @@ class PreparedField(Sequence[Any]):
     return items if isinstance(index, slice) else items[0]
 
 
-def read_prepared(folder: str, copy: bool) -> dict[str, Corpus]:
+def read_prepared(folder: str) -> dict[str, Corpus]:
   """Reads a prepared data set of pairs; the rows of its training split stay on disk.
 
   Args:
-    folder, copy: see `open_prepared`.
+    folder: see `open_prepared`.
 
   Raises:
     UserError: if the folder holds no finished data set, or a damaged one.
   """
-  with open_prepared(folder, copy, 'translation') as (path, manifest):
+  with open_prepared(folder, 'translation') as (path, manifest):
     table = PreparedTable(path, manifest, 'train', PAIRS)
     lines = (PreparedField(table, name) for name in ('source_text', 'target_text'))
     report = tuple(manifest['report'])
@@ -293,18 +292,17 @@ def read_prepared(folder: str, copy: bool) -> dict[str, Corpus]:
 
 
 @contextlib.contextmanager
-def open_prepared(folder: str, copy: bool, system: str) -> Iterator[tuple[epath.Path, dict[str, Any]]]:
+def open_prepared(folder: str, system: str) -> Iterator[tuple[epath.Path, dict[str, Any]]]:
   """Yields the path and the manifest of a prepared data set; the block reads it.
 
   Args:
-    folder: its folder, or the URL of its folder.
-    copy: whether the folder behind a URL is copied to the cache; if not, ArrayRecord reads each record from gs://.
+    folder: its folder, or the URL of its folder, which is copied to the cache: a request for each record is slow.
     system: the name of the system that it was prepared for.
 
   Raises:
     UserError: if the folder holds no finished data set of this system, or a damaged one.
   """
-  path = epath.Path(local_copy(folder) or '.').absolute() if copy or not is_url(folder) else epath.Path(folder)
+  path = epath.Path(local_copy(folder) or '.').absolute()
   manifest = read_manifest(path)
   if manifest is None:
     raise UserError(f'{path} holds no prepared data set (no {MANIFEST}); python -m experiments.prepare makes one')

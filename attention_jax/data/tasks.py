@@ -267,16 +267,11 @@ def tfds(folder: str, *, name: str, source: str | None = None, target: str | Non
   return translation_sets.read(folder, name, source, target)
 
 
-def prepared(folder: str, *, copy: bool = True) -> dict[str, Corpus]:
-  """A data set that `experiments.prepare` wrote to `folder`: its training split stays on disk.
-
-  Args:
-    folder: the data set, on a disk or behind a URL.
-    copy: see prepared.open_prepared.
-  """
+def prepared(folder: str) -> dict[str, Corpus]:
+  """A data set that `experiments.prepare` wrote to `folder`: its training split stays on disk."""
   from attention_jax.data.prepared import read_prepared
 
-  return read_prepared(folder, copy)
+  return read_prepared(folder)
 
 
 TASKS: Mapping[str, Callable[..., dict[str, Corpus]]] = {

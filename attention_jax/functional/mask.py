@@ -149,32 +149,28 @@ class Mask:
       num_queries: T.
       size: S.
     """
-    positions = jnp.arange(size)[None]
-    queries = jnp.arange(num_queries)[:, None]
-    queries = queries if self.offset is None else _plus(self.offset[..., None, None], queries)
-    parts = [band.dense(queries, _like(queries, positions)) for band in self.bands]
-    if self.length is not None:
-      length = self.length[..., None, None]
-      parts.append(_like(length, positions) < length)
-    if self.query_segments is not None:
-      parts.append(_same_segment(self.query_segments, self.key_segments))
-    if self.remainder is not None:
-      parts.append(self.remainder)
-    return functools.reduce(_logical_and, parts, jnp.ones((num_queries, size), bool))
+    mask = self._of(jnp.arange(num_queries), jnp.arange(size), self.query_segments, self.key_segments)
+    return mask if self.remainder is None else _logical_and(mask, self.remainder)
 
   def block(self, first_query: Any, num_queries: int, first_position: Any, size: int) -> Bool[Array, 'T S']:
     """Returns `num_queries` queries and `size` positions of the mask of one sequence, without `remainder`."""
-    queries = (first_query + jnp.arange(num_queries))[:, None]
-    queries = queries if self.offset is None else queries + self.offset
-    positions = (first_position + jnp.arange(size))[None]
-    parts = [band.dense(queries, positions) for band in self.bands]
-    if self.length is not None:
-      parts.append(positions < self.length)
+    ids = key_ids = None
     if self.query_segments is not None:
       ids = jax.lax.dynamic_slice_in_dim(self.query_segments, first_query, num_queries)
       key_ids = jax.lax.dynamic_slice_in_dim(self.key_segments, first_position, size)
+    return self._of(first_query + jnp.arange(num_queries), first_position + jnp.arange(size), ids, key_ids)
+
+  def _of(self, queries: Array, positions: Array, ids: Array | None, key_ids: Array | None) -> Array:
+    """The mask of queries [T] and positions [S] with their segments, without `remainder`."""
+    positions = positions[None]
+    rows = queries[:, None] if self.offset is None else _plus(jnp.expand_dims(self.offset, (-2, -1)), queries[:, None])
+    parts = [band.dense(rows, _like(rows, positions)) for band in self.bands]
+    if self.length is not None:
+      length = jnp.expand_dims(self.length, (-2, -1))
+      parts.append(_like(length, positions) < length)
+    if ids is not None:
       parts.append(_same_segment(ids, key_ids))
-    return functools.reduce(_logical_and, parts, jnp.ones((num_queries, size), bool))
+    return functools.reduce(_logical_and, parts, jnp.ones((queries.shape[0], positions.shape[1]), bool))
 
   def is_everywhere(self, num_queries: Dimension, size: Dimension) -> bool:
     """Returns whether it is known, from the structure alone, that every position has a query that may attend to it."""
@@ -236,52 +232,6 @@ class Mask:
   def row(self, fields: Mapping[str, Array], size: Dimension) -> Bool[Array, ' S']:
     """Returns the mask of one query as an array; `fields` are those of `by_query` for it."""
     return dataclasses.replace(self, **fields).dense(1, size)[0]
-
-
-class BlockMask(NamedTuple):
-  """Which blocks of queries and keys a mask leaves, [blocks of queries, blocks of keys].
-
-  Attributes:
-    live: False only if every position of the block is masked.
-    full: True only if none is.
-  """
-
-  live: Array
-  full: Array
-
-
-def classify_blocks(mask: Mask, query_block: int, key_block: int, query_blocks: int, key_blocks: int) -> BlockMask:
-  """Classifies the blocks of the mask of one sequence by its structure; `remainder` is not considered.
-
-  Args:
-    mask: the mask; its segments may be padded to whole blocks, or not.
-    query_block, key_block: numbers of queries and keys of a block.
-    query_blocks, key_blocks: numbers of blocks.
-  """
-  first_query = (0 if mask.offset is None else mask.offset) + jnp.arange(query_blocks)[:, None] * query_block
-  last_query = first_query + query_block - 1
-  first_key = jnp.arange(key_blocks)[None] * key_block
-  last_key = first_key + key_block - 1
-  live = full = jnp.ones((query_blocks, key_blocks), bool)
-  for left, right, sinks in mask.bands:
-    live_band = full_band = jnp.ones((query_blocks, key_blocks), bool)
-    if left is not None:
-      live_band = live_band & (last_key >= first_query - left)
-      full_band = full_band & (first_key >= last_query - left)
-    if right is not None:
-      live_band = live_band & (first_key <= last_query + right)
-      full_band = full_band & (last_key <= first_query + right)
-    live, full = live & (live_band | (first_key < sinks)), full & (full_band | (last_key < sinks))
-  if mask.length is not None:
-    live, full = live & (first_key < mask.length), full & (last_key < mask.length)
-  if mask.query_segments is not None:
-    queries = split_blocks(mask.query_segments, query_blocks, query_block)
-    keys = split_blocks(mask.key_segments, key_blocks, key_block)
-    lowest_query, highest_query = queries.min(1)[:, None], queries.max(1)[:, None]
-    lowest_key, highest_key = keys.min(1)[None], keys.max(1)[None]
-    live = live & (lowest_query <= highest_key) & (lowest_key <= highest_query)
-    full = full & (lowest_query == highest_key) & (lowest_key == highest_query)
-  return BlockMask(live, full)
 
 
 # The leaves of a Mask, and the number of their axes after the leading ones.
@@ -358,16 +308,10 @@ def align_mask(caller: str, mask: Any, batch: tuple[Dimension, ...], num_queries
     UserError: for a mask that does not broadcast, and an array that is not bool.
   """
   mask = as_mask(caller, mask)
-  cores = {
-    'offset': (),
-    'length': (),
-    'query_segments': (num_queries,),
-    'key_segments': (size,),
-    'remainder': (num_queries, size),
-  }
 
-  def align(field: str, core: tuple) -> Array | None:
+  def align(field: str) -> Array | None:
     x = getattr(mask, field)
+    core = (size,) if field == 'key_segments' else (num_queries, size)[: CORE_AXES[field]]
     if x is None:
       return None
     expected = (*batch, *core)
@@ -382,7 +326,7 @@ def align_mask(caller: str, mask: Any, batch: tuple[Dimension, ...], num_queries
     x = x.reshape(shape)
     return jnp.broadcast_to(x, (*shape[:-1], size)) if field == 'remainder' else x
 
-  return dataclasses.replace(mask, **{field: align(field, core) for field, core in cores.items()})
+  return dataclasses.replace(mask, **{field: align(field) for field in CORE_AXES})
 
 
 def _alignment_error(caller: str, field: str, shape: tuple, batch: tuple, core: tuple) -> str:

@@ -24,7 +24,6 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.errors import UserError
-from attention_jax.functional import attend as definition
 from attention_jax.functional.attend import Attended, Problem
 from attention_jax.functional.dense import clamp_to_finite, softmax, strip_options
 from attention_jax.functional.lifting import Axes
@@ -69,7 +68,7 @@ def unsupported_inputs(problem: Problem) -> str:
   return ''
 
 
-@replaced_for_counting(definition.attend_batch)
+@replaced_for_counting
 def attend_batch(problem: Problem, axes: Axes) -> Attended:
   """Attends with all queries of all sequences by one call of the cuDNN kernel.
 

@@ -22,17 +22,15 @@ it does with a bias or a mask per query. First derivatives in reverse mode only.
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import Partial
 
-from attention_jax.errors import UserError
-from attention_jax.functional import attend as definition
-from attention_jax.functional.attend import Attended, Problem, call_variant, lifted, score_terms, zero_masked_memory
-from attention_jax.functional.dense import clamp_to_finite, softmax
+from attention_jax.functional.attend import Attended, Problem, lifted
+from attention_jax.functional.dense import softmax
 from attention_jax.functional.dropout import differs_at_test, dropout_factors
-from attention_jax.functional.masking import accumulation_dtype, min_finite, vary_alike, vary_like, zero_masked
+from attention_jax.functional.masking import min_finite, vary_alike, vary_like, zero_masked
 from attention_jax.functional.table import Product, Row, SoftmaxForm
 from attention_jax.kernels.derivatives import reverse_mode_only
 from attention_jax.kernels.flash_blocks import BlockedInputs, Blocks, in_turn_on_cpus
+from attention_jax.kernels.products import products_of
 from attention_jax.kernels.sharding import shard_over_rows
 from attention_jax.kernels.symbolic import require_fixed_sizes
 from attention_jax.kernels.target import replaced_for_counting
@@ -47,15 +45,18 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
   return ''
 
 
-@replaced_for_counting(definition.attend)
 def attend(problem: Problem) -> Attended:
   """Attends block by block.
 
   Raises:
-    UserError: for symbolic sizes, and as `operands`.
+    UserError: for symbolic sizes, and as `products_of`.
   """
   require_fixed_sizes('flash', problem)
-  q, k, v, mask, bias, transform, sink = operands(problem)
+  q, k, v, mask, bias, transform, sink = products_of(problem, ())
+  v = v.astype(q.dtype)
+  if bias is not None:
+    is_allowed = ~jnp.isneginf(bias)
+    mask, bias = mask & is_allowed, zero_masked(bias, is_allowed)
   factors = None if problem.deterministic else dropout_factors(problem.alignment, problem.rng, q.shape[0], k.shape[0])
   factors = None if factors is None else factors.astype(q.dtype)
   inputs = reverse_mode_only('flash', (q, k, v, mask, bias, factors, transform))
@@ -68,43 +69,11 @@ def attend(problem: Problem) -> Attended:
   return Attended(context, weights if factors is None else weights * factors)
 
 
-attend_batch = lifted(attend)
-
-
-def operands(problem: Problem) -> tuple:
-  """Reduces a problem of a supported pair to the softmax of a product.
-
-  Returns:
-    q [T, D], k [S, D], v [S, V], the Mask, and bias [T, S] or None; then `transform` and `sink` of the alignment's
-    SoftmaxTerms. All but the mask have the dtype in which sums are computed. The scale of the terms is applied to q and
-    the bias, biases of -inf are part of the mask, +inf is replaced by the largest finite number, and entries of the
-    bias that it masks are zero.
-
-  Raises:
-    UserError: for a temperature that is a number but not positive, and a transform that is not a Partial.
-      `kernels.api` reports shapes that do not match.
-  """
-  _, alignment, params, _, memory, bias, *_ = problem
-  memory = zero_masked_memory(memory, problem.query.shape[0])
-  q, k = score_terms(problem._replace(memory=memory))
-  dtype = accumulation_dtype(q, k, memory.value)
-  mask = memory.mask if bias is None else memory.mask & ~jnp.isneginf(bias)
-  counts = mask.dense(1 if mask.is_shared else problem.query.shape[0], k.shape[0]).sum(1).astype(dtype)
-  terms, _ = call_variant(alignment.form.fn, (counts,), params.get('alignment', {}), {}, ())
-  if not isinstance(terms.transform, Partial | None):
-    raise UserError(
-      f'flash: the transform of an alignment must be a jax.tree_util.Partial or None, got {terms.transform}'
-    )
-  scale, transform, sink = jax.tree.map(lambda x: jnp.asarray(x, dtype), terms)
-  scale = jnp.atleast_1d(scale)[:, None]  # [T or 1, 1]
-  if bias is not None:
-    finite_bias = clamp_to_finite(zero_masked(bias, ~jnp.isneginf(bias)).astype(dtype))  # the scale may be 0
-    bias = clamp_to_finite(finite_bias * scale)
-  return q.astype(dtype) * scale, k.astype(dtype), memory.value.astype(dtype), mask, bias, transform, sink
+attend_batch = replaced_for_counting(lifted(attend))
 
 
 def softmax_weights(q, k, mask, bias, transform=None) -> jax.Array:
-  """Returns the weights [T, S], by the formula, without a sink. Arguments: as `operands` returns them."""
+  """Returns the weights [T, S], by the formula, without a sink. Arguments: see `attention_context`."""
   scores = q @ k.T if bias is None else q @ k.T + bias
   dense = mask.dense(*scores.shape)
   scores = scores if transform is None else transform(zero_masked(scores, dense))

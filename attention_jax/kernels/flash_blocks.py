@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 
-from attention_jax.functional.mask import Mask, classify_blocks
+from attention_jax.functional.mask import Mask
 from attention_jax.functional.masking import vary_like
 from attention_jax.kernels.sharding import shard_over_rows
 from attention_jax.kernels.target import kernel_platform
@@ -127,6 +127,41 @@ class Blocks(NamedTuple):
     shape = (self.num_query_blocks, self.num_key_blocks)
     return jnp.broadcast_to(live, shape), jnp.broadcast_to(full, shape)
 
+  def classify_structure(self, mask: Mask) -> tuple[jax.Array, jax.Array]:
+    """Classifies the blocks of the mask of one sequence by its structure, without `remainder`.
+
+    Args:
+      mask: the mask; its segments are padded to complete blocks.
+
+    Returns:
+      live, full: as `classify_blocks`, but a block that is live may have no unmasked position.
+    """
+    first_query = jnp.arange(self.num_query_blocks)[:, None] * self.query_block
+    first_query = first_query if mask.offset is None else first_query + mask.offset
+    last_query = first_query + self.query_block - 1
+    first_key = jnp.arange(self.num_key_blocks)[None] * self.key_block
+    last_key = first_key + self.key_block - 1
+    live = full = jnp.ones((self.num_query_blocks, self.num_key_blocks), bool)
+    for left, right, sinks in mask.bands:
+      live_band = full_band = jnp.ones((self.num_query_blocks, self.num_key_blocks), bool)
+      if left is not None:
+        live_band = live_band & (last_key >= first_query - left)
+        full_band = full_band & (first_key >= last_query - left)
+      if right is not None:
+        live_band = live_band & (first_key <= last_query + right)
+        full_band = full_band & (last_key <= first_query + right)
+      live, full = live & (live_band | (first_key < sinks)), full & (full_band | (last_key < sinks))
+    if mask.length is not None:
+      live, full = live & (first_key < mask.length), full & (last_key < mask.length)
+    if mask.query_segments is not None:
+      queries = mask.query_segments.reshape(self.num_query_blocks, -1)
+      keys = mask.key_segments.reshape(self.num_key_blocks, -1)
+      lowest_query, highest_query = queries.min(1)[:, None], queries.max(1)[:, None]
+      lowest_key, highest_key = keys.min(1)[None], keys.max(1)[None]
+      live = live & (lowest_query <= highest_key) & (lowest_key <= highest_query)
+      full = full & (lowest_query == highest_key) & (lowest_key == highest_query)
+    return live, full
+
   def _group_keys(self, x: jax.Array) -> jax.Array:
     """[rows, S] -> [rows, blocks, key_block]."""
     return x.reshape(x.shape[0], self.num_key_blocks, -1)
@@ -206,9 +241,7 @@ class BlockedInputs(NamedTuple):
       keys = blocks.pad_keys(keys)
     parts = {'length': length, 'query_segments': queries, 'key_segments': keys, 'remainder': None}
     structure = dataclasses.replace(mask, **parts)
-    live, full = classify_blocks(
-      structure, blocks.query_block, blocks.key_block, blocks.num_query_blocks, blocks.num_key_blocks
-    )
+    live, full = blocks.classify_structure(structure)
     transposed = None
     if mask.remainder is not None:
       array = blocks.pad(mask.remainder)

@@ -85,7 +85,6 @@ def unsupported_inputs(problem: Problem) -> str:
   return ''
 
 
-@replaced_for_counting(definition.attend)
 def attend(problem: Problem) -> Attended:
   """Attends with the Pallas kernels.
 
@@ -118,7 +117,7 @@ def attend(problem: Problem) -> Attended:
   return Attended(context.astype(memory.value.dtype), weights)
 
 
-attend_batch = lifted(attend)
+attend_batch = replaced_for_counting(lifted(attend))
 
 
 class Operand(NamedTuple):

@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import Partial
 
+from attention_jax.errors import UserError
 from attention_jax.functional import attend as definition
 from attention_jax.functional.attend import Attended, Memory, Problem, call_variant, score_terms, zero_masked_memory
 from attention_jax.functional.dense import clamp_to_finite
@@ -24,7 +26,7 @@ class Products(NamedTuple):
     v: [..., S, V], likewise.
     mask: the mask.
     bias: [..., T, S] or None, multiplied by the scale; -inf where it masks.
-    sink: the sink of the alignment's SoftmaxTerms, [...], or None.
+    transform, sink: those of the alignment's SoftmaxTerms, with the leading axes.
   """
 
   q: jax.Array
@@ -32,11 +34,16 @@ class Products(NamedTuple):
   v: jax.Array
   mask: Mask
   bias: jax.Array | None
+  transform: Partial | None
   sink: jax.Array | None
 
 
 def products_of(problem: Problem, axes: Axes) -> Products:
-  """Reduces a problem whose score is a Product and whose alignment is a SoftmaxForm; its transform is not applied."""
+  """Reduces a problem whose score is a Product and whose alignment is a SoftmaxForm.
+
+  Raises:
+    UserError: for a temperature that is a number but not positive, and a transform that is not a Partial.
+  """
   num_queries, size = problem.query.shape[-2], problem.memory.key.shape[-2]
   memory = zero_masked_memory(problem.memory, num_queries)
   params = {name: value for name, value in problem.params.items() if name != 'alignment'}
@@ -50,19 +57,26 @@ def products_of(problem: Problem, axes: Axes) -> Products:
   no_query = jnp.zeros((*(1 for _ in axes), 1, width), problem.query.dtype)
   k = lift(lambda *operands: terms(*operands)[1], axes, params, no_query, memory.key)
 
-  def scale_and_sink(params, mask):
-    count = mask.dense(num_queries, size).sum(-1).astype(jnp.float32)
-    softmax_terms, _ = call_variant(problem.alignment.form.fn, (count,), params, {}, ())
-    return jnp.broadcast_to(softmax_terms.scale, (num_queries,)), softmax_terms.sink
-
-  scale, sink = lift(scale_and_sink, axes, problem.params.get('alignment', {}), problem.memory.mask)
-  dtype = accumulation_dtype(q, k)
-  q = q.astype(dtype) * scale[..., None].astype(dtype)
+  dtype = accumulation_dtype(q, k, memory.value)
   bias = problem.bias
+
+  def softmax_terms(params, mask):
+    counts = mask.dense(num_queries, size).sum(-1).astype(dtype)
+    terms, _ = call_variant(problem.alignment.form.fn, (counts,), params, {}, ())
+    if not isinstance(terms.transform, Partial | None):
+      raise UserError(
+        f'attend: the transform of an alignment must be a jax.tree_util.Partial or None, got {terms.transform}'
+      )
+    terms = terms._replace(scale=jnp.broadcast_to(terms.scale, (num_queries,)))
+    return jax.tree.map(lambda x: jnp.asarray(x, dtype), terms)
+
+  counted = memory.mask if bias is None else memory.mask & ~jnp.isneginf(bias)
+  scale, transform, sink = lift(softmax_terms, axes, problem.params.get('alignment', {}), counted)
+  scale = scale[..., None]
   if bias is not None:
-    scaled = clamp_to_finite(zero_masked(bias, ~jnp.isneginf(bias)).astype(dtype)) * scale[..., None].astype(dtype)
+    scaled = clamp_to_finite(zero_masked(bias, ~jnp.isneginf(bias)).astype(dtype)) * scale
     bias = jnp.where(jnp.isneginf(bias), -jnp.inf, clamp_to_finite(scaled))  # the scale may be 0
-  return Products(q, k.astype(dtype), memory.value, memory.mask, bias, sink)
+  return Products(q.astype(dtype) * scale, k.astype(dtype), memory.value, memory.mask, bias, transform, sink)
 
 
 def merge_axes(products: Products, axes: Axes) -> tuple[Products, Callable[[jax.Array], jax.Array]]:
@@ -70,13 +84,14 @@ def merge_axes(products: Products, axes: Axes) -> tuple[Products, Callable[[jax.
 
   Returns:
     q [B, N, T, D], k [B, G, S, D] and v [B, G, S, V], where N / G successive heads share keys and values; the mask,
-    whose leaves have an axis B; bias [B, N, T, S]; and sink [B, N]. B may be 1 where sequences share an array, and N
-    for a bias that heads share. And a function that splits the axes of a context [B, N, T, V] again.
+    whose leaves have an axis B; bias [B, N, T, S]; and sink [B, N]; but not the transform. B may be 1 where sequences
+    share an array, and N for a bias that heads share. And a function that splits the axes of a context [B, N, T, V].
   """
   rank = len(axes)
   # The innermost axes along which all have the same mask are heads. An axis of a mesh is one of sequences.
   is_head = [not axes[i].get('spmd_axis_name') and _is_shared(products.mask, i) for i in range(rank)]
   first_head = rank - next((i for i, head in enumerate(reversed(is_head)) if not head), rank)
+  products = products._replace(transform=None)
   shape = jnp.broadcast_shapes(*(x.shape[:rank] for x in jax.tree.leaves(products)))
   sequences, heads = shape[:first_head], shape[first_head:]
   keys = jnp.broadcast_shapes(products.k.shape[first_head:rank], products.v.shape[first_head:rank])
@@ -98,6 +113,7 @@ def merge_axes(products: Products, axes: Axes) -> tuple[Products, Callable[[jax.
     v=merge(products.v, groups),
     mask=jax.tree.map(lambda x: merge(x, x.shape[first_head:rank])[:, 0], products.mask),
     bias=merge(products.bias, heads, is_optional=True),
+    transform=None,
     sink=merge(products.sink, heads),
   )
   return merged, lambda context: context.reshape(*shape, *context.shape[2:])

@@ -15,7 +15,6 @@ import functools
 import jax.numpy as jnp
 
 from attention_jax.errors import UserError
-from attention_jax.functional import attend as definition
 from attention_jax.functional.attend import Attended, Problem
 from attention_jax.functional.dense import capped_softmax, scalable_softmax, sink_softmax, softmax, strip_options
 from attention_jax.functional.lifting import Axes, lift
@@ -57,7 +56,7 @@ def unsupported_inputs(problem: Problem) -> str:
   return '' if num_queries else 'there must be at least one query'
 
 
-@replaced_for_counting(definition.attend_batch)
+@replaced_for_counting
 def attend_batch(problem: Problem, axes: Axes) -> Attended:
   """Attends with all queries of all sequences.
 

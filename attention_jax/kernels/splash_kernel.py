@@ -31,7 +31,7 @@ def attend_heads(cap: float | None, products: Products) -> jax.Array:
     cap: the soft cap of scores, or None.
     products: the operands of one sequence, see `products.merge_axes`.
   """
-  q, k, v, mask, _, sink = products
+  q, k, v, mask, _, _, sink = products
   num_queries, size = q.shape[1], k.shape[1]
   width = -(-max(q.shape[-1], v.shape[-1]) // BLOCK) * BLOCK
   rows, columns = (-(-n // BLOCK) * BLOCK for n in (num_queries, size))

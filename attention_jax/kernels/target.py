@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 import jax
 
 from attention_jax.errors import choose
-from attention_jax.functional.attend import Attended
+from attention_jax.functional import attend as definition
+from attention_jax.functional.attend import Attended, Problem
+from attention_jax.functional.lifting import Axes
 
 INTERPRET = 'interpret'  # runs Pallas kernels on a CPU, for tests
 PLATFORMS = ('cpu', 'gpu', 'tpu', INTERPRET)
@@ -43,17 +45,14 @@ def is_traced_for_counting() -> bool:
   return _is_for_counting.value
 
 
-def replaced_for_counting(definition: Callable[..., Attended]) -> Callable:
-  """Decorates a kernel so that `trace_for_counting` traces the definition, of the same arguments, in its place.
+def replaced_for_counting(attend_batch: Callable[[Problem, Axes], Attended]) -> Callable[[Problem, Axes], Attended]:
+  """Wraps the `attend_batch` of a kernel so that `trace_for_counting` traces the definition in its place.
 
   For kernels whose own traced program does not show how many matrix products they compute.
   """
 
-  def decorate(attend: Callable[..., Attended]) -> Callable[..., Attended]:
-    @functools.wraps(attend)
-    def attend_kernel_or_definition(*args) -> Attended:
-      return (definition if is_traced_for_counting() else attend)(*args)
+  @functools.wraps(attend_batch)
+  def attend_kernel_or_definition(problem: Problem, axes: Axes) -> Attended:
+    return (definition.attend_batch if is_traced_for_counting() else attend_batch)(problem, axes)
 
-    return attend_kernel_or_definition
-
-  return decorate
+  return attend_kernel_or_definition

@@ -3,7 +3,6 @@
 The latest process owns it; damaged objects are reported; a bucket that does not answer for a while loses nothing.
 """
 
-import dataclasses
 import functools
 import os
 import sys
@@ -16,9 +15,6 @@ import pytest
 from etils import epath
 from etils.epath import backend
 
-from attention_jax.data.batching import Batches
-from attention_jax.data.preparing import prepare
-from attention_jax.data.tasks import TranslationDataConfig, load
 from attention_jax.errors import UserError
 from attention_jax.systems.runs import open_run
 from attention_jax.training.checkpoint import LATEST
@@ -128,18 +124,6 @@ def test_an_owner_that_cannot_be_written_is_an_error(bucket):
     own_folder(epath.Path('gs://nowhere/run'), print),
   ):
     pass
-
-
-def test_prepared_data_are_read_from_a_bucket(bucket, tmp_path):
-  (tmp_path / 'train.tsv').write_text(''.join(f'a b c\t{word}\n' for word in ('d', 'e f', 'g') * 5))
-  config = TranslationDataConfig("tsv(train='train.tsv')", str(tmp_path), 'word', buckets=((4, 4),))
-  folder = prepare(config, tmp_path / 'prepared', lambda line: None)
-  url = epath.Path(bucket[0]) / 'prepared'
-  for path in folder.iterdir():
-    (url / path.name).write_bytes(path.read_bytes())
-  in_bucket = dataclasses.replace(config, task='prepared(copy=False)', folder=str(url))
-  splits = [load(x, None).encoded['train'] for x in (config, in_bucket)]
-  jax.tree.map(np.testing.assert_array_equal, *(Batches(split, config.buckets, 4)[1] for split in splits))
 
 
 def test_programs_train_and_open_a_run_in_a_bucket(bucket, trained, task):

@@ -160,7 +160,7 @@ def test_batches_of_prepared_documents_and_captions_are_those_from_memory(in_mem
   with pytest.raises(UserError, match='is prepared already; expected a task other than'):
     prepare_quietly(prepared, tmp_path / 'again')
   with pytest.raises(UserError, match=r"was prepared for system .*, not for 'translation'"):
-    read_prepared(str(folder), copy=True)
+    read_prepared(str(folder))
 
 
 def test_an_interrupted_preparation_of_any_system_continues(in_memory, tmp_path, monkeypatch):

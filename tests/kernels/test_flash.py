@@ -340,7 +340,7 @@ def test_a_traced_cap_has_the_gradient_of_the_formula(implementation):
 
 def test_a_transform_that_is_no_partial_raises():
   row = aj.Row(aj.alignments.smoothed, form=SoftmaxForm(lambda count: SoftmaxTerms(1.0, jax.nn.log_sigmoid)))
-  with pytest.raises(aj.UserError, match=r'flash: the transform of an alignment must be a jax.tree_util.Partial'):
+  with pytest.raises(aj.UserError, match=r'attend: the transform of an alignment must be a jax.tree_util.Partial'):
     attend('flash', *make_problem(), alignment=row)
 
 

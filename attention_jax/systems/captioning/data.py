@@ -238,14 +238,9 @@ def captions(
   return splits
 
 
-def prepared(folder: str, *, copy: bool = True) -> dict[str, Pictures]:
-  """A data set that `experiments.prepare` wrote to `folder`: pictures and captions stay on disk.
-
-  Args:
-    folder: the data set, on a disk or behind a URL.
-    copy: see prepared.open_prepared.
-  """
-  with open_prepared(folder, copy, 'captioning') as (path, manifest):
+def prepared(folder: str) -> dict[str, Pictures]:
+  """A data set that `experiments.prepare` wrote to `folder`: pictures and captions stay on disk."""
+  with open_prepared(folder, 'captioning') as (path, manifest):
     splits = {}
     for split, fields in manifest['pictures'].items():
       captions = PreparedTable(path, manifest, split, CAPTION_TABLE)

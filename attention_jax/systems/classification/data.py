@@ -203,14 +203,9 @@ def entailment(folder: str, *, seed: int = 0) -> dict[str, DocumentStream]:
   }
 
 
-def prepared(folder: str, *, copy: bool = True) -> dict[str, Documents]:
-  """A data set that `experiments.prepare` wrote to `folder`: its training split stays on disk.
-
-  Args:
-    folder: the data set, on a disk or behind a URL.
-    copy: see prepared.open_prepared.
-  """
-  with open_prepared(folder, copy, 'classification') as (path, manifest):
+def prepared(folder: str) -> dict[str, Documents]:
+  """A data set that `experiments.prepare` wrote to `folder`: its training split stays on disk."""
+  with open_prepared(folder, 'classification') as (path, manifest):
     table = PreparedTable(path, manifest, 'train', TABLE)
     names = read_labels(path)
     labels = [names[label] for label in table.column('label')]
@@ -301,7 +296,7 @@ def parse_documents(
   """
   _, read, options = bind(config.task, DOCUMENTS, 'task')
   if read is prepared:  # new texts are split like those that it was prepared from
-    with open_prepared(os.path.expanduser(config.folder or ''), True, 'classification') as (_, manifest):
+    with open_prepared(os.path.expanduser(config.folder or ''), 'classification') as (_, manifest):
       _, read, options = bind(manifest['task'], DOCUMENTS, 'task')
   pairs = read is entailment or not isinstance(options.get('text', ''), str)
   texts = [line.split('\t') if pairs else [line] for line in lines]
