@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from attention_jax.functional.mask import Mask
 from attention_jax.training.loss import Sums
 
 
@@ -46,9 +47,10 @@ class ObjectiveInputs(NamedTuple):
     variables = {'params': self.params if params is None else params}
     batch = self.batch
     segments = {} if batch.segments is None else {'segments': batch.segments}
-    return self.model.apply(
-      variables, batch.source, batch.source_mask, target, deterministic=rngs is None, rngs=rngs, **segments
-    )
+    mask = batch.source_mask
+    if getattr(self.model, 'takes_masks', False) and not segments:  # models of users' own read an array
+      mask = Mask.lengths(mask.sum(-1))  # the real positions of a batch come first
+    return self.model.apply(variables, batch.source, mask, target, deterministic=rngs is None, rngs=rngs, **segments)
 
 
 class ObjectiveOutput(NamedTuple):

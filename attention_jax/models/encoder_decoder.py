@@ -109,6 +109,11 @@ class EncoderDecoder(nn.Module):
     """Whether the model can copy words of the source."""
     return self.output.copies
 
+  @property
+  def takes_masks(self) -> bool:
+    """Whether the encoder has a use for a Mask of lengths in place of an array: its attention gets the lengths."""
+    return isinstance(self.encoder, DeclaresPacking)
+
   def output_size(self, source_length: int) -> int:
     """Number of logits of a step: the vocabulary and, if the model copies, the positions of the source."""
     return self.embedding.size + source_length * self.copies

@@ -10,6 +10,7 @@ import pytest
 from attention_jax.data.batching import dummy_batch, gather, gather_packed
 from attention_jax.data.encoding import EncodedCorpus
 from attention_jax.errors import UserError
+from attention_jax.kernels.api import IMPLEMENTATIONS
 from attention_jax.losses.sequence import cross_entropy, sequence_loss
 from attention_jax.modules.positions import POSITIONS
 from attention_jax.systems.base import trace_loss
@@ -98,6 +99,25 @@ def test_rngs_enable_dropout():
   batch = make_batch(0)
   with_dropout = [loss(params, batch, {'dropout': jax.random.key(i)})['loss'] for i in range(2)]
   assert len({float(x) for x in (*with_dropout, loss(params, batch)['loss'])}) == 3
+
+
+def test_kernels_get_the_lengths_of_a_batch_and_no_array(monkeypatch):
+  auto = IMPLEMENTATIONS['auto']
+  masks = []
+
+  def attend_batch(problem, axes):
+    masks.append(problem.memory.mask)
+    return auto.attend_batch(problem, axes)
+
+  monkeypatch.setitem(IMPLEMENTATIONS, 'auto', auto._replace(attend_batch=attend_batch))
+  model = build_transformer('layers=1', 'layers=1')
+  batch = gather(make_pairs(), np.arange(len(PAIR_LENGTHS)), (7, 6))
+  params = param_shapes(model)
+  masks.clear()
+  jax.eval_shape(sequence_loss(model), params, batch)
+  of_source, causal, of_memory = masks
+  assert of_source.remainder is causal.remainder is of_memory.remainder is None
+  assert of_source.length is not None and of_memory.length is not None and causal.length is None
 
 
 # ------------------------------------------------------------------------------------------------ rows of several pairs
