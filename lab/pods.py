@@ -12,30 +12,10 @@ from typing import Any, NamedTuple
 import jax
 
 from attention_jax.errors import choose
+from attention_jax.kernels.estimates import CHIPS, Chip
 from attention_jax.systems.config import RunConfig
 from attention_jax.training.partition import MeshConfig, format_bytes, make_mesh
 from lab.ahead_of_time import CompiledUpdate, DoesNotFitError, compile_updates
-
-
-class Chip(NamedTuple):
-  """Rate and memory of a chip, as its vendor publishes them.
-
-  Attributes:
-    flops: multiplications and additions of bfloat16 per second.
-    memory: bytes of main memory.
-  """
-
-  flops: float
-  memory: float
-
-
-# By the kind of the device, as jax names it. Source: the pages of cloud.google.com/tpu/docs about v4, v5e, v5p and v6e.
-CHIPS: Mapping[str, Chip] = {
-  'TPU v4': Chip(275e12, 32 * 2**30),
-  'TPU v5 lite': Chip(197e12, 16 * 2**30),
-  'TPU v5': Chip(459e12, 95 * 2**30),
-  'TPU v6 lite': Chip(918e12, 32 * 2**30),
-}
 
 
 class UpdateCost(NamedTuple):

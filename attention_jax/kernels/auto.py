@@ -1,16 +1,15 @@
 """Implementation 'auto': selects another implementation by the pair of score and alignment, sizes, dtypes and platform.
 
-MIN_SCORES holds the numbers of scores T S from which a candidate is used. On CPUs a candidate is faster than the
-definition, 'xla', from there on, forward and backward, as `python -m lab.benchmark --suites=crossing` measures.
-On accelerators the numbers are estimates: those of 'window' and 'linear' equal the ones of 'cpu'; the comments explain
-the others.
+On CPUs MIN_SCORES holds the numbers of scores T S from which a candidate is used. It is faster than the definition,
+'xla', from there on, forward and backward, as `python -m lab.benchmark --suites=crossing` measures. For a pair that
+no candidate supports, 'auto' uses 'chunked' where the definition would store a large array [T, S, F] for the
+gradient, from MIN_CHUNKED_SCORES scores on: 'chunked' is slower, because it recomputes scores, but fits in memory.
+Recurrent scores write and read [S, F] for every query; for these it uses 'chunked' from MIN_RECOMPUTE on.
 
-For a pair that no candidate of the platform supports, 'auto' uses 'chunked' where the definition would store a large
-array [T, S, F] for the gradient, from MIN_CHUNKED_SCORES scores on: 'chunked' is slower, because it recomputes scores,
-but fits in memory. Recurrent scores write and read [S, F] for every query; for these it uses 'chunked' from
-MIN_RECOMPUTE on, or from MIN_CHUNKED_SCORES on where the platform has no entry in MIN_RECOMPUTE.
+On accelerators the fastest one that fits in memory is used, by the estimates of `estimates`; 'chunked' is a candidate
+for additive and recurrent scores.
 
-As some of them have no others, 'auto' has first derivatives in reverse mode alone, whatever it selects.
+As some candidates have no others, 'auto' has first derivatives in reverse mode alone, whatever it selects.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ from attention_jax.functional.lifting import Axes
 from attention_jax.functional.table import Row, TanhSum
 from attention_jax.kernels import chunked, cudnn, factored, flash, linear, pallas_additive, splash, window
 from attention_jax.kernels.derivatives import reverse_mode_only
+from attention_jax.kernels.estimates import chip_of_platform, choose_by_cost, sizes_of
 from attention_jax.kernels.sharding import has_explicit_axes
 from attention_jax.kernels.symbolic import has_symbolic_sizes
 from attention_jax.kernels.target import kernel_platform
@@ -40,18 +40,12 @@ MODULES: Mapping[str, ModuleType] = {**CANDIDATES, 'chunked': chunked, 'xla': de
 # several candidates qualify, the one with the largest threshold is used.
 MIN_SCORES: Mapping[str, Mapping[str, int]] = {
   'cpu': {'window': 2**16, 'factored': 2**7, 'flash': 2**16, 'linear': 2**14},
-  # Timings of an H200 that also ran other programs: at 2^18 scores of F = 256 'pallas_additive' took the time of the
-  # definition and a fifteenth of its memory; at 2^12 it was no faster. 'cudnn' took longer than the definition at 2^22,
-  # with a seventeenth of the memory. Both are therefore used where memory counts. 'flash', which processes the
-  # sequences one after the other, took thirty times as long.
-  'gpu': {'window': 2**16, 'linear': 2**14, 'cudnn': 2**22, 'pallas_additive': 2**18},
-  # The gradient of the definition reads an array [T, S, F], which takes longer than the start of a kernel (10 us) from
-  # about 2^8 scores on, if F = 256 and 64 sequences share 2 to 3 TB/s; 2^10 leaves a margin.
-  # 'splash' pads T and S to 128 and starts a program for each head; from 512 queries and positions on, XLA compiles the
-  # definition to a hundred times its memory and traffic (lab/benchmarks.md).
-  'tpu': {'window': 2**16, 'linear': 2**14, 'splash': 2**18, 'pallas_additive': 2**10},
 }
-MEASURED = ('cpu',)  # platforms whose MIN_SCORES were measured; those of other platforms are estimates
+# By platform: the candidates whose costs are estimated.
+ESTIMATED: Mapping[str, tuple[str, ...]] = {
+  'gpu': ('window', 'linear', 'cudnn', 'pallas_additive', 'flash'),
+  'tpu': ('window', 'linear', 'splash', 'pallas_additive', 'flash'),
+}
 MIN_CHUNKED_SCORES = 2**20  # T S of a sequence; with 256 features, [T, S, F] is then 1 GiB
 MIN_RECOMPUTE = {'cpu': 2**7}  # by platform: T S from which recomputing [S, F] is faster than storing it per query
 # Candidates that do not support every dtype or width: problem -> the reason, or ''.
@@ -69,6 +63,10 @@ RESTRICTIONS = {
 
 def choose_implementation(problem: Problem) -> str:
   """Returns the name of the implementation for a problem."""
+  platform = kernel_platform()
+  if platform in ESTIMATED:
+    names = _estimated(problem.score, problem.alignment, problem)
+    return choose_by_cost(names, sizes_of(problem), chip_of_platform(platform))
   num_scores = problem.query.shape[-2] * problem.memory.key.shape[-2]
   chosen = 'xla'
   for threshold, name in _thresholds(problem.score, problem.alignment, problem):
@@ -79,29 +77,33 @@ def choose_implementation(problem: Problem) -> str:
 
 def describe_choice(score: Row, alignment: Row) -> str:
   """Describes the choice for this pair on this platform, such as 'xla, factored from T S = 128'."""
+  if kernel_platform() in ESTIMATED:
+    names = ' or '.join(f'{name}{RESTRICTIONS.get(name, "")}' for name in ('xla', *_estimated(score, alignment)))
+    return f'{names}, by estimates of time and memory that were not measured on a {kernel_platform()}'
   thresholds = _thresholds(score, alignment)
-  kernels = (f'{name}{RESTRICTIONS.get(name, "")} from T S = {threshold}' for threshold, name in thresholds)
-  choice = ', '.join(['xla', *kernels])
-  platform = kernel_platform()
-  if not thresholds or platform in MEASURED:
-    return choice
-  return f'{choice}; estimated, not measured on a {platform}'
+  return ', '.join(
+    ['xla', *(f'{name}{RESTRICTIONS.get(name, "")} from T S = {threshold}' for threshold, name in thresholds)]
+  )
+
+
+def _supports(name: str, score: Row, alignment: Row, problem: Problem | None) -> bool:
+  """Whether a candidate supports a pair and the dtypes and widths of the problem, if any."""
+  if CANDIDATES[name].unsupported_reason(score, alignment):
+    return False
+  return not (problem and name in INPUT_CHECKS and INPUT_CHECKS[name](problem))
+
+
+def _estimated(score: Row, alignment: Row, problem: Problem | None = None) -> list[str]:
+  """The alternatives to 'xla' for this pair on an accelerator."""
+  names = [name for name in ESTIMATED[kernel_platform()] if _supports(name, score, alignment, problem)]
+  return [*names, 'chunked'] if score.is_recurrent or isinstance(score.form, TanhSum) else names
 
 
 def _thresholds(score: Row, alignment: Row, problem: Problem | None = None) -> list[tuple[int, str]]:
-  """(smallest T S, implementation) of the alternatives to 'xla' for this pair, in ascending order.
-
-  Those that do not support the dtypes and widths of the problem, if any, are left out.
-  """
-
-  def is_supported(name: str) -> bool:
-    if CANDIDATES[name].unsupported_reason(score, alignment):
-      return False
-    return not (problem and name in INPUT_CHECKS and INPUT_CHECKS[name](problem))
-
+  """(smallest T S, implementation) of the alternatives to 'xla' for this pair, in ascending order."""
   platform = kernel_platform()
   thresholds = sorted((threshold, name) for name, threshold in MIN_SCORES.get(platform, {}).items())
-  supported = [(threshold, name) for threshold, name in thresholds if is_supported(name)]
+  supported = [(threshold, name) for threshold, name in thresholds if _supports(name, score, alignment, problem)]
   if supported:
     return supported
   if score.is_recurrent:

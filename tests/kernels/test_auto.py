@@ -16,9 +16,9 @@ def lookup_rows(score, alignment):
   return lookup(score, aj.SCORES, 'score'), lookup(alignment, aj.ALIGNMENTS, 'alignment')
 
 
-def choose_implementation(score, alignment, num_scores, dtype=jnp.float32, params=None):
-  """Returns the choice for `num_scores` queries and one position."""
-  query, key = (np.zeros((length, 8), dtype) for length in (num_scores, 1))
+def choose_implementation(score, alignment, num_queries, dtype=jnp.float32, params=None, size=1):
+  """Returns the choice for one sequence."""
+  query, key = (np.zeros((length, 8), dtype) for length in (num_queries, size))
   memory = aj.Memory(key, key, aj.Mask())
   return auto.choose_implementation(Problem(*lookup_rows(score, alignment), params or {}, query, memory))
 
@@ -37,32 +37,29 @@ def test_auto_chooses_by_pair_and_size(monkeypatch):
 def test_auto_chooses_chunked_where_memory_is_the_limit(monkeypatch):
   monkeypatch.setattr(auto, 'MIN_SCORES', {'cpu': {'window': 150, 'factored': 100}})
   assert auto.describe_choice(*lookup_rows('location_sensitive', 'softmax')) == f'xla, chunked from T S = {2**7}'
-  monkeypatch.setattr(auto, 'MIN_SCORES', {'gpu': {'factored': 0}})  # no entry for this platform
-  assert choose_implementation('additive', 'softmax', 10**6) == 'xla'
-  assert choose_implementation('additive', 'softmax', 2**20) == 'chunked'
+  monkeypatch.setattr(auto, 'MIN_SCORES', {})
+  assert [choose_implementation('additive', 'softmax', n) for n in (10**6, 2**20)] == ['xla', 'chunked']
 
 
 def test_auto_describes_its_choice_on_accelerators_as_estimated():
   product = 'scaled_dot', 'softmax'
   with compile_for('gpu'):
-    assert [choose_implementation(*product, n, jnp.bfloat16) for n in (2**22 - 1, 2**22)] == ['xla', 'cudnn']
-    assert choose_implementation(*product, 2**22) == 'xla'
     assert auto.describe_choice(*lookup_rows(*product)) == (
-      f'xla, cudnn (16-bit) from T S = {2**22}; estimated, not measured on a gpu'
+      'xla or cudnn (16-bit) or flash, by estimates of time and memory that were not measured on a gpu'
     )
   with compile_for('tpu'):
-    assert choose_implementation('additive', 'softmax', 2**10) == 'pallas_additive'
-    assert auto.describe_choice(*lookup_rows(*product)) == (
-      f'xla, splash (no weights, no bias) from T S = {2**18}; estimated, not measured on a tpu'
+    assert 'xla or pallas_additive or chunked, by estimates' in auto.describe_choice(
+      *lookup_rows('additive', 'softmax')
     )
-  assert 'estimated' not in auto.describe_choice(*lookup_rows(*product))
+  assert 'estimates' not in auto.describe_choice(*lookup_rows(*product))
 
 
 def test_auto_saves_memory_for_types_that_a_kernel_does_not_support():
-  additive = 'additive', 'softmax'
   with compile_for('gpu'):
-    assert [choose_implementation(*additive, n, np.float64) for n in (2**18, 2**20)] == ['xla', 'chunked']
-    assert choose_implementation(*additive, 2**20) == 'pallas_additive'
+    choices = [
+      choose_implementation('additive', 'softmax', 2**14, dtype, size=2**14) for dtype in (np.float64, np.float32)
+    ]
+  assert choices == ['chunked', 'pallas_additive']
 
 
 def test_auto_excludes_kernels_that_do_not_support_a_width():

@@ -140,7 +140,7 @@ def test_other_platforms_are_an_error():
 
 
 def test_auto_uses_it_for_long_sequences_without_weights():
-  query = jax.ShapeDtypeStruct((512, D), jnp.float32)
+  query = jax.ShapeDtypeStruct((1024, D), jnp.float32)
 
   def lowered(**options):
     with compile_for('interpret'):
@@ -148,7 +148,7 @@ def test_auto_uses_it_for_long_sequences_without_weights():
 
   assert 'splash' not in lowered()
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr('attention_jax.kernels.auto.MIN_SCORES', {'interpret': {'splash': 2**18}})
+    patch.setattr('attention_jax.kernels.auto.ESTIMATED', {'interpret': ('splash',)})
     assert 'splash' in lowered(return_weights=False)
     assert 'splash' not in lowered(return_weights=True)
 
