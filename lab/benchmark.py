@@ -21,7 +21,9 @@ from absl import flags
 from experiments.launch import FLAGS, launch
 
 flags.DEFINE_list(
-  'suites', [], 'names of suites; by default all, but prepared only with --pairs, and translation only with --run'
+  'suites',
+  [],
+  'names of suites; by default all, but prepared only with --pairs, aot with --topology, and translation with --run',
 )
 flags.DEFINE_string(
   'out',
@@ -41,6 +43,7 @@ flags.DEFINE_string('data_root', 'data', 'the folder with nettalk, multi30k and 
 flags.DEFINE_integer(
   'pairs', 0, "number of pairs for the suite 'prepared', such as 4640000; 0 omits the suite", lower_bound=0
 )
+flags.DEFINE_string('topology', '', "a topology of TPUs, such as v5e:1x1, for which the suite 'aot' compiles attention")
 flags.DEFINE_string('checkout', '', "a checkout of another commit, which the suite 'startup' measures too")
 
 
@@ -61,6 +64,7 @@ def main() -> None:
     data_root=os.path.expanduser(FLAGS.data_root),
     pairs=FLAGS.pairs,
     checkout=os.path.expanduser(FLAGS.checkout),
+    topology=FLAGS.topology,
   )
   run_suites(FLAGS.suites, FLAGS.out, context)
 

@@ -42,6 +42,7 @@ class BenchmarkContext(NamedTuple):
     data_root: the folder with the data sets of the suites 'startup' and 'prepared'.
     pairs: number of pairs for the suite 'prepared', or 0.
     checkout: a checkout of another commit, which the suite 'startup' measures too; or ''.
+    topology: a topology of TPUs, for the suite 'aot'; or ''.
     report_failure: called with the name of a failed case and the error; by default it raises the error.
   """
 
@@ -56,6 +57,7 @@ class BenchmarkContext(NamedTuple):
   data_root: str = 'data'
   pairs: int = 0
   checkout: str = ''
+  topology: str = ''
   report_failure: Callable[[str, Exception], None] = _raise
 
   @property

@@ -20,6 +20,7 @@ from attention_jax.errors import UserError, choose
 from attention_jax.training.paths import run_path
 from lab.benchmarks import (
   agreement,
+  aot,
   decoding,
   kernels,
   limits,
@@ -51,11 +52,13 @@ SUITES: Mapping[str, Callable[[BenchmarkContext], Iterable[Timing]]] = {
   'startup': startup.startup,
   'prepared': prepared.prepared,
   'translation': trained.translation,
+  'aot': aot.ahead_of_time,
 }
 # suite -> the setting without which it is left out, and the flags that it needs
 REQUIREMENTS = {
   'prepared': ('pairs', '--pairs=NUMBER, such as 4640000, and --data_root'),
   'translation': ('run', '--run=FOLDER of a trained bahdanau2015_deep_tanh, and --data'),
+  'aot': ('topology', '--topology=TOPOLOGY, such as v5e:1x1, and libtpu'),
 }
 
 # setting -> the suites that depend on it; with any other suites alone it would have no effect
@@ -65,6 +68,7 @@ SUITES_OF_SETTINGS = {
   'pairs': ('prepared',),
   'data_root': ('startup', 'prepared'),
   'checkout': ('startup',),
+  'topology': ('aot',),
   'joey': ('training', 'decoding'),
   'torch_compile': ('kernels', 'training'),
   'dtype': (
