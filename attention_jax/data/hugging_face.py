@@ -119,16 +119,18 @@ def _read_table(open_table: Callable[[Any], Any]) -> Callable[..., Iterator[tupl
     with report_read_errors(path), open_file(path) as file:
       try:
         table = open_table(file)
-      except pyarrow.ArrowException as error:
+        table.validate(full=True)  # texts are UTF-8, and no offset leads out of the file
+        info = json.loads((table.schema.metadata or {}).get(b'huggingface', b'{}')).get('info', {})
+      except (pyarrow.ArrowException, ValueError) as error:
         raise UserError(f'{path}: damaged, or not {_suffix(path)} ({" ".join(str(error).split())})') from None
     names = [name for name in table.column_names if name in (*columns, _NESTED)] or table.column_names
-    features = json.loads((table.schema.metadata or {}).get(b'huggingface', b'{}')).get('info', {}).get('features', {})
+    features = info.get('features', {})
     classes = {name: features[name]['names'] for name in names if features.get(name, {}).get('_type') == 'ClassLabel'}
     number = 0
     for batch in table.select(names).to_batches():
       for row in batch.to_pylist():
         for name, labels in classes.items():
-          row[name] = None if row[name] is None or row[name] < 0 else labels[row[name]]
+          row[name] = labels[row[name]] if row[name] in range(len(labels)) else None
         number += 1
         yield row, number / table.num_rows
 

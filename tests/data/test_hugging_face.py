@@ -113,6 +113,8 @@ def damaged_sets(folder):
   write_jsonl(folder / 'good', PLAIN)
   write_jsonl(folder / 'null', [{'de': None, 'en': 'x'}])
   write_arrow(folder / 'list/train.arrow', pa.table({'de': [['a']], 'en': ['b']}))
+  invalid = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b'\0\0\0\0\1\0\0\0'), pa.py_buffer(b'\xff')])
+  write_arrow(folder / 'latin1/train.arrow', pa.table({'de': invalid, 'en': ['b']}))
   for name in ('arrow', 'parquet', 'jsonl', 'jsonl.gz'):
     (folder / f'damaged.{name}').write_bytes(b'not such a file')
   (folder / 'array.jsonl').write_text('[1]')
@@ -137,6 +139,7 @@ def damaged_sets(folder):
     ('good', 'fr', "{0}/good/de-en.train.jsonl.gz:1: no column 'fr'; it has: de, en, score"),
     ('null', 'de', '{0}/null/de-en.train.jsonl.gz:1: de must be a string, got None'),
     ('list', 'de', "{0}/list/train.arrow:1: de must be a string, got ['a']"),
+    ('latin1', 'de', '{0}/latin1/train.arrow: damaged, or not .arrow (Column 0: In chunk 0: Invalid: Inval'),
     ('damaged.arrow', 'de', '{0}/damaged.arrow: damaged, or not .arrow ('),
     ('damaged.parquet', 'de', '{0}/damaged.parquet: damaged, or not .parquet ('),
     ('damaged.jsonl', 'de', '{0}/damaged.jsonl:1: invalid JSON ('),
