@@ -205,7 +205,9 @@ class PretrainedVocabulary:
     return [*(-1 for _ in self._content['prefix']), *(words[token.start] for token in self._split(text))]
 
   def encode(self, text: str) -> list[int]:
-    return [*self._content['prefix'], *(self._ids.get(token.name, UNK) for token in self._split(text))]
+    code, rest = self._split_code(text)
+    names = [code, *self._tokenizer.names(rest)] if code else self._tokenizer.names(rest)
+    return [*self._content['prefix'], *(self._ids.get(name, UNK) for name in names)]
 
   def iter_segments(self, characters: Iterable[str]) -> Iterator[str]:
     raise UserError(
@@ -229,19 +231,23 @@ class PretrainedVocabulary:
     return _write(_path(self.kind, folder, side), json.dumps(content, ensure_ascii=False, indent=0).encode())
 
   def _split(self, text: str) -> 'list[_TokenInText]':
-    """The tokens of a line. A language code such as `>>fra<<` at its start is a token if the vocabulary has it."""
+    code, rest = self._split_code(text)
+    tokens = self._tokenizer.split(rest)
+    if not code:
+      return tokens
+    return [_TokenInText(code, 0), *(token._replace(start=token.start + len(code)) for token in tokens)]
+
+  def _split_code(self, text: str) -> tuple[str, str]:
+    """A language code such as `>>fra<<` at the start of a line, '' unless the vocabulary has it, and what follows."""
+    if not text.startswith('>>'):
+      return '', text
     code, separator, rest = text.partition('<<')
-    code += separator
-    if not code.startswith('>>') or code not in self._ids:
-      return self._tokenizer.split(text)
-    shifted = (token._replace(start=token.start + len(code)) for token in self._tokenizer.split(rest))
-    return [_TokenInText(code, code, 0), *shifted]
+    return (code + separator, rest) if code + separator in self._ids else ('', text)
 
 
 class _TokenInText(NamedTuple):
-  """A token of a text: its name in the vocabulary, the part of the text if it is unknown, and where it starts."""
+  """A token of a text, or the part of the text if it is unknown, and where it starts."""
 
-  name: str
   surface: str
   start: int
 
@@ -262,11 +268,13 @@ class _SentencepieceModel:
     self.special = {self.tokens[id] for id in ids if id >= 0}
     self.hidden: set[str] = set()
 
+  def names(self, text: str) -> list[str]:
+    return self._processor.encode(text, out_type=str)
+
   def split(self, text: str) -> list[_TokenInText]:
     encoded = self._processor.encode(text, return_type='offset_mapping')
-    return [
-      _TokenInText(name, name, start) for name, (start, _) in zip(encoded['pieces'], encoded['offsets'], strict=True)
-    ]
+    pieces = zip(encoded['pieces'], encoded['offsets'], strict=True)
+    return [_TokenInText(piece, start) for piece, (start, _) in pieces]
 
   def join(self, tokens: list[str]) -> str:
     text = self._processor.decode(tokens)
@@ -297,10 +305,13 @@ class _JsonTokenizer:
     self.unknown = content['model'].get('unk_token') if unigram_id is None else content['model']['vocab'][unigram_id][0]
     self.special = {*_SPECIAL_NAMES, self.unknown}
 
+  def names(self, text: str) -> list[str]:
+    return self._tokenizer.encode(text, add_special_tokens=False).tokens
+
   def split(self, text: str) -> list[_TokenInText]:
     encoding = self._tokenizer.encode(text, add_special_tokens=False)
     return [
-      _TokenInText(name, text[start:stop] if name == self.unknown else name, start)
+      _TokenInText(text[start:stop] if name == self.unknown else name, start)
       for name, (start, stop) in zip(encoding.tokens, encoding.offsets, strict=True)
     ]
 
