@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from attention_jax.data.files import check_regular_file, open_file, parse_object, read_lines, report_read_errors
 from attention_jax.data.splits import SPLITS
+from attention_jax.data.text import Corpus, check_text, from_texts
 from attention_jax.errors import UserError
 
 _NESTED = 'translation'  # the column that holds the languages of data sets of translations
@@ -76,7 +77,11 @@ def split_files(path: str) -> dict[str, list[str]]:
 def iter_rows(files: Sequence[str], columns: Collection[str]) -> Iterator[DataRow]:
   """Yields the rows of files.
 
-  A column may be a field of the column 'translation'. The class of a ClassLabel is its name, None if it is missing.
+  The class of a ClassLabel is its name, None if it is missing.
+
+  Args:
+    files: the files of a split.
+    columns: names of columns, or of fields of the column 'translation'.
 
   Raises:
     UserError: for a file that cannot be read, is damaged or lacks one of the columns.
@@ -89,6 +94,37 @@ def iter_rows(files: Sequence[str], columns: Collection[str]) -> Iterator[DataRo
       if missing := [column for column in columns if column not in fields]:
         raise UserError(f"{where}: no column '{missing[0]}'; it has: {', '.join(fields) or 'none'}")
       yield DataRow(tuple(fields[column] for column in columns), where, (number + share) / len(files))
+
+
+def iter_text_pairs(files: Sequence[str], source: str, target: str) -> Iterator[tuple[tuple[str, str], float]]:
+  """Yields the texts of two columns, and the share of the files read so far.
+
+  Args:
+    files: the files of a split.
+    source, target: the columns.
+
+  Raises:
+    UserError: as `iter_rows` does, and for a value that is no text.
+  """
+  for values, where, share in iter_rows(files, (source, target)):
+    yield (check_text(values[0], source, where), check_text(values[1], target, where)), share
+
+
+def read(path: str, splits: Mapping[str, Sequence[str]], source: str, target: str) -> dict[str, Corpus]:
+  """Returns the pairs of two columns by split.
+
+  Args:
+    path: the data set, for messages.
+    splits: the files of each split.
+    source, target: the columns.
+
+  Raises:
+    UserError: as `iter_text_pairs` and `from_texts` do.
+  """
+  return {
+    split: from_texts((pair for pair, _ in iter_text_pairs(files, source, target)), f'{path} {split}')
+    for split, files in splits.items()
+  }
 
 
 def _suffix(path: str) -> str:

@@ -5,10 +5,10 @@ import gzip
 import itertools
 import operator
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
-from attention_jax.data import tasks, translation_sets
+from attention_jax.data import hugging_face, tasks, translation_sets
 from attention_jax.data.files import (
   BYTE_ORDER_MARK,
   check_regular_file,
@@ -138,22 +138,42 @@ def _tfds(folder: str, *, name: str, source: str | None = None, target: str | No
   notes = []
 
   def pairs() -> Iterator[tuple[Pair, float]]:
-    num_with_breaks = 0
-    for row in range(len(rows)):
-      texts = rows[row]
-      lines = as_line(texts[0]), as_line(texts[1])
-      num_with_breaks += sum(map(operator.ne, lines, texts))
-      yield lines, (row + 1) / len(rows)
-    notes[:] = line_breaks_note(rows.name, num_with_breaks)
+    texts = ((rows[row], (row + 1) / len(rows)) for row in range(len(rows)))
+    return _as_lines(texts, rows.name, notes)
 
   other_splits = translation_sets.read(folder, name, source, target, without_train=True)
   return PairStream(rows.name, pairs, [rows.name, len(rows)], notes), other_splits
+
+
+def _huggingface(folder: str, *, path: str, source: str, target: str):
+  path = join_path(folder, path)
+  splits = hugging_face.split_files(path)
+  train = splits.pop('train')
+  name = f'{path} train'
+  notes = []
+
+  def pairs() -> Iterator[tuple[Pair, float]]:
+    return _as_lines(hugging_face.iter_text_pairs(train, source, target), name, notes)
+
+  other_splits = hugging_face.read(path, splits, source, target)
+  return PairStream(name, pairs, [file_fingerprint(file) for file in train], notes), other_splits
+
+
+def _as_lines(texts: Iterable[tuple[Pair, float]], name: str, notes: list[str]) -> Iterator[tuple[Pair, float]]:
+  """Yields texts without line breaks; `notes` is complete at the end."""
+  num_with_breaks = 0
+  for pair, share in texts:
+    lines = as_line(pair[0]), as_line(pair[1])
+    num_with_breaks += sum(map(operator.ne, lines, pair))
+    yield lines, share
+  notes[:] = line_breaks_note(name, num_with_breaks)
 
 
 STREAMS: Mapping[str, Callable[..., tuple[PairStream, dict[str, Corpus]]]] = {
   'text': _text,
   'tsv': _tsv,
   'tfds': _tfds,
+  'huggingface': _huggingface,
 }
 
 

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -286,17 +286,12 @@ def huggingface(folder: str, *, path: str, source: str, target: str) -> dict[str
     source, target: columns of texts, or fields of the column 'translation', such as 'de' and 'en'.
 
   Raises:
-    UserError: as `split_files` and `iter_rows` of hugging_face do, and for a value that is no text.
+    UserError: as `split_files` and `iter_text_pairs` of hugging_face do, and as `from_texts` does.
   """
   from attention_jax.data import hugging_face
 
-  def read_text_pairs(files: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for (source_text, target_text), where, _ in hugging_face.iter_rows(files, (source, target)):
-      yield check_text(source_text, source, where), check_text(target_text, target, where)
-
   path = join_path(folder, path)
-  splits = hugging_face.split_files(path)
-  return {split: from_texts(read_text_pairs(files), f'{path} {split}') for split, files in splits.items()}
+  return hugging_face.read(path, hugging_face.split_files(path), source, target)
 
 
 def python(

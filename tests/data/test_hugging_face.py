@@ -77,7 +77,10 @@ def test_translations_are_read_from_each_format(write, rows, tmp_path):
   assert corpora['train'].report == (f'{tmp_path}/set train: line breaks inside 1 text read as spaces',)
   assert corpora['validation'][:2] == (['ein Hund'], ['a dog'])
   stream, _ = open_pairs(TranslationDataConfig("huggingface(path='set', source='en', target='de')", str(tmp_path)))
-  assert next(pair for pair, _ in stream.pairs()) == ('a dog', 'ein Hund')
+  assert [pair for pair, _ in stream.pairs()] == list(
+    zip(corpora['train'].target, corpora['train'].source, strict=True)
+  )
+  assert stream.notes == list(corpora['train'].report) and [share for _, share in stream.pairs()][-1] == 1
 
 
 def test_files_without_a_split_are_training_data(tmp_path):
