@@ -5,13 +5,14 @@ import contextlib
 import difflib
 import gzip
 import io
+import json
 import os
 import stat
 import weakref
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -30,7 +31,7 @@ def read_lines(path: str) -> list[str]:
     UserError: if the file is missing, a directory, a pipe or a device, unreadable, empty, not UTF-8, or named .gz but
       not a gzip file.
   """
-  return split_lines(_read_bytes(path), path)
+  return split_lines(read_bytes(path), path)
 
 
 def split_lines(data: bytes, path: str, first: int = 1) -> list[str]:
@@ -54,6 +55,19 @@ def split_lines(data: bytes, path: str, first: int = 1) -> list[str]:
   # Not str.splitlines: it also splits at characters that occur inside sentences, such as U+2028 or U+0085.
   lines = text.removesuffix('\n').split('\n')
   return [line.removesuffix('\r') for line in lines] if '\r' in text else lines
+
+
+def parse_object(line: str, where: str) -> dict[str, Any]:
+  """Returns the JSON object of a line. Raises UserError, which names `where`, for anything else."""
+  if not line.strip():
+    raise UserError(f'{where}: expected a JSON object, got a blank line')
+  try:
+    row = json.loads(line)
+  except (ValueError, RecursionError) as error:
+    raise UserError(f'{where}: invalid JSON ({error})') from None
+  if not isinstance(row, dict):
+    raise UserError(f'{where}: expected a JSON object, got {line[:40]!r}')
+  return row
 
 
 def invalid_utf8_error(path: str, line: int, column: int, byte: int) -> UserError:
@@ -190,7 +204,12 @@ def strip_line_ends(file: Iterable[bytes], path: str) -> Iterator[bytes]:
     raise empty_file_error(path)
 
 
-def _read_bytes(path: str) -> bytes:
+def read_bytes(path: str) -> bytes:
+  """Returns the content of a file, plain or .gz, on a disk or behind a URL.
+
+  Raises:
+    UserError: as `read_lines` does, except for the encoding and an empty file.
+  """
   with report_read_errors(path), open_file(path) as file:
     data = file.read()
     return gzip.decompress(data) if path.endswith('.gz') else data
