@@ -64,7 +64,11 @@ _ADDRESSING_PARAMS |= {'shift': Param(('shifts', 'query')), 'shift_bias': Param(
 
 ALIGNMENTS = check_table(
   {
-    'softmax': Row(softmax, form=SoftmaxForm(softmax_terms)),
+    'softmax': Row(
+      softmax,
+      optional={'length_scale': Param((), 0.43), 'sink': Param((), 0.0)},
+      form=SoftmaxForm(softmax_terms),
+    ),
     'sigmoid': Row(sigmoid),
     'sigmoid_by_length': Row(sigmoid_by_length),
     'softpick': Row(softpick),

@@ -10,15 +10,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import Partial
 
 from attention_jax.annotations import Array, Bool, Float, Int
 from attention_jax.errors import UserError
 from attention_jax.functional.alignments import ALIGNMENTS
+from attention_jax.functional.dense import clamp_to_finite, log_sum_exp
 from attention_jax.functional.lifting import Axes, lift
 from attention_jax.functional.mask import Mask
 from attention_jax.functional.masking import (
   Dimension,
   accumulation_dtype,
+  at_least_float32,
   share_over_steps,
   type_for_mesh,
   vary_like,
@@ -39,12 +42,14 @@ class Memory(NamedTuple):
     value: [S, V].
     mask: [S], True = may be attended to; in a Problem a Mask.
     remembered: result of the alignment's `Row.remember`, if any; for None, `attend_step` and `attend` compute it anew.
+    positions: of a memory of the module Attention, the positions of its keys, [S] or [B, S]; None for 0 ... S - 1.
   """
 
   key: Float[Array, 'S D']
   value: Float[Array, 'S V']
   mask: Bool[Array, ' S'] | Mask
   remembered: Float[Array, 'S ...'] | None = None
+  positions: Int[Array, '... S'] | None = None
 
 
 class Carry(NamedTuple):
@@ -75,6 +80,20 @@ class Attended(NamedTuple):
   weights: Float[Array, '*T S'] | None
 
 
+class AttendedWithLogSum(NamedTuple):
+  """Result of attention with `return_log_sum`.
+
+  Attributes:
+    context, weights: those of Attended.
+    log_sum: log Σ exp f over the unmasked positions, f the scores that the softmax normalises, without a sink; -inf
+      for a query without positions. Float32, or float64 for float64 inputs.
+  """
+
+  context: Float[Array, '*T V']
+  weights: Float[Array, '*T S'] | None
+  log_sum: Float[Array, '*T']
+
+
 class Problem(NamedTuple):
   """Attention with all queries of one sequence, or with a block of them.
 
@@ -85,10 +104,13 @@ class Problem(NamedTuple):
     params: parameters as `init_params` returns them; 'key' is not used.
     query: the queries, not yet projected if `params` contain 'query'.
     memory: its key is already projected; its mask is a Mask.
-    bias: added to the scores before masking; -inf masks a position.
+    bias: added to the scores before masking; -inf masks a position. A Partial is a function of `query_position` [] and
+      `key_position` [S].
     rng: a PRNG key, consumed by variants that sample; for a block of queries one key per query, [T].
     deterministic: whether an alignment is replaced by its test-time counterpart, if it has one.
     return_weights: whether the result contains the weights.
+    return_log_sum: whether the result is AttendedWithLogSum; the alignment is then a SoftmaxForm.
+    query_position: for a block of queries, their positions; None for those of the mask.
   """
 
   score: Row
@@ -96,10 +118,19 @@ class Problem(NamedTuple):
   params: Params
   query: Float[Array, 'T D']
   memory: Memory
-  bias: Float[Array, 'T S'] | None = None
+  bias: Float[Array, 'T S'] | Partial | None = None
   rng: jax.Array | None = None
   deterministic: bool = True
   return_weights: bool = True
+  return_log_sum: bool = False
+  query_position: Int[Array, ' T'] | None = None
+
+  @property
+  def query_positions(self) -> Int[Array, ' T']:
+    """Positions of the queries of one sequence, or of a block of them."""
+    if self.query_position is None:
+      return self.memory.mask.query_positions(self.query.shape[0])
+    return self.query_position
 
 
 def zero_masked_memory(memory: Memory, num_queries: Dimension | None = None) -> Memory:
@@ -164,10 +195,30 @@ def project(x: Float[Array, '... D'], params: Params, name: str) -> Float[Array,
   """
   if name not in params:
     return x
-  if params[name].ndim != 2 or params[name].shape[0] != x.shape[-1]:
+  kernel = params[name]
+  if kernel.ndim not in (2, x.ndim) or kernel.shape[-2] != x.shape[-1]:
     expected = f'[{x.shape[-1]}, F] to project {name} {list(x.shape)}'
-    raise UserError(f"attend: params['{name}'] must be {expected}, got {list(params[name].shape)}")
-  return jnp.einsum('...d,df->...f', x, params[name])
+    raise UserError(f"attend: params['{name}'] must be {expected}, got {list(kernel.shape)}")
+  return jnp.einsum('...d,df->...f' if kernel.ndim == 2 else '...sd,...df->...sf', x, kernel)
+
+
+def bias_of_query(bias: Partial, query_position: Array, key_position: Int[Array, ' S']) -> Float[Array, ' S']:
+  """Returns the bias of one query that a function of positions computes. Raises UserError unless it is float, [S]."""
+  positions = {'query_position': query_position, 'key_position': key_position}
+  row = bias(**{name: positions[name] for name in Row(bias.func).required_inputs})
+  if jnp.shape(row) != key_position.shape or not jnp.issubdtype(jnp.result_type(row), jnp.floating):
+    got = f'{jnp.result_type(row)} {list(jnp.shape(row))}'
+    raise UserError(f'attend: a bias of positions must be float [S] = [{key_position.shape[0]}], got {got}')
+  return row
+
+
+def bias_of_queries(bias: Partial, query_positions: Int[Array, ' T'], size: Dimension) -> Float[Array, 'T S']:
+  """Returns the array of a bias that is a function of positions."""
+  return jax.vmap(lambda position: bias_of_query(bias, position, _key_positions(size)))(query_positions)
+
+
+def _key_positions(size: Dimension) -> Int[Array, ' S']:
+  return jnp.arange(size, dtype=jnp.int32)
 
 
 def call_variant(fn: Callable, args: tuple, params: Params, step_inputs: Mapping[str, Any], state):
@@ -199,13 +250,14 @@ def score_terms(problem: Problem) -> tuple:
   """
   score, _, params, queries, memory, *_ = problem
 
-  def terms_of_query(query):
+  def terms_of_query(query, position):
     operands = project(query, params, 'query'), memory.key
-    terms, _ = call_variant(score.form.fn, operands, params.get('score', {}), {}, ())
+    positions = {'query_position': position, 'key_position': _key_positions(memory.key.shape[0])}
+    terms, _ = call_variant(score.form.fn, operands, params.get('score', {}), positions, ())
     first, *shared = terms
     return first, shared
 
-  first, shared = jax.vmap(terms_of_query, out_axes=(0, None))(queries)
+  first, shared = jax.vmap(terms_of_query, out_axes=(0, None))(queries, problem.query_positions)
   return first, *shared
 
 
@@ -246,7 +298,9 @@ def attend_step(
   bias: Float[Array, ' S'] | None = None,
   rng: jax.Array | None = None,
   deterministic: bool = True,
-) -> tuple[Carry, Attended]:
+  query_position: Int[Array, ''] | None = None,
+  return_log_sum: bool = False,
+) -> tuple[Carry, Attended | AttendedWithLogSum]:
   """Attends to one memory with one query: scores -> weights -> context = weights @ value.
 
   Args:
@@ -260,6 +314,8 @@ def attend_step(
     bias: added to the scores before masking; -inf masks a position.
     rng: a PRNG key, consumed by variants that sample.
     deterministic: whether an alignment is replaced by its test-time counterpart, if it has one.
+    query_position: position of the query, for variants that depend on it; None for the number of previous queries.
+    return_log_sum: whether the result is AttendedWithLogSum; the alignment is then a SoftmaxForm.
 
   Returns:
     The carry for the next step, and the context and weights.
@@ -276,13 +332,19 @@ def attend_step(
       "params=params), or pass params without 'key'"
     )
   score_rng, alignment_rng = (None, None) if rng is None else jax.random.split(rng)
-  step_inputs = carry._asdict() | {'query': query, 'key': memory.key, 'rng': score_rng}
+  query_position = carry.step if query_position is None else query_position
+  step_inputs = _step_inputs(carry, query, memory, score_rng, query_position)
   projected = project(query, params, 'query')
   scores, state = score_keys(score, projected, memory.key, params.get('score', {}), step_inputs, carry.state[0])
   carry = carry._replace(state=(state, carry.state[1]))
-  return attend_from_scores(
-    alignment, params, carry, scores, query, memory, bias=bias, rng=alignment_rng, deterministic=deterministic
-  )
+  options = {'deterministic': deterministic, 'query_position': query_position, 'return_log_sum': return_log_sum}
+  return attend_from_scores(alignment, params, carry, scores, query, memory, bias=bias, rng=alignment_rng, **options)
+
+
+def _step_inputs(carry: Carry, query: Array, memory: Memory, rng: jax.Array | None, query_position: Array):
+  """The arguments that a step supplies to its score and its alignment."""
+  positions = {'query_position': query_position, 'key_position': _key_positions(memory.key.shape[0])}
+  return carry._asdict() | positions | {'query': query, 'key': memory.key, 'rng': rng}
 
 
 def attend_from_scores(
@@ -296,7 +358,9 @@ def attend_from_scores(
   bias: Float[Array, ' S'] | None,
   rng: jax.Array | None,
   deterministic: bool,
-) -> tuple[Carry, Attended]:
+  query_position: Int[Array, ''],
+  return_log_sum: bool = False,
+) -> tuple[Carry, Attended | AttendedWithLogSum]:
   """Second half of `attend_step`, after the scores.
 
   Arguments: see `attend_step`; `scores` are those of `score_keys`, and `carry` contains the new state of the score.
@@ -307,7 +371,7 @@ def attend_from_scores(
     scores = scores + zero_masked(bias, mask).astype(scores.dtype)
   align = alignment.at_test if deterministic and alignment.at_test else alignment.fn
   memory = with_remembered(alignment, params, memory)
-  step_inputs = carry._asdict() | {'query': query, 'key': memory.key, 'remembered': memory.remembered, 'rng': rng}
+  step_inputs = _step_inputs(carry, query, memory, rng, query_position) | {'remembered': memory.remembered}
   align_params = params.get('alignment', {})
   run = functools.partial(call_variant, align, (scores, mask), align_params, step_inputs, carry.state[1])
   operands = {'query': query, 'projected key': memory.key, **align_params}
@@ -315,7 +379,17 @@ def attend_from_scores(
   context = jnp.einsum('s,sv->v', weights, memory.value.astype(weights.dtype)).astype(memory.value.dtype)
   previous = weights.astype(carry.previous.dtype)
   carry = Carry(previous, carry.coverage + previous, carry.step + 1, (carry.state[0], state))
-  return carry, Attended(context, weights)
+  if not return_log_sum:
+    return carry, Attended(context, weights)
+  return carry, AttendedWithLogSum(context, weights, _log_sum(alignment, align_params, scores, mask))
+
+
+def _log_sum(alignment: Row, params: Params, scores: Float[Array, ' S'], mask: Bool[Array, ' S']) -> Float[Array, '']:
+  """The log of the sum that the softmax of an alignment divides by, without a sink; see AttendedWithLogSum."""
+  scores = zero_masked(clamp_to_finite(at_least_float32(scores)), mask)
+  terms, _ = call_variant(alignment.form.fn, (jnp.sum(mask).astype(scores.dtype),), params, {}, ())
+  scale, transform, _ = jax.tree.map(lambda x: jnp.asarray(x, scores.dtype), terms)
+  return log_sum_exp(scale * scores if transform is None else transform(scale * scores), mask)
 
 
 def attend(problem: Problem) -> Attended:
@@ -331,6 +405,7 @@ def attend(problem: Problem) -> Attended:
   """
   score, alignment, _, query, memory, _, rng, *_ = problem
   steps = query.shape[0]
+  problem = problem._replace(query_position=problem.query_positions)
   memory = zero_masked_memory(memory, steps)
   carry = init_carry(score, alignment, memory.key.shape[0], accumulation_dtype(query, memory.key))
   _, attended = attend_queries(problem._replace(memory=memory, rng=split_rng(rng, steps)), carry)
@@ -365,20 +440,26 @@ def attend_queries(
   Returns:
     The carry after the last query (unchanged if the queries are vmapped), and contexts and weights.
   """
-  score, alignment, params, query, memory, bias, rngs, deterministic, _ = problem
+  score, alignment, params, query, memory, bias, rngs, deterministic, *_ = problem
+  is_function = callable(bias)
   shared = without_key(params), with_remembered(alignment, params, memory)
   recurrent = is_recurrent(score, alignment)
   get_shared = share_over_steps(shared) if recurrent else lambda: shared
 
   def step(carry, x):
-    query, mask_fields, bias, rng = x
+    query, position, mask_fields, bias_row, rng = x
     params, memory = get_shared()
     memory = memory._replace(mask=memory.mask.row(mask_fields, memory.key.shape[0]))
-    return attend_step(score, alignment, params, carry, query, memory, bias=bias, rng=rng, deterministic=deterministic)
+    if is_function:
+      bias_row = bias_of_query(bias, position, _key_positions(memory.key.shape[0]))
+    options = {'deterministic': deterministic, 'query_position': position, 'return_log_sum': problem.return_log_sum}
+    return attend_step(score, alignment, params, carry, query, memory, bias=bias_row, rng=rng, **options)
 
   if wrap is not None and recurrent:
     step = wrap(step)
-  return scan_or_map_queries(step, recurrent, carry, (query, memory.mask.by_query(query.shape[0]), bias, rngs), shared)
+  mask_fields = memory.mask.by_query(query.shape[0])
+  xs = (query, problem.query_positions, mask_fields, None if is_function else bias, rngs)
+  return scan_or_map_queries(step, recurrent, carry, xs, shared)
 
 
 def scan_or_map_queries(step: Callable, recurrent: bool, carry: Any, xs: Any, constants: Any) -> tuple[Any, Any]:

@@ -1,6 +1,7 @@
 """Alignments over the whole memory: softmax and its relatives. Their table is ALIGNMENTS in alignments.py."""
 
 import functools
+import inspect
 import math
 from collections.abc import Callable
 
@@ -38,18 +39,53 @@ def check_single_query(alignment: Callable) -> Callable:
 
 
 @check_single_query
-def softmax(scores: Scores, mask: Mask, *, temperature: float | Float[Array, ''] = 1.0) -> Weights:
-  """wₛ = exp(eₛ/τ) / Σ exp(e/τ). Bahdanau, Cho & Bengio 2015, equation 6.
+def softmax(
+  scores: Scores,
+  mask: Mask,
+  *,
+  temperature: float | Float[Array, ''] = 1.0,
+  length_scale: float | Float[Array, ''] | None = None,
+  cap: float | Float[Array, ''] | None = None,
+  sink: float | Float[Array, ''] | None = None,
+) -> Weights:
+  """wₛ = exp(fₛ) / Σ exp(f), f = e/τ. Bahdanau, Cho & Bengio 2015, equation 6.
+
+  The options combine, and apply in the order of the arguments: f = e a log(n) / τ with a length scale a, as in
+  `scalable_softmax`; then f = c tanh(f/c) with a cap c, as in `capped_softmax`; and wₛ = exp(fₛ) / (exp(b) + Σ exp(f))
+  with a sink b, as in `sink_softmax`. A spec string makes a length scale or a sink a learned parameter by True:
+  `'softmax(temperature=0.5, cap=30.0, sink=True)'`.
 
   Raises:
-    UserError: if the temperature is a number that is not positive.
+    UserError: if the temperature is a number that is not positive, or the cap one that is not positive and finite.
   """
-  check_temperature('softmax', temperature)
+  _check_options('softmax', temperature, length_scale, cap, sink)
   scores = at_least_float32(scores)
   scores = scores / jnp.asarray(temperature, scores.dtype)
+  if length_scale is not None:
+    count = jnp.maximum(jnp.sum(mask), 1).astype(scores.dtype)
+    finite_scores = jnp.where(mask, clamp_to_finite(scores), 0.0)
+    scores = jnp.asarray(length_scale, scores.dtype) * jnp.log(count) * finite_scores
+  if cap is not None:
+    scores = soft_cap(jnp.asarray(cap, scores.dtype), jnp.where(mask, scores, 0.0))
+  if sink is None:
+    return _softmax(scores, mask)
+  return _softmax(jnp.append(scores, jnp.asarray(sink, scores.dtype)), jnp.append(mask, jnp.any(mask)))[:-1]
+
+
+def _softmax(scores: Scores, mask: Mask) -> Weights:
   # Double where (the first one in subtract_max): exp of a masked score may be inf, and 0 · inf would make the gradient
   # NaN.
   return normalised(jnp.where(mask, jnp.exp(subtract_max(scores, mask)), 0.0))
+
+
+def _check_options(name: str, temperature, length_scale, cap, sink) -> None:
+  """Checks the options of `softmax`; `name` is that of the alignment, for error messages."""
+  check_temperature(name, temperature)
+  for option, value in (('length_scale', length_scale), ('sink', sink)):
+    if value is not None:
+      check_number(name, option, value)
+  if cap is not None:
+    check_cap(cap, name)
 
 
 def strip_options(fn: Callable) -> Callable:
@@ -57,8 +93,17 @@ def strip_options(fn: Callable) -> Callable:
   return fn.func if isinstance(fn, functools.partial) and not fn.args else fn
 
 
+def differs_from_softmax(fn: Callable) -> str:
+  """Returns why `fn` is not `softmax` with no option but the temperature, or ''."""
+  if strip_options(fn) is not softmax:
+    return 'the alignment is not softmax or has an edit'
+  options = inspect.signature(fn).parameters
+  is_plain = all(options[name].default is None for name in ('length_scale', 'cap', 'sink'))
+  return '' if is_plain else 'softmax has a length scale, a cap or a sink'
+
+
 def softmax_temperature(fn: Callable) -> float | Float[Array, '']:
-  """Returns the temperature that is bound to `fn`, a softmax with or without options.
+  """Returns the temperature that is bound to `fn`, a plain softmax.
 
   Raises:
     UserError: if the temperature is a number that is not positive.
@@ -68,10 +113,21 @@ def softmax_temperature(fn: Callable) -> float | Float[Array, '']:
   return temperature
 
 
-def softmax_terms(count: Counts, *, temperature: float | Float[Array, ''] = 1.0) -> SoftmaxTerms:
-  """The terms of `softmax`. Raises UserError if the temperature is a number that is not positive."""
-  check_temperature('softmax', temperature)
-  return SoftmaxTerms(1 / jnp.asarray(temperature))
+def softmax_terms(
+  count: Counts,
+  *,
+  temperature: float | Float[Array, ''] = 1.0,
+  length_scale: float | Float[Array, ''] | None = None,
+  cap: float | Float[Array, ''] | None = None,
+  sink: float | Float[Array, ''] | None = None,
+) -> SoftmaxTerms:
+  """The terms of `softmax`. Raises UserError as `softmax`."""
+  _check_options('softmax', temperature, length_scale, cap, sink)
+  scale = 1 / jnp.asarray(temperature)
+  if length_scale is not None:
+    scale = scale * jnp.asarray(length_scale) * jnp.log(jnp.maximum(count, 1))
+  transform = None if cap is None else Partial(soft_cap, cap)
+  return SoftmaxTerms(scale, transform, None if sink is None else jnp.asarray(sink))
 
 
 @check_single_query
@@ -127,15 +183,13 @@ def sink_softmax(scores: Scores, mask: Mask, *, sink: float | Float[Array, '']) 
   With `sink_softmax(sink=0.0)` it is softmax-off-by-one (Miller 2023), and softmax in the limit of b = -∞.
   """
   check_number('sink_softmax', 'sink', sink)
-  scores = at_least_float32(scores)
-  sink = jnp.asarray(sink, scores.dtype)
-  return softmax(jnp.append(scores, sink), jnp.append(mask, jnp.any(mask)))[:-1]
+  return softmax(scores, mask, sink=sink)
 
 
 def sink_terms(count: Counts, *, sink: float | Float[Array, '']) -> SoftmaxTerms:
   """The terms of `sink_softmax`."""
   check_number('sink_softmax', 'sink', sink)
-  return SoftmaxTerms(1.0, sink=jnp.asarray(sink))
+  return softmax_terms(count, sink=sink)
 
 
 @check_single_query
@@ -146,15 +200,13 @@ def scalable_softmax(scores: Scores, mask: Mask, *, scale: float | Float[Array, 
   ten positions.
   """
   check_number('scalable_softmax', 'scale', scale)
-  scores = jnp.where(mask, clamp_to_finite(at_least_float32(scores)), 0.0)
-  count = jnp.maximum(jnp.sum(mask), 1).astype(scores.dtype)
-  return softmax(jnp.asarray(scale, scores.dtype) * jnp.log(count) * scores, mask)
+  return softmax(scores, mask, length_scale=scale)
 
 
 def scalable_terms(count: Counts, *, scale: float | Float[Array, '']) -> SoftmaxTerms:
   """The terms of `scalable_softmax`."""
   check_number('scalable_softmax', 'scale', scale)
-  return SoftmaxTerms(jnp.asarray(scale) * jnp.log(jnp.maximum(count, 1)))
+  return softmax_terms(count, length_scale=scale)
 
 
 @check_single_query
@@ -165,14 +217,13 @@ def capped_softmax(scores: Scores, mask: Mask, *, cap: float | Float[Array, ''] 
     UserError: if the cap c is a number that is not positive and finite.
   """
   check_cap(cap)
-  scores = jnp.where(mask, at_least_float32(scores), 0.0)
-  return softmax(soft_cap(jnp.asarray(cap, scores.dtype), scores), mask)
+  return softmax(scores, mask, cap=cap)
 
 
 def capped_terms(count: Counts, *, cap: float | Float[Array, ''] = 50.0) -> SoftmaxTerms:
   """The terms of `capped_softmax`. Raises UserError if the cap is a number that is not positive and finite."""
   check_cap(cap)
-  return SoftmaxTerms(1.0, Partial(soft_cap, cap))
+  return softmax_terms(count, cap=cap)
 
 
 def soft_cap(cap: float | Float[Array, ''], scores: Float[Array, '...']) -> Float[Array, '...']:
@@ -180,11 +231,11 @@ def soft_cap(cap: float | Float[Array, ''], scores: Float[Array, '...']) -> Floa
   return cap * jnp.tanh(scores / cap)
 
 
-def check_cap(cap: float | Array) -> None:
+def check_cap(cap: float | Array, name: str = 'capped_softmax') -> None:
   """Raises UserError unless `cap` is one number, positive and finite; the value of an array is not checked."""
-  check_number('capped_softmax', 'cap', cap)
+  check_number(name, 'cap', cap)
   if isinstance(cap, NUMBERS) and not 0 < cap < math.inf:
-    raise UserError(f'capped_softmax: cap must be greater than 0 and finite, got {cap}')
+    raise UserError(f'{name}: cap must be greater than 0 and finite, got {cap}')
 
 
 @check_single_query
@@ -268,8 +319,19 @@ def log_softmax(scores: Scores, mask: Mask) -> Scores:
   return jnp.where(mask, shifted - jnp.log(jnp.where(total > 0, total, 1.0)), 0.0)
 
 
+def log_sum_exp(scores: Scores, mask: Mask) -> Float[Array, '']:
+  """Returns log Σ exp(e) over the unmasked scores, at least float32; -inf, without gradient, if there are none."""
+  scores = at_least_float32(scores)
+  shifted = subtract_max(scores, mask)  # top - top is 0: adding the top back has no gradient of its own
+  total = jnp.sum(jnp.where(mask, jnp.exp(shifted), 0.0))
+  top = jax.lax.stop_gradient(jnp.max(jnp.where(mask, clamp_to_finite(scores), min_finite(scores.dtype))))
+  return jnp.where(jnp.any(mask), top + jnp.log(jnp.where(total > 0, total, 1.0)), -jnp.inf)
+
+
 def check_number(name: str, option: str, value: float | Array) -> None:
   """Raises UserError for a vector: it would be one number per position, or in some implementations per query."""
+  if isinstance(value, bool):
+    raise UserError(f'{name}: {option} must be one number, got {value}; only a spec string makes it learned by True')
   if shape := jnp.shape(value):
     raise UserError(f'{name}: {option} must be one number, got an array of shape {list(shape)}')
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from attention_jax.annotations import Array, Bool
+from attention_jax.annotations import Array, Bool, Int
 from attention_jax.errors import UserError
 from attention_jax.functional.masking import Dimension, check_size, integer_array, mask_array
 
@@ -224,6 +224,11 @@ class Mask:
     if self.remainder is not None and self.remainder.shape[-2] != 1:
       fields['remainder'] = split_blocks(self.remainder, count, block)
     return fields
+
+  def query_positions(self, num_queries: Dimension) -> Int[Array, ' T']:
+    """Returns the positions of the queries of one sequence: 0 ... T - 1, plus the offset."""
+    positions = jnp.arange(num_queries, dtype=jnp.int32)
+    return positions if self.offset is None else self.offset + positions
 
   def by_query(self, num_queries: Dimension) -> dict[str, Array]:
     """Returns the fields that differ between queries, with a leading axis T; see `row`."""

@@ -1,6 +1,6 @@
 """The params of `attend` and `attend_step`: initial ones, and checks of those that a user passes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from attention_jax.annotations import Array
 from attention_jax.errors import UserError, choose
 from attention_jax.functional.alignments import ALIGNMENTS
-from attention_jax.functional.masking import check_size
+from attention_jax.functional.masking import Dimension, check_size
 from attention_jax.functional.rngs import check_rng
 from attention_jax.functional.scores import SCORES
 from attention_jax.functional.table import Row, init_row_params, lookup, parameter_names
@@ -53,12 +53,13 @@ def init_params(
   return params
 
 
-def normalize_params(caller: str, params: Any) -> dict[str, Any]:
+def normalize_params(caller: str, params: Any, kinds: Sequence[str] = ('score', 'alignment')) -> dict[str, Any]:
   """Returns params with {} for a missing 'score' or 'alignment'.
 
   Args:
     caller: the function that the user called, for error messages.
     params: parameters as `init_params` returns them, or None.
+    kinds: the entries that are dictionaries.
 
   Raises:
     UserError: for anything but a dictionary, and for unknown or malformed entries.
@@ -68,10 +69,10 @@ def normalize_params(caller: str, params: Any) -> dict[str, Any]:
     raise UserError(
       f"{caller}: params must be a dictionary {{'score': {{...}}, ...}} as returned by init_params, got {params!r}"
     )
-  params = {'score': {}, 'alignment': {}} | dict(params)
+  params = {kind: {} for kind in kinds} | dict(params)
   for name, entry in params.items():
-    choose(name, ('score', 'alignment', 'query', 'key'), f"entry of {caller}'s params")
-    if name in ('score', 'alignment') and not isinstance(entry, Mapping):
+    choose(name, (*kinds, 'query', 'key'), f"entry of {caller}'s params")
+    if name in kinds and not isinstance(entry, Mapping):
       raise UserError(f"{caller}: params['{name}'] must be a dictionary, got {entry!r}; use init_params")
     if name in ('query', 'key') and not hasattr(entry, 'ndim'):
       raise UserError(f"{caller}: params['{name}'] must be an array, got {entry!r}; use init_params")
@@ -86,27 +87,31 @@ def check_variants(
   widths: Mapping[str, int],
   rng: jax.Array | None,
   deterministic: bool,
+  batch: tuple[Dimension, ...] = (),
 ) -> None:
   """Checks the parameters of a score and an alignment, and whether there is an rng for those that sample.
 
   Args:
     caller: the function that the user called, for error messages.
-    rows: the table rows of 'score' and 'alignment'.
+    rows: the table rows of 'score' and 'alignment', and 'bias' if that is a function.
     params: as `normalize_params` returns them.
     widths: those of 'query', not yet projected, of 'key', projected, and of 'value'.
     rng: a PRNG key, or None.
     deterministic: whether variants that sample are replaced by their test-time counterparts.
+    batch: axes to which axes of a parameter before those that its row declares must broadcast.
 
   Raises:
     UserError: for missing or unknown parameters, for those of another shape, and for a missing rng.
   """
   # A score that projects does not depend on the widths of query and key before the projection.
-  sizes = {'score': {'features': widths['key']} if rows['score'].project else widths, 'alignment': widths}
+  sizes = dict.fromkeys(rows, widths)
+  if rows['score'].project:
+    sizes['score'] = {'features': widths['key']}
   for kind, row in rows.items():
     _check_names(caller, kind, row, params[kind])
     if 'rng' in row.required_inputs and rng is None and not (deterministic and row.at_test):
       raise UserError(f'{caller}: this {kind} samples; rng must be a PRNG key, got None')
-    _check_shapes(caller, kind, row, params[kind], sizes[kind])
+    _check_shapes(caller, kind, row, params[kind], sizes[kind], batch)
 
 
 def _check_names(caller: str, kind: str, row: Row, params: Mapping) -> None:
@@ -118,18 +123,48 @@ def _check_names(caller: str, kind: str, row: Row, params: Mapping) -> None:
     )
 
 
-def _check_shapes(caller: str, kind: str, row: Row, params: Mapping, sizes: Mapping[str, int]) -> None:
+def param_ranks(params: Mapping[str, Any], rows: Mapping[str, Row]) -> dict[str, Any]:
+  """Returns the number of axes of each parameter as its row declares it; that of the array if there is no declaration.
+
+  Args:
+    params: as `normalize_params` returns them.
+    rows: the table rows of their entries; 'query' and 'key' are matrices.
+  """
+
+  def rank(kind: str, name: str, x: Array) -> int:
+    declared = rows[kind].params
+    return len(declared[name].shape) if name in declared else jnp.ndim(x)
+
+  return {
+    kind: {name: rank(kind, name, x) for name, x in entry.items()} if kind in rows else 2
+    for kind, entry in params.items()
+  }
+
+
+def _check_shapes(
+  caller: str, kind: str, row: Row, params: Mapping, sizes: Mapping[str, int], batch: tuple[Dimension, ...]
+) -> None:
   """Raises UserError for a parameter of another shape than declared: a scalar would be broadcast without an error.
 
   A size that is not in `sizes`, such as a rank, is taken from the first parameter that has it.
   """
   sizes = dict(sizes)
   for name, param in row.params.items():
-    shape = jnp.shape(params[name])
+    array_shape = jnp.shape(params[name])
     expected = [_evaluate_size(size, sizes) for size in param.shape]
-    if len(shape) != len(expected) or any(n not in (None, actual) for n, actual in zip(expected, shape, strict=True)):
+    num_leading = max(0, len(array_shape) - len(expected))
+    leading, shape = array_shape[:num_leading], array_shape[num_leading:]
+    fits = len(leading) <= len(batch) and all(
+      n in (1, size) for n, size in zip(leading, batch[len(batch) - num_leading :], strict=True)
+    )
+    has_shape = len(shape) == len(expected) and all(
+      n in (None, actual) for n, actual in zip(expected, shape, strict=True)
+    )
+    if not (fits and has_shape):
       axes = [size if n is None else f'{size} = {n}' for size, n in zip(param.shape, expected, strict=True)]
-      raise UserError(f"{caller}: params['{kind}']['{name}'] must be [{', '.join(axes)}], got {list(shape)}")
+      hint = f'; axes before these must broadcast to {batch}' if leading and batch else ''
+      got = f'{list(array_shape)}{hint}'
+      raise UserError(f"{caller}: params['{kind}']['{name}'] must be [{', '.join(axes)}], got {got}")
     sizes = dict(zip(param.shape, shape, strict=True)) | sizes
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from attention_jax.annotations import Array, Float
 from attention_jax.errors import UserError
-from attention_jax.functional.dense import check_at_least
+from attention_jax.functional.dense import check_at_least, check_number
 from attention_jax.functional.masking import accumulation_dtype, at_least_float32, vary_alike
 from attention_jax.functional.table import Param, Product, ReverseMode, Row, TanhSum, check_table
 
@@ -36,9 +36,19 @@ def dot(query: Float[Array, ' D'], key: Float[Array, 'S D']) -> Scores:
   return _einsum('d,sd->s', query, key)
 
 
-def scaled_dot(query: Float[Array, ' D'], key: Float[Array, 'S D']) -> Scores:
-  """eₛ = q · kₛ / √D. Vaswani et al. 2017, equation 1."""
-  return dot(query, key) * (query.shape[-1] ** -0.5)
+def scaled_dot(
+  query: Float[Array, ' D'], key: Float[Array, 'S D'], *, scale: float | Float[Array, ''] | None = None
+) -> Scores:
+  """eₛ = a q · kₛ, a = 1 / √D unless `scale` sets it. Vaswani et al. 2017, equation 1."""
+  return dot(query, key) * _scale('scaled_dot', scale, query.shape[-1])
+
+
+def _scale(name: str, scale: float | Array | None, width: int) -> float | Array:
+  """The factor of scores of vectors of `width` features: 1 / √width for None."""
+  if scale is None:
+    return width**-0.5
+  check_number(name, 'scale', scale)
+  return at_least_float32(scale)
 
 
 def general(query: Float[Array, ' Dq'], key: Float[Array, 'S Dk'], *, w: Float[Array, 'Dq Dk']) -> Scores:
@@ -120,17 +130,19 @@ def normed_dot(
   query_gain: Float[Array, ' D'],
   key_gain: Float[Array, ' D'],
   epsilon: float = 0.0,
+  scale: float | Float[Array, ''] | None = None,
 ) -> Scores:
-  """eₛ = (g ∘ q/rms q) · (h ∘ kₛ/rms kₛ) / √D, and 0 for a zero vector. Dehghani et al. 2023, with the rms as norm.
+  """eₛ = a (g ∘ q/rms q) · (h ∘ kₛ/rms kₛ), and 0 for a zero vector. Dehghani et al. 2023, with the rms as norm.
 
   rms x = √(mean x² + ε): models with an RMSNorm of queries and keys have an `epsilon` such as 1e-6, which matters for
-  small vectors. Rotary positions need a score that a rotation does not change: there, `cosine` normalises queries and
-  keys.
+  small vectors. a = 1 / √D unless `scale` sets it. The module Attention rotates g ∘ q/rms q and h ∘ kₛ/rms kₛ if its
+  positions are rotary, as Qwen3 and Gemma 3 do.
 
   Raises:
     UserError: if epsilon is a negative number.
   """
-  return dot(*_normed_product(query, key, query_gain=query_gain, key_gain=key_gain, epsilon=epsilon))
+  gains = {'query_gain': query_gain, 'key_gain': key_gain}
+  return dot(*_normed_product(query, key, **gains, epsilon=epsilon, scale=scale))
 
 
 def elu_dot(query: Float[Array, ' D'], key: Float[Array, 'S D']) -> Scores:
@@ -281,9 +293,9 @@ def _dot_product(query, key):
   return query, key
 
 
-def _scaled_product(query, key):
+def _scaled_product(query, key, *, scale=None):
   _check_widths(query, key)
-  return at_least_float32(query) * (query.shape[-1] ** -0.5), key
+  return at_least_float32(query) * _scale('scaled_dot', scale, query.shape[-1]), key
 
 
 def _general_product(query, key, *, w):
@@ -299,13 +311,25 @@ def _cosine_product(query, key, *, beta):
   return beta * _unit(query), _unit(key)
 
 
-def _normed_product(query, key, *, query_gain, key_gain, epsilon=0.0):
-  # The root mean square of a vector is its norm divided by √D; one of the two factors √D cancels the score's 1 / √D.
+def _normed_product(query, key, *, query_gain, key_gain, epsilon=0.0, scale=None):
+  # Both gains are factors of the query, so that heads share the factor of a key.
   _check_widths(query, key)
   check_at_least('normed_dot', 'epsilon', epsilon, 0)
   size = query.shape[-1]
-  gain = size**0.5 * at_least_float32(query_gain) * at_least_float32(key_gain)
+  # The root mean square of a vector is its norm divided by √D; one of the two factors √D cancels the score's 1 / √D.
+  factor = size**0.5 if scale is None else size * _scale('normed_dot', scale, size)
+  gain = factor * at_least_float32(query_gain) * at_least_float32(key_gain)
   return gain * _unit(query, size * epsilon), _unit(key, size * epsilon)
+
+
+def _normed_query(query, *, query_gain, epsilon=0.0, scale=None):
+  return _scale('normed_dot', scale, query.shape[-1]) * _normed_key(query, key_gain=query_gain, epsilon=epsilon)
+
+
+def _normed_key(key, *, key_gain, epsilon=0.0):
+  check_at_least('normed_dot', 'epsilon', epsilon, 0)
+  size = key.shape[-1]
+  return size**0.5 * at_least_float32(key_gain) * _unit(key, size * epsilon)
 
 
 def _elu_product(query, key):
@@ -364,7 +388,7 @@ SCORES = check_table(
     'normed_dot': Row(
       normed_dot,
       params={'query_gain': Param(('query',), 1.0), 'key_gain': Param(('key',), 1.0)},
-      form=Product(_normed_product),
+      form=Product(_normed_product, query_factor=_normed_query, key_factor=_normed_key),
     ),
     'elu_dot': Row(elu_dot, form=Product(_elu_product, nonnegative=True)),
     'location': Row(location, params={'w': Param(('max_positions', 'query'))}, sizes={'max_positions': 128}),

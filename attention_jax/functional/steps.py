@@ -84,7 +84,7 @@ def remember(
     )
   memory = zero_masked_memory(Memory(key, value, mask))
   memory = with_remembered(lookup(alignment, ALIGNMENTS, 'alignment'), params or {}, memory)
-  return ProjectedMemory(*memory._replace(key=project(memory.key, params or {}, 'key')))
+  return ProjectedMemory(project(memory.key, params or {}, 'key'), *memory[1:4])
 
 
 def init_carry(score: Variant, alignment: Variant, size: Dimension, dtype=jnp.float32) -> Carry:

@@ -4,7 +4,8 @@ Its keyword-only arguments declare everything that it needs in addition to its p
 
 - no default and one of SUPPLIED: the attention step passes it;
 - no default and any other name: a learned parameter, whose shape `Row.params` specifies;
-- a default: an option, which a spec string may set: `'softmax(temperature=0.5)'`.
+- a default: an option, which a spec string may set: `'softmax(temperature=0.5)'`. One of `Row.optional` has the
+  default None and becomes a learned parameter by True: `'softmax(sink=True)'`.
 """
 
 import functools
@@ -21,7 +22,8 @@ from attention_jax.annotations import AbstractArray
 from attention_jax.errors import UserError, suggest
 from attention_jax.specs import Option, Range, bind, schema_of
 
-SUPPLIED = frozenset({'query', 'key', 'remembered', 'rng', 'previous', 'coverage', 'step', 'state'})
+POSITIONS = frozenset({'query_position', 'key_position'})  # [] and [S], int32
+SUPPLIED = frozenset({'query', 'key', 'remembered', 'rng', 'previous', 'coverage', 'step', 'state'}) | POSITIONS
 RECURRENT = frozenset({'previous', 'coverage', 'step', 'state'})
 SIZES = frozenset({'query', 'key', 'value', 'features'})  # defined for every row; Row.sizes defines further ones
 
@@ -67,11 +69,15 @@ class Product(NamedTuple):
     fn: (query, key, *, ...) -> (q [D], k [S, D]).
     rotation_invariant: whether a common rotation of query and key leaves the score unchanged.
     nonnegative: whether no entry of q or k is negative.
+    query_factor, key_factor: (query [D], *, ...) -> q [D] and (key [D], *, ...) -> k [D], whose product is the score:
+      rotary positions rotate these if the score is not invariant to rotation. None if there are no such functions.
   """
 
   fn: Callable
   rotation_invariant: bool = False
   nonnegative: bool = False
+  query_factor: Callable | None = None
+  key_factor: Callable | None = None
 
 
 class TanhSum(NamedTuple):
@@ -153,6 +159,8 @@ class Row(NamedTuple):
     fn: the variant itself, a pure function.
     at_test: replaces `fn` when deterministic, as `hard_monotonic` replaces `monotonic`; None keeps `fn`.
     params: learned parameters of `fn` and of `remember`, by the name of the argument.
+    optional: parameters of shape () that `fn` has only if a spec string says so by True, by the name of the argument,
+      whose default is None.
     sizes: sizes that only this row's `params` mention, with their defaults; a spec string may set them.
     project: whether query and key are projected to `features` before `fn` gets them.
     remember: of an alignment, value [S, V] -> [S, ...]: computes the argument `remembered` of `fn` once per memory. The
@@ -171,6 +179,7 @@ class Row(NamedTuple):
   fn: Callable
   at_test: Callable | None = None
   params: Mapping[str, Param] = {}
+  optional: Mapping[str, Param] = {}
   sizes: Mapping[str, int] = {}
   project: bool = False
   remember: Callable | None = None
@@ -220,6 +229,11 @@ class Row(NamedTuple):
     return isinstance(self.form, Product) and self.form.rotation_invariant
 
   @property
+  def supports_rotation(self) -> bool:
+    """Whether rotary positions can rotate the query and the key, or the factors of the score that they become."""
+    return self.rotation_invariant or (isinstance(self.form, Product) and self.form.key_factor is not None)
+
+  @property
   def is_pointwise(self) -> bool:
     """Whether `form` declares that the score of a position depends on the query and that position's key alone."""
     return isinstance(self.form, Product | TanhSum | Pointwise) and self.required_inputs <= {'query', 'key'}
@@ -258,6 +272,7 @@ def option_schema(row: Row) -> dict[str, Option]:
     for name, option in schema_of(row.fn).items()
     if name not in _required(row.fn)
   }
+  options |= {name: options[name]._replace(annotation=float | bool | None) for name in row.optional}
   sizes = {name: Option(int, size, Range(1)) for name, size in row.sizes.items()}
   scalars = {
     name: Option(float, param.init if isinstance(param.init, int | float) else 1.0)
@@ -293,6 +308,9 @@ def check_table(table: Mapping[str, Row]) -> Mapping[str, Row]:
     for companion, fn in _companions(row).items():
       if extra := set(_required(fn)) - set(_required(row.fn)):
         raise TypeError(f'{name}: {companion} takes {sorted(extra)}, which the variant does not take')
+    for param in row.optional:
+      if param not in _keywords(row.fn) or _keywords(row.fn)[param].default is not None:
+        raise TypeError(f'{name}: the function must take the optional parameter {param} by keyword, with default None')
     if overlap := set(option_schema(row)) & SUPPLIED:
       raise TypeError(f'{name}: {sorted(overlap)} are supplied by the attention step and cannot be options')
   return table
@@ -335,15 +353,19 @@ def lookup(spec: str | Row | Callable, table: Mapping[str, Row], kind: str) -> R
     return option_schema(row)
 
   _, row, options = bind(spec, table, kind, schema)
-  bind_fn = functools.partial(_bind_options, options=tuple(sorted(options.items())))
+  learned = tuple(sorted(name for name in row.optional if options.get(name) is True))
+  options = {name: value for name, value in options.items() if not (name in row.optional and isinstance(value, bool))}
+  bind_fn = functools.partial(_bind_options, options=tuple(sorted(options.items())), learned=learned)
   return row._replace(
     fn=bind_fn(row.fn),
     at_test=bind_fn(row.at_test),
     remember=bind_fn(row.remember),
     lookback=bind_fn(row.lookback),
-    form=row.form and row.form._replace(fn=bind_fn(row.form.fn)),
+    form=row.form and _map_functions(bind_fn, row.form),
     sizes={name: options.get(name, size) for name, size in row.sizes.items()},
-    params={name: param for name, param in row.params.items() if name not in options},
+    params={name: param for name, param in row.params.items() if name not in options}
+    | {name: row.optional[name] for name in learned},
+    optional={},
   )
 
 
@@ -385,7 +407,13 @@ def _form_of(fn: Callable, table: Mapping[str, Row]) -> Any:
 @functools.lru_cache(256)
 def _bind_form(fn: functools.partial, form: Any) -> Any:
   """A form with the options of `fn`; cached, so that the rows of one function are equal."""
-  return form._replace(fn=_bind_options.__wrapped__(form.fn, tuple(fn.keywords.items())))
+  options = tuple(fn.keywords.items())
+  return _map_functions(lambda companion: _bind_options.__wrapped__(companion, options), form)
+
+
+def _map_functions(change: Callable[[Callable], Callable], form: Any) -> Any:
+  """A form with `change` applied to its functions."""
+  return form._replace(**{name: change(field) for name, field in form._asdict().items() if callable(field)})
 
 
 def has_tracer(tree: Any) -> bool:
@@ -450,12 +478,22 @@ def _required(fn: Callable) -> list[str]:
 
 
 @functools.lru_cache(1024)
-def _bind_options(fn: Callable | None, options: tuple[tuple[str, Any], ...]) -> Callable | None:
+def _bind_options(
+  fn: Callable | None, options: tuple[tuple[str, Any], ...], learned: tuple[str, ...] = ()
+) -> Callable | None:
   """`fn` with those of the options that it takes; a companion may take fewer than the variant.
 
-  Cached, so that equal spec strings have equal rows, for which jax compiles once.
+  Its arguments `learned` have no default. Cached, so that equal spec strings have equal rows, for which jax compiles
+  once.
   """
   if fn is None:
     return None
-  accepted_options = {name: value for name, value in options if name in _keywords(fn)}
-  return functools.partial(fn, **accepted_options) if accepted_options else fn
+  keywords = _keywords(fn)
+  accepted_options = {name: value for name, value in options if name in keywords}
+  if not accepted_options and not keywords.keys() & set(learned):
+    return fn
+  bound = functools.partial(fn, **accepted_options)
+  parameters = inspect.signature(bound).parameters.values()
+  required = [p.replace(default=p.empty) if p.name in learned else p for p in parameters]
+  bound.__signature__ = inspect.Signature(required)
+  return bound

@@ -1,26 +1,28 @@
 """`attend` and the table of its implementations: 'xla' is the definition, and the others compute the same function."""
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import Partial
 
 from attention_jax.annotations import Array, Bool, Float
 from attention_jax.errors import UserError, choose
 from attention_jax.functional import attend as definition
 from attention_jax.functional.alignments import ALIGNMENTS
-from attention_jax.functional.attend import Attended, Memory, Problem, project, without_key
+from attention_jax.functional.attend import Attended, AttendedWithLogSum, Memory, Problem, project, without_key
 from attention_jax.functional.lifting import Axes
 from attention_jax.functional.mask import CORE_AXES, Mask, align_mask, as_mask
 from attention_jax.functional.masking import float_array
-from attention_jax.functional.params import check_variants, normalize_params
+from attention_jax.functional.params import check_variants, normalize_params, param_ranks
 from attention_jax.functional.programs import call_as_program
 from attention_jax.functional.rngs import check_rng
 from attention_jax.functional.scores import SCORES
-from attention_jax.functional.table import Row, lookup
+from attention_jax.functional.table import POSITIONS, Row, SoftmaxForm, lookup
 from attention_jax.kernels import auto, chunked, cudnn, factored, flash, linear, pallas_additive, splash, window
 from attention_jax.kernels.sharding import batch_mesh_axis, explicit_axes_error, has_explicit_axes, shard_alike
 
@@ -142,12 +144,13 @@ def attend(
   score: str | Row | Callable = 'scaled_dot',
   alignment: str | Row | Callable = 'softmax',
   params: Mapping | None = None,
-  bias: Float[Array, '...'] | None = None,
+  bias: Float[Array, '...'] | Row | Callable | None = None,
   rng: jax.Array | None = None,
   deterministic: bool = True,
   implementation: str = 'xla',
   return_weights: bool = True,
-) -> Attended:
+  return_log_sum: bool = False,
+) -> Attended | AttendedWithLogSum:
   """weights = alignment(score(query, key) + bias, mask); context = weights @ value.
 
   Queries are scanned in order if the score or the alignment takes `previous`, `coverage`, `step` or `state`; otherwise
@@ -167,8 +170,12 @@ def attend(
     score, alignment: a spec string such as 'low_rank(rank=16)', a table row, or a function with the arguments of a
       row's `fn`.
     params: parameters as returned by `init_params`. The entries 'query' [Dq, F] and 'key' [Dk, F], if present, project
-      query and key. Without them, scores with `Row.project`, such as 'additive', expect both already projected.
-    bias: float, broadcastable to [..., T, S], added to the scores before masking; -inf masks.
+      query and key. Without them, scores with `Row.project`, such as 'additive', expect both already projected. A
+      parameter may have more axes than its row declares: they come first and broadcast to the leading axes of query,
+      key and value, as in {'alignment': {'sink': ...}} with a sink [N] for N heads.
+    bias: float, broadcastable to [..., T, S], added to the scores before masking; -inf masks. Or a function of
+      positions, or a table row of one: f(*, query_position [], key_position [S], ...) -> [S]. Its learned parameters
+      are params['bias']. Kernels that support it, such as 'flash', store no array [T, S] for it.
     rng: a PRNG key, consumed. Variants that sample require it, unless `deterministic` replaces them by a test-time
       counterpart.
     deterministic: whether to use the test-time behaviour of variants that have one.
@@ -177,9 +184,14 @@ def attend(
       has first derivatives in reverse mode alone (jax.grad, jax.vjp, jax.jacrev), at every size: it raises UserError
       for others, in the call if that is eager and under jax.jit during the compilation.
     return_weights: whether to return the weights; does not affect the context.
+    return_log_sum: whether to return log Σ exp of the scores that a form of softmax normalises, without a sink.
+
+  Positions, which scores, alignments and biases may take as `query_position` and `key_position`, are 0 ... T - 1, plus
+  the offset of a Mask, and 0 ... S - 1.
 
   Returns:
     Attended(context [..., T, V], weights [..., T, S] or None). Weights are float32 or, for float64 inputs, float64.
+    With `return_log_sum`, AttendedWithLogSum: log_sum [..., T] follows, -inf for a query without positions.
 
   Raises:
     UserError: (a ValueError) for unknown names and options, dtypes and shapes that do not match, missing or unknown
@@ -188,20 +200,30 @@ def attend(
   check_rng('attend', rng)
   score = lookup(score, SCORES, 'score')
   alignment = lookup(alignment, ALIGNMENTS, 'alignment')
-  params = normalize_params('attend', params)
+  rows = {'score': score, 'alignment': alignment}
+  if isinstance(bias, Row) or callable(bias):
+    rows['bias'] = _check_bias_row(bias if isinstance(bias, Row) else Row(bias))
+    bias = None
+  if return_log_sum and not isinstance(alignment.form, SoftmaxForm):
+    expected = ', '.join(name for name, row in ALIGNMENTS.items() if isinstance(row.form, SoftmaxForm))
+    raise UserError(f'attend: return_log_sum needs a form of softmax, without an edit; expected one of: {expected}')
+  params = normalize_params('attend', params, tuple(rows))
   attend_batch = get_implementation(implementation, score, alignment).attend_batch
   operands = {'query': query, 'key': key, 'value': value}
   operands = {name: float_array('attend', name, array) for name, array in operands.items()}
   mask = as_mask('attend', mask)
   bias = None if bias is None else jnp.asarray(bias)
-  static = (attend_batch, score, alignment, deterministic, return_weights)
+  static = (attend_batch, *rows.values(), *(None,) * (3 - len(rows)), deterministic, return_weights, return_log_sum)
   if groups := _groups_of_heads(*operands.values()):
     query, key, value = operands.values()
     operands = (_split_heads(query, groups, 2), _split_heads(key, groups, 2), _split_heads(value, groups, 2))
     leaves = {name: _split_heads(getattr(mask, name), groups, core) for name, core in CORE_AXES.items()}
     mask, bias = dataclasses.replace(mask, **leaves), _split_heads(bias, groups, 2)
+    ranks = param_ranks(params, rows)
+    params = jax.tree.map(lambda x, rank: _split_heads(jnp.asarray(x), groups, rank, query.shape[-3]), params, ranks)
     attended = call_as_program(_attend_batch, static, params, *operands, mask, bias, rng)
-    return jax.tree.map(lambda x: x.reshape(*x.shape[:-4], x.shape[-4] * x.shape[-3], *x.shape[-2:]), attended)
+    axis = attended.context.ndim - 4
+    return jax.tree.map(lambda x: jax.lax.collapse(x, axis, axis + 2), attended)
   return call_as_program(_attend_batch, static, params, *operands.values(), mask, bias, rng)
 
 
@@ -216,12 +238,27 @@ def _groups_of_heads(query: Array, key: Array, value: Array) -> int:
   return groups if 1 < groups < heads and heads % groups == 0 and {*sizes} <= {1, groups} else 0
 
 
-def _split_heads(x: Array | None, groups: int, core: int) -> Array | None:
-  """Splits the axis of heads, before the last `core` axes, into [G, N / G]; an array without it stays as it is."""
+def _check_bias_row(row: Row) -> Row:
+  """Returns the row of a bias. Raises UserError for arguments other than positions and learned parameters."""
+  arguments = inspect.signature(row.fn).parameters.values()
+  others = [p.name for p in arguments if p.kind is not p.KEYWORD_ONLY] + sorted(row.required_inputs - POSITIONS)
+  if others:
+    expected = 'query_position, key_position and learned parameters'
+    raise UserError(f'attend: a bias that is a function takes only {expected}, by keyword; got {", ".join(others)}')
+  return row
+
+
+def _split_heads(x: Array | None, groups: int, core: int, heads: int | None = None) -> Array | None:
+  """Splits the axis of heads, before the last `core` axes, into [G, N / G]; an array without it stays as it is.
+
+  With `heads`, the number N, so does an array with an axis of another length than 1, G or N.
+  """
   if x is None or x.ndim <= core:
     return x
   axis = x.ndim - core - 1
   size = x.shape[axis]
+  if heads is not None and size not in (1, groups, heads):
+    return x
   shape = (size, 1) if size in (1, groups) else (groups, size // groups)
   return x.reshape(*x.shape[:axis], *shape, *x.shape[axis + 1 :])
 
@@ -230,8 +267,10 @@ def _attend_batch(
   attend_batch: Callable[[Problem, Axes], Attended],
   score: Row,
   alignment: Row,
+  bias_row: Row | None,
   deterministic: bool,
   return_weights: bool,
+  return_log_sum: bool,
   params: Mapping,
   query: Array,
   key: Array,
@@ -247,22 +286,32 @@ def _attend_batch(
   # The barrier prevents XLA from constant-folding a large mask, which takes seconds.
   mask = align_mask('attend', jax.lax.optimization_barrier(mask), batch, num_queries, size)
   if bias is not None:
-    bias = _align_bias(bias, (*batch, num_queries, size))
+    bias = align_bias('attend', bias, (*batch, num_queries, size))
   # Masked keys are zeroed before the projection: a NaN at a masked position would make its gradient NaN.
   unmasked = mask if bias is None else mask & ~jnp.isneginf(bias)
   memory = definition.zero_masked_memory(Memory(key, value, unmasked), num_queries)._replace(mask=mask)
-  key = project(memory.key, params, 'key')
-  params = without_key(params)
-  rows = {'score': score, 'alignment': alignment}
+  rows = {'score': score, 'alignment': alignment} | ({'bias': bias_row} if bias_row else {})
+  ranks = param_ranks(params, rows)
+  aligned = jax.tree.map(lambda x, rank: _with_batch_axes(jnp.asarray(x), rank, len(batch)), params, ranks)
+  key = project(memory.key, params if jnp.ndim(params.get('key', 0)) == 2 else aligned, 'key')
   widths = {'query': query.shape[-1], 'key': key.shape[-1], 'value': value.shape[-1]}
-  check_variants('attend', rows, params, widths, rng, deterministic)
+  check_variants('attend', rows, params, widths, rng, deterministic, batch)
   rngs = None if rng is None else jax.random.split(rng, math.prod(batch)).reshape((*batch, *rng.shape))
   operands = shard_alike((query, memory._replace(key=key), bias, rngs), len(batch))
-  params = jax.tree.map(lambda x: x.reshape(*(1 for _ in batch), *x.shape), params)
-  problem = Problem(score, alignment, params, *operands, deterministic, return_weights)
+  query, memory, bias, rngs = operands
+  if bias_row:
+    bias = Partial(bias_row.fn, **aligned.pop('bias'))
+  problem = Problem(
+    score, alignment, without_key(aligned), query, memory, bias, rngs, deterministic, return_weights, return_log_sum
+  )
   mesh_axis = batch_mesh_axis(batch[0]) if batch else None
   axes = [{'spmd_axis_name': mesh_axis} if mesh_axis and axis == 0 else {} for axis in range(len(batch))]
   return _attend_checked(attend_batch, problem, axes)
+
+
+def _with_batch_axes(x: Array, rank: int, num_axes: int) -> Array:
+  """A parameter with `rank` axes after `num_axes` leading ones, of length 1 where it lacks them."""
+  return x.reshape(*(1 for _ in range(num_axes - max(0, x.ndim - rank))), *x.shape)
 
 
 def _attend_checked(attend_batch: Callable[[Problem, Axes], Attended], problem: Problem, axes: Axes) -> Attended:
@@ -303,13 +352,21 @@ def _batch_shape(query: Array, key: Array, value: Array) -> tuple[int, ...]:
     ) from None
 
 
-def _align_bias(bias: Array, shape: tuple[int, ...]) -> Array:
-  """The bias as [..., T, S] with all batch axes. Raises UserError unless it is float and broadcasts to `shape`."""
-  if not jnp.issubdtype(bias.dtype, jnp.floating):
-    raise UserError(f'attend: bias must be float, got {bias.dtype}')
+def align_bias(caller: str, bias: Array, shape: tuple[int, ...]) -> Array:
+  """Returns a bias as [..., T, S] with all batch axes, of length 1 where it is shared.
+
+  Args:
+    caller: name of the caller, with which error messages begin.
+    bias: float, broadcastable to `shape`.
+    shape: [..., T, S].
+
+  Raises:
+    UserError: for another shape or dtype.
+  """
+  bias = float_array(caller, 'bias', bias)
   aligned = (1,) * (len(shape) - bias.ndim) + bias.shape
   if len(aligned) != len(shape) or any(n not in (1, size) for n, size in zip(aligned, shape, strict=True)):
     new_axes = ', '.join(['None'] * (len(shape) - 2))  # for T and all batch axes but the first
     hint = f'; pass a bias [B, S] as bias[:, {new_axes}]' if len(shape) > 2 else ''
-    raise UserError(f'attend: bias {bias.shape} does not broadcast to [..., T, S] = {shape}{hint}')
+    raise UserError(f'{caller}: bias {bias.shape} does not broadcast to [..., T, S] = {shape}{hint}')
   return jnp.broadcast_to(bias.reshape(aligned), (*aligned[:-2], *shape[-2:]))

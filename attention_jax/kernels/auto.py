@@ -119,7 +119,7 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
 
 
 def attend_step(
-  score: Row, alignment: Row, params, carry: Carry, query, memory: Memory, *, bias=None, rng=None, deterministic=True
+  score: Row, alignment: Row, params, carry: Carry, query, memory: Memory, *, bias=None, **options
 ) -> tuple[Carry, Attended]:
   """Attends with one query, by the definition; a score of the form ReverseMode uses its faster gradient.
 
@@ -127,8 +127,7 @@ def attend_step(
   """
   operands = reverse_mode_only('auto', (params, carry, query, memory))
   bias = reverse_mode_only('auto', bias)
-  options = {'bias': bias, 'rng': rng, 'deterministic': deterministic}
-  return definition.attend_step(score.with_fast_gradient, alignment, *operands, **options)
+  return definition.attend_step(score.with_fast_gradient, alignment, *operands, bias=bias, **options)
 
 
 def attend_batch(problem: Problem, axes: Axes) -> Attended:

@@ -53,17 +53,20 @@ def attend(problem: Problem, block: Callable = attend_block) -> Attended:
   """
   memory = zero_masked_memory(problem.memory, problem.query.shape[0])
   problem = problem._replace(score=problem.score.with_fast_gradient, memory=memory)
-  score, alignment, params, query, memory, bias, rng, _, return_weights = problem
+  score, alignment, params, query, memory, bias, rng, *_ = problem
   num_queries = query.shape[0]
   size = memory.key.shape[0]
   carry = init_carry(score, alignment, size, accumulation_dtype(query, memory.key))
-  xs = (query, bias, split_rng(rng, num_queries))
+  is_function = callable(bias)
+  xs = (query, problem.query_positions, None if is_function else bias, split_rng(rng, num_queries))
 
   def run_block(params, memory, carry, mask_fields, xs):
-    query, bias, rngs = xs
+    query, positions, bias_rows, rngs = xs
     memory = memory._replace(mask=dataclasses.replace(memory.mask, **mask_fields))
-    carry, attended = block(problem._replace(params=params, query=query, memory=memory, bias=bias, rng=rngs), carry)
-    return carry, attended if return_weights else attended._replace(weights=None)
+    fields = {'params': params, 'query': query, 'memory': memory, 'rng': rngs, 'query_position': positions}
+    block_bias = bias if is_function else bias_rows
+    carry, attended = block(problem._replace(**fields, bias=block_bias), carry)
+    return carry, attended if problem.return_weights else attended._replace(weights=None)
 
   if has_symbolic_sizes(problem):
     block_queries = SYMBOLIC_BLOCK

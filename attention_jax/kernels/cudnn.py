@@ -25,14 +25,14 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError
 from attention_jax.functional.attend import Attended, Problem
-from attention_jax.functional.dense import clamp_to_finite, softmax, strip_options
+from attention_jax.functional.dense import clamp_to_finite, differs_from_softmax, softmax
 from attention_jax.functional.lifting import Axes
 from attention_jax.functional.mask import Mask
 from attention_jax.functional.masking import zero_masked
 from attention_jax.functional.table import Row
 from attention_jax.kernels import flash
 from attention_jax.kernels.derivatives import reverse_mode_only
-from attention_jax.kernels.products import merge_axes, products_of, with_weights
+from attention_jax.kernels.products import beyond_contexts, merge_axes, products_of, with_weights
 from attention_jax.kernels.symbolic import require_fixed_sizes
 from attention_jax.kernels.target import kernel_platform, replaced_for_counting
 
@@ -47,15 +47,17 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
   """Returns the reason why this pair is not supported on this machine, or ''."""
   if alignment.dropout:
     return 'the kernel samples dropout by itself, which cannot be compared with the definition'
-  if strip_options(alignment.fn) is not softmax:
-    return 'the alignment is not softmax or has an edit'
+  if reason := differs_from_softmax(alignment.fn):
+    return reason
   if reason := flash.unsupported_reason(score, alignment):
     return reason
   return '' if kernel_platform() == 'gpu' else f'needs an NVIDIA GPU, got platform {kernel_platform()}'
 
 
 def unsupported_inputs(problem: Problem) -> str:
-  """Returns the reason why arrays of these dtypes and widths are not supported, or ''."""
+  """Returns the reason why a problem with these inputs is not supported, or ''."""
+  if reason := beyond_contexts(problem):
+    return reason
   value = problem.memory.value
   types = [x.dtype.name for x in (problem.query, problem.memory.key, value)]
   if len(set(types)) > 1 or types[0] not in TYPES:
@@ -74,7 +76,7 @@ def attend_batch(problem: Problem, axes: Axes) -> Attended:
 
   Raises:
     UserError: if queries, keys and values do not have one of TYPES in common; if values, or the factors of the score's
-      product, have more than MAX_WIDTH features; and for symbolic sizes.
+      product, have more than MAX_WIDTH features; for a bias of positions, the log of the sum and symbolic sizes.
   """
   require_fixed_sizes('cudnn', problem)
   if reason := unsupported_inputs(problem):

@@ -13,6 +13,7 @@ import jax
 from attention_jax.functional.attend import (
   Problem,
   attend_from_scores,
+  bias_of_queries,
   is_recurrent,
   lifted,
   scan_or_map_queries,
@@ -34,20 +35,21 @@ def attend_block(problem: Problem, carry):
 
   Arguments: see `functional.attend.attend_queries`; the score has the form TanhSum.
   """
-  score, alignment, params, query, memory, bias, rngs, deterministic, _ = problem
+  score, alignment, params, query, memory, bias, rngs, deterministic, *_ = problem
   q, k, v, offset = score_terms(problem)
   sizes = query.shape[0], memory.key.shape[0]
   scores = tanh_sum.scores(q, k, v, memory.mask.any_query(*sizes)) + offset
 
   def step(carry, xs):
-    scores, query, mask_fields, bias, rng = xs
+    scores, query, position, mask_fields, bias, rng = xs
     rng = None if rng is None else jax.random.split(rng)[1]  # the rng of the alignment, as in attend_step
     query_memory = memory._replace(mask=memory.mask.row(mask_fields, memory.key.shape[0]))
-    return attend_from_scores(
-      alignment, params, carry, scores, query, query_memory, bias=bias, rng=rng, deterministic=deterministic
-    )
+    options = {'deterministic': deterministic, 'query_position': position, 'return_log_sum': problem.return_log_sum}
+    return attend_from_scores(alignment, params, carry, scores, query, query_memory, bias=bias, rng=rng, **options)
 
-  xs = (scores, query, memory.mask.by_query(query.shape[0]), bias, rngs)
+  positions = problem.query_positions
+  bias = bias_of_queries(bias, positions, sizes[1]) if callable(bias) else bias
+  xs = (scores, query, positions, memory.mask.by_query(query.shape[0]), bias, rngs)
   return scan_or_map_queries(step, is_recurrent(score, alignment), carry, xs, (params, memory))
 
 

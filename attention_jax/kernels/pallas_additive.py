@@ -32,7 +32,7 @@ from jax.experimental.pallas import triton
 from attention_jax.errors import UserError
 from attention_jax.functional import attend as definition
 from attention_jax.functional.attend import Attended, Problem, lifted, score_terms, zero_masked_memory
-from attention_jax.functional.dense import clamp_to_finite, softmax, softmax_temperature, strip_options
+from attention_jax.functional.dense import clamp_to_finite, differs_from_softmax, softmax_temperature
 from attention_jax.functional.dropout import differs_at_test, dropout_factors, strip_dropout
 from attention_jax.functional.masking import vary_like, zero_masked
 from attention_jax.functional.table import Row, TanhSum
@@ -44,6 +44,7 @@ from attention_jax.kernels.pallas_additive_kernels import (
   pair_sums_kernel,
   round_up,
 )
+from attention_jax.kernels.products import beyond_contexts
 from attention_jax.kernels.sharding import shard_over_rows
 from attention_jax.kernels.symbolic import require_fixed_sizes
 from attention_jax.kernels.target import INTERPRET, kernel_platform, replaced_for_counting
@@ -70,7 +71,9 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
   """Returns the reason why this pair is not supported on `kernel_platform()`, or ''."""
   if not isinstance(score.form, TanhSum):
     return 'the score is not v . tanh(q + k) with q depending on the query alone and k on the key alone'
-  if strip_options(strip_dropout(alignment)) is not softmax or differs_at_test(alignment):
+  if reason := differs_from_softmax(strip_dropout(alignment)):
+    return reason
+  if differs_at_test(alignment):
     return 'the alignment is not softmax or has an edit'
   if kernel_platform() not in TARGETS:
     return f'needs a GPU or a TPU, got platform {kernel_platform()}'
@@ -78,7 +81,9 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
 
 
 def unsupported_inputs(problem: Problem) -> str:
-  """Returns the reason why arrays of these dtypes are not supported, or ''."""
+  """Returns the reason why a problem with these inputs is not supported, or ''."""
+  if reason := beyond_contexts(problem):
+    return reason
   types = [x.dtype.name for x in (problem.query, problem.memory.key, problem.memory.value)]
   if 'float64' in types:
     return f'query, key and value must not be float64 (the kernels compute in float32), got {", ".join(types)}'
@@ -97,7 +102,7 @@ def attend(problem: Problem) -> Attended:
     raise UserError(f"implementation 'pallas_additive': {reason}; use 'factored'")
   if not problem.query.shape[0]:
     return definition.attend(problem)
-  _, alignment, _, _, memory, bias, rng, deterministic, return_weights = problem
+  _, alignment, _, _, memory, bias, rng, deterministic, return_weights, *_ = problem
   memory = zero_masked_memory(memory, problem.query.shape[0])
   q, k, v, _ = score_terms(problem._replace(memory=memory))
   scale = 1 / jnp.asarray(softmax_temperature(strip_dropout(alignment)), jnp.float32)

@@ -10,11 +10,21 @@ from jax.tree_util import Partial
 
 from attention_jax.errors import UserError
 from attention_jax.functional import attend as definition
-from attention_jax.functional.attend import Attended, Memory, Problem, call_variant, score_terms, zero_masked_memory
+from attention_jax.functional.attend import (
+  Attended,
+  Memory,
+  Problem,
+  bias_of_queries,
+  bias_of_query,
+  call_variant,
+  score_terms,
+  zero_masked_memory,
+)
 from attention_jax.functional.dense import clamp_to_finite
 from attention_jax.functional.lifting import Axes, lift
 from attention_jax.functional.mask import Mask
 from attention_jax.functional.masking import accumulation_dtype, zero_masked
+from attention_jax.functional.table import POSITIONS
 
 
 class Products(NamedTuple):
@@ -25,7 +35,8 @@ class Products(NamedTuple):
     k: [..., S, D], with zeros where no query attends, likewise.
     v: [..., S, V], likewise.
     mask: the mask.
-    bias: [..., T, S] or None, multiplied by the scale; -inf where it masks.
+    bias: [..., T, S] or None, multiplied by the scale; -inf where it masks. For a bias that is a function of positions
+      a Partial of (indices of queries [Q], positions of keys [K]) -> [Q, K], likewise.
     transform, sink: those of the alignment's SoftmaxTerms, with the leading axes.
   """
 
@@ -33,7 +44,7 @@ class Products(NamedTuple):
   k: jax.Array
   v: jax.Array
   mask: Mask
-  bias: jax.Array | None
+  bias: jax.Array | Partial | None
   transform: Partial | None
   sink: jax.Array | None
 
@@ -48,14 +59,18 @@ def products_of(problem: Problem, axes: Axes) -> Products:
   memory = zero_masked_memory(problem.memory, num_queries)
   params = {name: value for name, value in problem.params.items() if name != 'alignment'}
 
-  def terms(params, query, key):
-    return score_terms(problem._replace(params=params, query=query, memory=Memory(key, key, Mask())))
+  # Queries have the positions of the mask, whose leaves would otherwise only add axes to q.
+  takes_positions = problem.score.required_inputs & POSITIONS
+  positions = Mask(offset=memory.mask.offset) if takes_positions else Mask()
 
-  q = lift(lambda *operands: terms(*operands)[0], axes, params, problem.query, memory.key)
+  def terms(params, query, key, mask):
+    return score_terms(problem._replace(params=params, query=query, memory=Memory(key, key, mask)))
+
+  q = lift(lambda *operands: terms(*operands)[0], axes, params, problem.query, memory.key, positions)
   # Heads share the factor of a key unless the score has parameters of its own for each of them.
   width = params.pop('query', problem.query).shape[-1]
   no_query = jnp.zeros((*(1 for _ in axes), 1, width), problem.query.dtype)
-  k = lift(lambda *operands: terms(*operands)[1], axes, params, no_query, memory.key)
+  k = lift(lambda *operands: terms(*operands)[1], axes, params, no_query, memory.key, Mask())
 
   dtype = accumulation_dtype(q, k, memory.value)
   bias = problem.bias
@@ -70,13 +85,45 @@ def products_of(problem: Problem, axes: Axes) -> Products:
     terms = terms._replace(scale=jnp.broadcast_to(terms.scale, (num_queries,)))
     return jax.tree.map(lambda x: jnp.asarray(x, dtype), terms)
 
-  counted = memory.mask if bias is None else memory.mask & ~jnp.isneginf(bias)
+  counted, offset = memory.mask, Mask(offset=memory.mask.offset)
+  if callable(bias):  # computed here for the counts alone, which most alignments do not use
+    array = lift(lambda f, mask: bias_of_queries(f, mask.query_positions(num_queries), size), axes, bias, offset)
+    counted = counted & ~jnp.isneginf(array)
+  elif bias is not None:
+    counted = counted & ~jnp.isneginf(bias)
   scale, transform, sink = lift(softmax_terms, axes, problem.params.get('alignment', {}), counted)
+  if callable(bias):
+    bias = Partial(_scaled_bias, bias, scale, offset)
   scale = scale[..., None]
-  if bias is not None:
+  if bias is not None and not callable(bias):
     scaled = clamp_to_finite(zero_masked(bias, ~jnp.isneginf(bias)).astype(dtype)) * scale
     bias = jnp.where(jnp.isneginf(bias), -jnp.inf, clamp_to_finite(scaled))  # the scale may be 0
   return Products(q.astype(dtype) * scale, k.astype(dtype), memory.value, memory.mask, bias, transform, sink)
+
+
+def _scaled_bias(bias: Partial, scale: jax.Array, offset: Mask, queries: jax.Array, keys: jax.Array) -> jax.Array:
+  """The scaled bias [Q, K] of one sequence that a function of positions computes, -inf where it masks.
+
+  Args:
+    bias: the function.
+    scale: factor of the scores of each query, [T].
+    offset: a mask with the offset of the queries.
+    queries: indices of queries, [Q]; those above T - 1 are padding.
+    keys: positions of keys, [K].
+  """
+  first = 0 if offset.offset is None else offset.offset
+  values = jax.vmap(lambda position: bias_of_query(bias, position, keys))(first + queries)
+  scales = jnp.take(scale, queries, mode='clip')[:, None]
+  is_allowed = ~jnp.isneginf(values)
+  scaled = clamp_to_finite(zero_masked(values, is_allowed).astype(scale.dtype)) * scales
+  return jnp.where(is_allowed, clamp_to_finite(scaled), -jnp.inf)
+
+
+def beyond_contexts(problem: Problem) -> str:
+  """Returns the reason why a kernel that computes contexts with biases that are arrays does not suffice, or ''."""
+  if callable(problem.bias):
+    return 'the bias is a function of positions'
+  return 'the kernel does not return the log of the sum' if problem.return_log_sum else ''
 
 
 def merge_axes(products: Products, axes: Axes) -> tuple[Products, Callable[[jax.Array], jax.Array]]:

@@ -11,6 +11,7 @@ Heads that share keys and values read one copy. If weights are requested, they a
 """
 
 import functools
+import inspect
 
 import jax.numpy as jnp
 
@@ -19,7 +20,7 @@ from attention_jax.functional.attend import Attended, Problem
 from attention_jax.functional.dense import capped_softmax, scalable_softmax, sink_softmax, softmax, strip_options
 from attention_jax.functional.lifting import Axes, lift
 from attention_jax.functional.table import Product, Row
-from attention_jax.kernels.products import merge_axes, products_of, with_weights
+from attention_jax.kernels.products import beyond_contexts, merge_axes, products_of, with_weights
 from attention_jax.kernels.symbolic import require_fixed_sizes
 from attention_jax.kernels.target import INTERPRET, kernel_platform, replaced_for_counting
 
@@ -45,6 +46,8 @@ def unsupported_inputs(problem: Problem) -> str:
   num_queries, size = problem.query.shape[-2], problem.memory.key.shape[-2]
   if problem.bias is not None:
     return 'the kernel takes no bias'
+  if reason := beyond_contexts(problem):
+    return reason
   if mask.remainder is not None and mask.remainder.shape[-2] != 1:
     return 'the mask must not be an array that differs between queries; expected a Mask of bands, lengths and segments'
   if mask.bands and mask.offset is not None:
@@ -76,7 +79,6 @@ def attend_batch(problem: Problem, axes: Axes) -> Attended:
 
 
 def _cap(alignment: Row) -> float | None:
-  """The cap of `capped_softmax`; None for the other alignments."""
-  if strip_options(alignment.fn) is not capped_softmax:
-    return None
-  return alignment.form.fn(1).transform.args[0]
+  """The cap of scores, if the alignment has one, else None."""
+  options = inspect.signature(alignment.fn).parameters
+  return options['cap'].default if 'cap' in options else None

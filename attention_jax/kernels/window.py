@@ -14,6 +14,7 @@ from attention_jax.functional.attend import (
   Carry,
   Memory,
   Problem,
+  bias_of_queries,
   call_variant,
   init_carry,
   lifted,
@@ -37,7 +38,17 @@ def unsupported_reason(score: Row, alignment: Row) -> str:
 
 
 def attend_step(
-  score: Row, alignment: Row, params, carry: Carry, query, memory: Memory, *, bias=None, rng=None, deterministic=True
+  score: Row,
+  alignment: Row,
+  params,
+  carry: Carry,
+  query,
+  memory: Memory,
+  *,
+  bias=None,
+  rng=None,
+  deterministic=True,
+  query_position=None,
 ) -> tuple[Carry, Attended]:
   """Attends with one query. Same arguments as `functional.attend.attend_step`."""
   memory = _mask_infinite_bias(memory, bias)
@@ -53,6 +64,7 @@ def attend(problem: Problem) -> Attended:
   score, alignment, params, query, memory, bias, *_ = problem
   steps = query.shape[0]
   size = memory.key.shape[0]
+  bias = bias_of_queries(bias, problem.query_positions, size) if callable(bias) else bias
   mask = memory.mask.dense(1 if memory.mask.is_shared else steps, size)
   mask = mask[0] if memory.mask.is_shared else mask
   memory = _mask_infinite_bias(zero_masked_memory(memory, steps)._replace(mask=mask), bias)
@@ -85,7 +97,7 @@ def _attend_window(score: Row, alignment: Row, params, carry: Carry, query, memo
   def slice_window(x):
     return jax.lax.dynamic_slice_in_dim(x, start, width)
 
-  key, value, mask, _ = jax.tree.map(slice_window, memory)
+  key, value, mask, *_ = jax.tree.map(slice_window, memory)
   scores, _ = score_keys(score, project(query, params, 'query'), key, params.get('score', {}), step_inputs, ())
   if bias is not None:
     scores = scores + zero_masked(slice_window(bias), mask).astype(scores.dtype)

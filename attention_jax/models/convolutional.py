@@ -163,7 +163,7 @@ class ConvDecoderLayer(nn.Module):
   def start(self, memory: Memory) -> ConvLayerCarry:
     """Returns the carry before the first step."""
     inputs = jnp.zeros((memory.key.shape[0], self.width - 1, self.features), self.dtype)
-    attention_carry = self.attention.init_carry(memory) if self.attention.is_recurrent else ()
+    attention_carry = self.attention.init_carry(memory) if self.attention.needs_carry else ()
     return ConvLayerCarry(inputs, attention_carry)
 
   def __call__(

@@ -163,8 +163,8 @@ class TransformerDecoder(LayeredDecoder, Stack, kw_only=True):
     options = {'project_values': True, 'output_scale': self.residual_scale}
     layer = self.layer_class(DecoderLayer, 5)
     self.blocks = [
-      layer(self.self_attention(), require_backprop(attention).clone(**options), self.feed_forward(), self.residual)
-      for attention in self.attentions
+      layer(self.self_attention(i), require_backprop(attention).clone(**options), self.feed_forward(), self.residual)
+      for i, attention in enumerate(self.attentions)
     ]
 
   def start(self, encoded: Encoded, max_length: int) -> tuple[LayeredCarry, tuple[Memory, ...]]:

@@ -253,7 +253,7 @@ class TransformerEncoder(Stack, kw_only=True):
   def setup(self):
     self.prepare(causal=False)
     layer = self.layer_class(EncoderLayer, 4)
-    self.blocks = [layer(self.self_attention(), self.feed_forward(), self.residual) for _ in range(self.layers)]
+    self.blocks = [layer(self.self_attention(i), self.feed_forward(), self.residual) for i in range(self.layers)]
 
   def __call__(self, source: jax.Array, mask: jax.Array | Mask, deterministic: bool) -> Encoded:
     """Encodes source ids [B, S] with a mask [B, S]; positions restart at every segment of a Mask of segments."""

@@ -18,10 +18,10 @@ from attention_jax.functional.mask import Mask, align_mask
 from attention_jax.functional.masking import Dimension, accumulation_dtype, mask_array
 from attention_jax.functional.programs import call_as_program
 from attention_jax.functional.scores import SCORES
-from attention_jax.functional.table import Row, lookup, memory_parameter_names
-from attention_jax.kernels.api import IMPLEMENTATIONS, get_implementation, supported_implementations
+from attention_jax.functional.table import Row, lookup, memory_parameter_names, parameter_names
+from attention_jax.kernels.api import IMPLEMENTATIONS, align_bias, get_implementation, supported_implementations
 from attention_jax.kernels.sharding import batch_mesh_axis, shard_alike
-from attention_jax.modules.differential import HeadDifference
+from attention_jax.modules.differential import INITIAL_LAMBDA, HeadDifference
 from attention_jax.modules.head_params import HeadKernel, RowParams, append_one, group_heads, project_to_heads
 from attention_jax.modules.heads import check_heads
 from attention_jax.modules.linear import Dense
@@ -34,8 +34,8 @@ class Attention(nn.Module):
 
   With one head, the query and the key are projected only if the row of the score requires it, and the value is not
   projected, as in the papers before 2017. With several heads, `project_values` or `positions`, the query, the key and
-  the value are projected to `features / heads` in each head. The contexts of the heads are then concatenated and
-  projected to `features`.
+  the value are projected to H = `head_dim`, by default F / N, features in each head. The contexts of the heads are then
+  concatenated and projected to `features`.
 
   Shapes: query [B, D] for one step and [B, T, D] for all; encoded [B, S, D]; mask [B, S], or [B, T, S] for `parallel`,
   see `remember`. Weights are [B, S] and [B, T, S] for one head; with several heads there is an axis N after B.
@@ -43,7 +43,8 @@ class Attention(nn.Module):
   Variants that sample, and dropout, take the rng 'attention', or 'dropout' if there is none of that name.
 
   Attributes:
-    score, alignment: a spec string; in Python also a table row, or a function with the arguments of `Row.fn`.
+    score, alignment: a spec string; in Python also a table row, or a function with the arguments of `Row.fn`. With
+      rotary positions, `normed_dot` normalises queries and keys before they are rotated, with gains [G, H] of the keys.
     features: width F of the projections.
     heads: number N of heads.
     kv_heads: number G of heads of keys and values, each shared by N / G heads of queries (Ainslie et al. 2023; with
@@ -57,6 +58,8 @@ class Attention(nn.Module):
       are those of the single heads.
     gate: whether contexts of heads are multiplied by σ(W q), q the query (Qiu et al. 2025); requires projected values.
     output_scale: the initial variance of the output projection is output_scale / F.
+    head_dim: features H of a head; 0 stands for features / heads.
+    initial_lambda: λ₀ of differential attention.
     dtype: dtype of the computation; weights are at least float32 in any case.
 
   Example:
@@ -113,16 +116,18 @@ class Attention(nn.Module):
   differential: bool = False
   gate: bool = False
   output_scale: float = 1.0
+  head_dim: Count = 0
+  initial_lambda: Fraction = INITIAL_LAMBDA
   dtype: jnp.dtype = jnp.float32
 
   def setup(self):
     _check_fields(self)
-    self.score_row = self.resolved_score
+    self.score_row = self.scoring_row
     self.alignment_row = self.resolved_alignment
-    self.score_params = RowParams(self.score_row, self.heads)
-    self.alignment_params = RowParams(self.alignment_row, self.heads)
+    self.score_params = RowParams(self.resolved_score)
+    self.alignment_params = RowParams(self.alignment_row)
     self.resolved_implementation = IMPLEMENTATIONS[self.implementation]
-    head_features = self.features // self.heads
+    head_features = self.head_features
     if self.projects:
       self.query_kernel = HeadKernel(self.heads, head_features, self.bias)
       self.key_kernel = HeadKernel(self.groups, head_features, self.bias)
@@ -130,7 +135,8 @@ class Attention(nn.Module):
       share = 2 if self.differential else 1  # number of heads with the same value
       self.value_kernel = HeadKernel(self.groups // share, share * head_features, self.bias)
       self.gate_kernel = HeadKernel(self.heads // share, share * head_features, self.bias) if self.gate else None
-      self.difference = HeadDifference(head_features, self.dtype) if self.differential else None
+      lambdas = HeadDifference(head_features, self.groups, self.initial_lambda, self.dtype)
+      self.difference = lambdas if self.differential else None
       init = nn.initializers.variance_scaling(self.output_scale, 'fan_in', 'truncated_normal')
       self.join = Dense(self.features, use_bias=self.bias, dtype=self.dtype, kernel_init=init)
 
@@ -140,9 +146,24 @@ class Attention(nn.Module):
     return self.kv_heads or self.heads
 
   @property
+  def head_features(self) -> int:
+    """Number H of features of a head."""
+    return self.head_dim or self.features // self.heads
+
+  @property
   def has_rotary_positions(self) -> bool:
     """Whether positions rotate the projected query and key."""
     return self.positions is not None and self.positions.requires_rotation_invariance
+
+  @property
+  def rotates_factors(self) -> bool:
+    """Whether positions rotate the factors of the score instead of the projected query and key, see Product."""
+    return self.has_rotary_positions and not self.resolved_score.rotation_invariant
+
+  @property
+  def scoring_row(self) -> Row:
+    """Row of the score of the query and the keys as the memory has them."""
+    return SCORES['dot'] if self.rotates_factors else self.resolved_score
 
   @property
   def resolved_score(self) -> Row:
@@ -173,6 +194,12 @@ class Attention(nn.Module):
     return self.resolved_score.is_recurrent or self.resolved_alignment.is_recurrent
 
   @property
+  def needs_carry(self) -> bool:
+    """Whether a step depends on the carry: on earlier queries, or on their number as the position of its query."""
+    inputs = self.resolved_score.required_inputs | self.resolved_alignment.required_inputs
+    return self.is_recurrent or 'query_position' in inputs
+
+  @property
   def supports_segments(self) -> bool:
     """Whether attention within a segment of a row does not depend on where in the row the segment is."""
     return not self.is_recurrent and self.resolved_score.is_pointwise
@@ -180,7 +207,7 @@ class Attention(nn.Module):
   def check_step_support(self) -> None:
     """Raises UserError if the implementation is unknown or cannot compute one query at a time."""
     if IMPLEMENTATIONS[choose(self.implementation, IMPLEMENTATIONS, 'implementation')].attend_step is None:
-      supported = supported_implementations(self.resolved_score, self.resolved_alignment)
+      supported = supported_implementations(self.scoring_row, self.resolved_alignment)
       expected = [name for name in supported if IMPLEMENTATIONS[name].attend_step]
       raise UserError(
         f"attention: implementation '{self.implementation}' computes all queries at once, but this decoder has one "
@@ -206,14 +233,14 @@ class Attention(nn.Module):
       mask: positions that may be attended to: a Mask, whose leaves have an axis B, or an array [B, S], or [B, T, S]
         for `parallel`; by default all. B may be 1, and [B, 1, T, S], as in flax, is [B, T, S]. An array of two axes is
         [B, S], also where B = T; pass a mask [T, S] that all rows share as mask[None].
-      positions: positions of the vectors of `encoded`, [S]; required if there is a module of positions. Those
-        that add a bias take them to be 0 ... S - 1.
+      positions: positions of the vectors of `encoded`, [S], or [B, S] if sequences have different ones; required if
+        there is a module of positions. `forgetting` and `contextual` take them to be 0 ... S - 1.
       value: values that contexts are made of, [B, S, V]; by default `encoded`.
 
     Returns:
-      Memory with key [B, G, S, F / N], or [B, 1, S, D] if not projected; value [B, G, S, F / N] (2 F / N features if
-      `differential`), or [B, 1, S, V] if not projected; mask [B, 1, S] or [B, 1, T, S], or the Mask; and, for
-      some alignments, `remembered` [B, G, N / G, S, F / N].
+      Memory with key [B, G, S, H], or [B, 1, S, D] if not projected; value [B, G, S, H] (2 H features if
+      `differential`), or [B, 1, S, V] if not projected; mask [B, 1, S] or [B, 1, T, S], or the Mask; for some
+      alignments, `remembered` [B, G, N / G, S, H]; and the positions, if there is a module of positions.
 
     Raises:
       UserError: if shapes do not match, and for a mask that is not bool.
@@ -226,25 +253,70 @@ class Attention(nn.Module):
         'add a batch axis to a single sequence'
       )
     mask = _mask_of_memory(mask, *encoded.shape[:2])
-    if self.positions is not None:
-      positions = _check_indices('the memory', positions, encoded.shape[1])
+    positions = self._check_positions('the memory', positions, encoded.shape[:2])
     mask = mask if isinstance(mask, Mask) else mask[:, None]
     unprojected = functional.zero_masked_memory(Memory(encoded, value, _structure(mask)))
     key = self._split_heads(unprojected.key, self.key_kernel if self.projects else None)
     value = self._split_heads(unprojected.value, self.value_kernel if self.projects_values else None)
     value = jnp.repeat(value, 2, axis=1) if self.differential else value
     key = key if self.positions is None else self._apply_positions(key, unprojected.key, positions)
-    return Memory(key, value, mask, self._remember_for_alignment(value))
+    return Memory(key, value, mask, self._remember_for_alignment(value), positions)
+
+  def _check_positions(self, owner: str, positions: Any, shape: tuple[int, int]) -> jax.Array | None:
+    """Returns positions of the memory or of queries as an array; None without a module of positions.
+
+    Args:
+      owner: 'the memory' or 'the queries', for error messages.
+      positions: whole numbers [n], or [B, n] if sequences have different ones.
+      shape: B and n.
+
+    Raises:
+      UserError: for anything else.
+    """
+    if self.positions is None:
+      return None
+    if positions is None:
+      raise UserError(f'attention: positions of {owner} are required with a module of positions, got None')
+    positions = jnp.asarray(positions)
+    batch, size = shape
+    if positions.shape not in ((size,), shape) or not jnp.issubdtype(positions.dtype, jnp.integer):
+      got = f'{positions.dtype} {_shape(positions)}'
+      raise UserError(
+        f'attention: positions of {owner} must be whole numbers [{size}], got {got}; sequences with different '
+        f'positions have [{batch}, {size}]'
+      )
+    if owner == 'the memory' and positions.ndim == 2 and self.positions.keys_in_order:
+      raise UserError(
+        f'attention: positions of {owner} must be 0 ... S - 1 for every sequence with {type(self.positions).__name__}, '
+        f'got {_shape(positions)}'
+      )
+    return positions
+
+  def _rotate(self, name: str, x: jax.Array, positions: jax.Array) -> jax.Array:
+    """Rotates projected queries or keys x [B, N, T, H], or the factors of the score made of them.
+
+    Args:
+      name: 'query' or 'key'.
+      x: the projected vectors.
+      positions: their positions, [T] or [B, T].
+    """
+    if not self.rotates_factors:
+      return self.positions.rotate(x, positions)
+    fn = getattr(self.resolved_score.form, f'{name}_factor')
+    sizes = dict.fromkeys(('query', 'key', 'features'), self.head_features)
+    params = self.score_params(parameter_names(Row(fn)), x.shape[1], **sizes)
+    over_heads = jax.vmap(lambda params, x: jax.vmap(lambda x: fn(x, **params))(x))
+    return self.positions.rotate(jax.vmap(over_heads, (None, 0))(params, x), positions).astype(self.dtype)
 
   def _apply_positions(self, key: jax.Array, encoded: jax.Array, positions: jax.Array) -> jax.Array:
-    """Rotates projected keys [B, G, S, F / N], and appends annotations made of `encoded` [B, S, D]."""
-    key = self.positions.rotate(key, positions)
+    """Rotates projected keys [B, G, S, H], and appends annotations made of `encoded` [B, S, D]."""
+    key = self._rotate('key', key, positions)
     if not self.positions.annotations:
       return key
     return jnp.concatenate([key, self.positions.annotate(encoded, self.groups).astype(key.dtype)], axis=-1)
 
   def _split_heads(self, x: jax.Array, head_kernel: HeadKernel | None) -> jax.Array:
-    """Projects x [B, S, D] to [B, G, S, F / N]; without a kernel, returns it as one head, [B, 1, S, D]."""
+    """Projects x [B, S, D] to [B, G, S, H]; without a kernel, returns it as one head, [B, 1, S, D]."""
     x = x.astype(self.dtype)
     if head_kernel is None:
       return x[:, None]
@@ -256,7 +328,7 @@ class Attention(nn.Module):
     if self.alignment_row.remember is None:
       return None
     names = memory_parameter_names(self.alignment_row)
-    params = self.alignment_params(names, value=value.shape[-1], features=self.features // self.heads)
+    params = self.alignment_params(names, self.heads, value=value.shape[-1], features=self.head_features)
     over_heads_of_group = jax.vmap(lambda params, value: self.alignment_row.remember(value, **params), (0, None))
     over_batch = jax.vmap(jax.vmap(over_heads_of_group), (None, 0))
     return over_batch(group_heads(params, self.groups, 0), value).astype(self.dtype)
@@ -303,7 +375,8 @@ class Attention(nn.Module):
       query: queries, [B, D].
       memory: memory, as `remember` returns it.
       deterministic: whether to use test-time behaviour.
-      position: position of the query, []; required if there is a module of positions.
+      position: position of the query, [], or [B] if sequences have different ones; required if there is a module of
+        positions. Scores and alignments that take `query_position` get it; without it, the number of previous queries.
 
     Returns:
       The next carry, and Attended with context [B, `context_width`] and weights: [B, S] for one head, else [B, N, S].
@@ -320,11 +393,19 @@ class Attention(nn.Module):
     query = _check_query(query, memory, 'BD')
     attend_step = self.resolved_implementation.attend_step or functional.attend_step
     fn = (_attend_one, attend_step, self.score_row, self.alignment_row, deterministic)
-    if position is not None and jnp.ndim(position):
-      raise UserError(f'attention: position must be one number [] for all rows, got {_describe(position)}')
-    positions = None if position is None else jnp.asarray(position)[None]
-    carry, attended = self._over_heads(fn, carry, query[:, None], memory, deterministic, positions)
-    return carry, jax.tree.map(lambda x: jnp.squeeze(x, -2), self._join_heads(attended, query[:, None], positions))
+    if (
+      position is not None and jnp.ndim(position) and (self.positions is None or jnp.shape(position) != query.shape[:1])
+    ):
+      raise UserError(
+        f'attention: position must be one number [] for all rows, or [B] = [{query.shape[0]}] with a module of '
+        f'positions, got {_describe(position)}'
+      )
+    query = query[:, None]
+    positions = None if position is None else jnp.asarray(position)[..., None]
+    positions = self._check_positions('the queries', positions, query.shape[:2])
+    carry, attended = self._over_heads(fn, carry, query, memory, deterministic, positions, position=position)
+    attended = self._join_heads(attended, query, positions, memory.positions)
+    return carry, jax.tree.map(lambda x: jnp.squeeze(x, -2), attended)
 
   def parallel(
     self,
@@ -333,6 +414,7 @@ class Attention(nn.Module):
     deterministic: bool = True,
     positions: jax.Array | None = None,
     return_weights: bool = True,
+    bias: jax.Array | None = None,
   ) -> Attended:
     """Attends with all queries, scanned in order if the attention is recurrent and the implementation not 'window'.
 
@@ -340,9 +422,11 @@ class Attention(nn.Module):
       query: queries, [B, T, D].
       memory: memory, as `remember` returns it.
       deterministic: whether to use test-time behaviour.
-      positions: positions of the queries, [T]; required if there is a module of positions.
+      positions: positions of the queries, [T], or [B, T] if sequences have different ones; required if there is a
+        module of positions.
       return_weights: whether to return the weights; they are always returned if the module of positions has
         `needs_weights`.
+      bias: float, broadcastable to [B, N, T, S], added to the scores before masking; -inf masks.
 
     Returns:
       Attended with context [B, T, `context_width`], and weights: [B, T, S] for one head, else [B, N, T, S]; or None.
@@ -357,10 +441,23 @@ class Attention(nn.Module):
 
     attend_batch = self.resolved_implementation.attend_batch
     fn = (_attend_all, attend_batch, self.score_row, self.alignment_row, deterministic, return_weights)
-    attended = self._over_heads(fn, (), query, memory, deterministic, positions)
-    return self._join_heads(attended, query, positions)
+    positions = self._check_positions('the queries', positions, query.shape[:2])
+    if bias is not None:
+      bias = align_bias('attention', bias, (query.shape[0], self.heads, query.shape[1], memory.key.shape[-2]))
+    attended = self._over_heads(fn, (), query, memory, deterministic, positions, bias)
+    return self._join_heads(attended, query, positions, memory.positions)
 
-  def _over_heads(self, fn: tuple, carry, query, memory: Memory, deterministic: bool, positions: jax.Array | None):
+  def _over_heads(
+    self,
+    fn: tuple,
+    carry: Any,
+    query: jax.Array,
+    memory: Memory,
+    deterministic: bool,
+    positions: jax.Array | None,
+    bias: jax.Array | None = None,
+    position: jax.Array | None = None,
+  ):
     """Maps a function of one head over the batch and the heads; `fn` is the function and its first arguments."""
     query = query.astype(self.dtype)
     if self.projects and self.bias:
@@ -369,32 +466,34 @@ class Attention(nn.Module):
     batch = query.shape[0]
     mask = _structure(memory.mask)
     if self.positions is not None:
-      memory = memory._replace(key=memory.key[..., : self.features // self.heads])  # without annotations
+      memory = memory._replace(key=memory.key[..., : self.head_features])  # without annotations
     params = self._cast_params(query.shape[-1], memory)
-    bias = None
     if self.projects_queries_first:
       query = project_to_heads(query, params.pop('query'))
       if self.positions is not None:
-        positions = _check_indices('the queries', positions, query.shape[2])
-        query = self.positions.rotate(query, positions)
+        query = self._rotate('query', query, positions)
         dense = mask.dense(1 if mask.is_shared else query.shape[2], memory.key.shape[-2])
         dense = jnp.broadcast_to(dense, (batch, *dense.shape[-2:]))
-        bias = self.positions.bias(query, annotated_key, positions, dense)
+        of_positions = self.positions.bias(query, annotated_key, positions, dense, memory.positions)
+        if of_positions is not None:
+          of_positions = of_positions if of_positions.ndim == 4 else of_positions[None]
+          bias = of_positions if bias is None else of_positions + bias
       query = group_heads(query, self.groups, 1)
     else:
       query = query[:, None, None]
     if bias is not None:
-      bias = group_heads(bias if bias.ndim == 4 else bias[None], self.groups, 1)
+      bias = bias[:, None] if bias.shape[1] == 1 else group_heads(bias, self.groups, 1)
     params = jax.tree.map(lambda x: x[None], group_heads(params, self.groups, 0))
     carry, rngs = group_heads((carry, self._rngs((batch, self.heads), deterministic)), self.groups, 1)
     mask = jax.tree.map(lambda x: x[:, None, None], mask)
     memory = Memory(memory.key[:, :, None], memory.value[:, :, None], mask, memory.remembered)
     carry, query, memory, rngs = shard_alike((carry, query, memory, rngs), 1)  # a bias is split like its query
-    return call_as_program(fn[0], fn[1:], params, carry, query, memory, bias, rngs)
+    position = None if position is None else jnp.asarray(position).reshape(-1, 1, 1)
+    return call_as_program(fn[0], fn[1:], params, carry, query, memory, bias, rngs, position)
 
   def _cast_params(self, query_size: int, memory: Memory):
     """Parameters of all heads for queries of `query_size` features; scalars and those of alignments are not cast."""
-    head_features = self.features // self.heads
+    head_features = self.head_features
     sizes = {'key': memory.key.shape[-1], 'value': memory.value.shape[-1], 'features': head_features}
     # The parameters of `Row.remember` are not needed again for a memory that contains its result.
     unused = () if memory.remembered is None else memory_parameter_names(self.alignment_row)
@@ -402,8 +501,8 @@ class Attention(nn.Module):
     score_query_size = head_features if self.projects else query_size
     alignment_query_size = head_features if self.projects_queries_first else query_size
     params = {
-      'score': self.score_params(self.score_row.params, query=score_query_size, **sizes),
-      'alignment': self.alignment_params(alignment_names, query=alignment_query_size, **sizes),
+      'score': self.score_params(self.score_row.params, self.heads, query=score_query_size, **sizes),
+      'alignment': self.alignment_params(alignment_names, self.heads, query=alignment_query_size, **sizes),
     }
     if self.projects:
       params['query'] = self.query_kernel(query_size)
@@ -424,12 +523,15 @@ class Attention(nn.Module):
       return jax.random.split(self.make_rng(name), shape)
     return None
 
-  def _join_heads(self, attended: Attended, query: jax.Array, positions: jax.Array | None) -> Attended:
+  def _join_heads(
+    self, attended: Attended, query: jax.Array, positions: jax.Array | None, key_positions: jax.Array | None
+  ) -> Attended:
     """Joins contexts [B, N, T, ...] of queries [B, T, D] if `projects_values`; removes the axis N of a single head."""
     context, weights = attended
     if not self.projects_values:
       return Attended(context[:, 0], None if weights is None else weights[:, 0])
-    if self.positions is not None and (shift := self.positions.shift(weights, positions)) is not None:
+    shift = None if self.positions is None else self.positions.shift(weights, positions, key_positions)
+    if shift is not None:
       context = context + shift.astype(context.dtype)
     if self.differential:
       context = self.difference(context)
@@ -442,9 +544,10 @@ class Attention(nn.Module):
 def _attend_one(attend_step: Callable, score: Row, alignment: Row, deterministic: bool, *operands):
   """Attends with one query, [B, G, N / G, 1, D]. Returns the new carry and Attended, with leading axes B and N."""
 
-  def attend(params, carry, query, memory, bias, rng):
+  def attend(params, carry, query, memory, bias, rng, position):
     memory = memory._replace(mask=memory.mask.dense(1, memory.key.shape[0])[0])
-    options = {'bias': None if bias is None else bias[0], 'rng': rng, 'deterministic': deterministic}
+    bias = None if bias is None else bias[0]
+    options = {'bias': bias, 'rng': rng, 'deterministic': deterministic, 'query_position': position}
     carry, attended = attend_step(score, alignment, params, carry, query[0], memory, **options)
     return carry, jax.tree.map(lambda x: x[None], attended)
 
@@ -455,7 +558,7 @@ def _attend_all(
   attend_batch: Callable, score: Row, alignment: Row, deterministic: bool, return_weights: bool, *operands
 ) -> Attended:
   """Attends with all queries, [B, G, N / G, T, D]. Returns Attended with leading axes B and N."""
-  params, _, query, memory, bias, rngs = operands
+  params, _, query, memory, bias, rngs, _ = operands
   problem = Problem(score, alignment, params, query, memory, bias, rngs, deterministic, return_weights)
   return _merge_heads(attend_batch(problem, _axes(operands)))
 
@@ -542,49 +645,34 @@ def _check_query(query: Any, memory: Memory, axes: str) -> jax.Array:
   return query
 
 
-def _check_indices(owner: str, positions: Any, size: Dimension) -> jax.Array:
-  """Returns positions as an array.
-
-  Args:
-    owner: 'the memory' or 'the queries', for error messages.
-    positions: the positions.
-    size: the number of positions.
-
-  Raises:
-    UserError: unless they are whole numbers [size].
-  """
-  if positions is None:
-    raise UserError(f'attention: positions of {owner} are required with a module of positions, got None')
-  positions = jnp.asarray(positions)
-  if positions.shape != (size,) or not jnp.issubdtype(positions.dtype, jnp.integer):
-    got = f'{positions.dtype} {list(positions.shape)}'
-    raise UserError(f'attention: positions of {owner} must be whole numbers [{size}], got {got}')
-  return positions
-
-
 def _check_fields(attention: Attention) -> None:
   """Raises UserError if the fields of `attention`, an `Attention`, contradict each other or a name is unknown."""
   _check_heads(attention)
   _check_projections(attention)
-  _check_implementation(attention)
   _check_positions(attention)
+  _check_implementation(attention)
 
 
 def _check_heads(attention: Attention) -> None:
   heads = attention.heads
-  check_heads('attention', attention.features, heads)
+  check_heads('attention', attention.head_dim * heads or attention.features, heads)
   if attention.kv_heads < 0 or heads % attention.groups:
     raise UserError(f'attention: kv_heads must be 0 or a divisor of heads={heads}, got kv_heads={attention.kv_heads}')
   if heads > 1 and attention.resolved_alignment.latent:
     raise UserError(f'attention: heads must be 1 for a latent alignment, got heads={heads}')
-  if attention.differential and (heads % 2 or attention.kv_heads not in (0, heads)):
+  if attention.differential and attention.groups % 2:
     raise UserError(
-      'attention: differential attention needs pairs of heads, each with its own keys; expected even heads and '
-      f'kv_heads=0, got heads={heads} and kv_heads={attention.kv_heads}'
+      'attention: differential attention needs pairs of heads, each with its own keys: kv_heads must be even, or '
+      f'expected even heads and kv_heads=0, got heads={heads} and kv_heads={attention.kv_heads}'
     )
 
 
 def _check_projections(attention: Attention) -> None:
+  if attention.head_dim and not attention.projects:
+    raise UserError(
+      f'attention: head_dim must be 0 for one head and score {attention.score!r}, which projects neither query nor '
+      f'key, got head_dim={attention.head_dim}'
+    )
   if attention.bias and not attention.projects:
     raise UserError(
       f'attention: bias must be False for one head and score {attention.score!r}, which projects neither query nor key'
@@ -599,7 +687,7 @@ def _check_projections(attention: Attention) -> None:
 
 
 def _check_implementation(attention: Attention) -> None:
-  score = attention.resolved_score
+  score = attention.scoring_row
   name = attention.implementation
   implementation = get_implementation(name, score, lookup(attention.alignment, ALIGNMENTS, 'alignment'))
   if implementation.unsupported_reason(score, attention.resolved_alignment):
@@ -614,7 +702,7 @@ def _check_positions(attention: Attention) -> None:
   positions = attention.positions
   if positions is None:
     return
-  sizes = {'heads': attention.heads, 'features': attention.features // attention.heads}
+  sizes = {'heads': attention.heads, 'features': attention.head_features}
   if not isinstance(positions, Positions):
     expected = ', '.join(f'{name}={size}' for name, size in sizes.items())
     raise UserError(
@@ -633,8 +721,8 @@ def _check_positions(attention: Attention) -> None:
         f'attention: positions must have {name}={sizes[name]}, got {name}={getattr(positions, name)}; the attention '
         f'has {sizes["heads"]} heads of {sizes["features"]} features'
       )
-  if attention.has_rotary_positions and not attention.resolved_score.rotation_invariant:
-    expected = ', '.join(name for name, row in SCORES.items() if row.rotation_invariant)
+  if attention.has_rotary_positions and not attention.resolved_score.supports_rotation:
+    expected = ', '.join(name for name, row in SCORES.items() if row.supports_rotation)
     raise UserError(
       f'attention: rotary positions need a score that a rotation of query and key leaves unchanged, '
       f'got {attention.score!r}; expected one of: {expected}'

@@ -15,16 +15,13 @@ class RowParams(nn.Module):
   """Learned parameters of a table row, each with a leading axis of heads."""
 
   row: Row
-  heads: int
 
   @nn.compact
-  def __call__(self, names: Iterable[str], **sizes: int) -> dict[str, jax.Array]:
-    """Returns the parameters of these names; `sizes` are those that their shapes depend on."""
+  def __call__(self, names: Iterable[str], heads: int, **sizes: int) -> dict[str, jax.Array]:
+    """Returns the parameters of these names for this number of heads; their shapes depend on `sizes`."""
 
     def init_heads(rng, name):
-      return jax.vmap(lambda rng: init_row_params(rng, self.row, sizes, [name])[name])(
-        jax.random.split(rng, self.heads)
-      )
+      return jax.vmap(lambda rng: init_row_params(rng, self.row, sizes, [name])[name])(jax.random.split(rng, heads))
 
     return {name: self.param(name, init_heads, name) for name in names}
 

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.errors import UserError
-from attention_jax.functional.masking import accumulation_dtype, relative_positions
+from attention_jax.functional.masking import accumulation_dtype
 from attention_jax.modules.linear import Dense
 from attention_jax.specs import Range, Size, bind, schema_of
 
@@ -41,6 +41,7 @@ class Positions(nn.Module):
     in_attention: whether attention applies the positions; otherwise they are added to embeddings.
     annotations: number of features that `annotate` appends to every key, which scores do not read.
     needs_weights: whether `shift` needs the weights.
+    keys_in_order: whether the keys of every sequence must be at positions 0 ... S - 1.
     shared_across_layers: whether all layers share the parameters of positions in attention.
   """
 
@@ -52,6 +53,7 @@ class Positions(nn.Module):
   in_attention = False
   annotations = 0
   needs_weights = False
+  keys_in_order = False
   shared_across_layers = False
 
   def check(self, size: int) -> None:
@@ -62,7 +64,7 @@ class Positions(nn.Module):
     return x
 
   def rotate(self, x: jax.Array, positions: jax.Array) -> jax.Array:
-    """Rotates projected queries or keys x [B, N, T, F]."""
+    """Rotates projected queries or keys x [B, N, T, F] at positions [T] or [B, T]."""
     return x
 
   def annotate(self, encoded: jax.Array, heads: int) -> jax.Array:
@@ -74,20 +76,27 @@ class Positions(nn.Module):
     """
     raise NotImplementedError
 
-  def bias(self, query: jax.Array, key: jax.Array, positions: jax.Array, mask: jax.Array) -> jax.Array | None:
+  def bias(
+    self,
+    query: jax.Array,
+    key: jax.Array,
+    positions: jax.Array,
+    mask: jax.Array,
+    key_positions: jax.Array | None = None,
+  ) -> jax.Array | None:
     """Returns the bias of the scores, [N, T, S] or [B, N, T, S], or None.
 
     Args:
       query: projected queries, [B, N, T, F].
-      key: projected keys at the positions 0 ... S - 1, with their annotations, [B, G, S, F + `annotations`]; N is a
-        multiple of G.
-      positions: positions of the queries, int32 [T].
+      key: projected keys with their annotations, [B, G, S, F + `annotations`]; N is a multiple of G.
+      positions: positions of the queries, int32 [T] or [B, T].
       mask: True = may be attended to, [B, T, S] or, if all queries share it, [B, 1, S].
+      key_positions: positions of the keys, int32 [S] or [B, S]; None for 0 ... S - 1.
     """
     return None
 
-  def shift(self, weights: jax.Array, positions: jax.Array) -> jax.Array | None:
-    """Returns an offset of the contexts, [B, N, T, F], or None."""
+  def shift(self, weights: jax.Array, positions: jax.Array, key_positions: jax.Array | None = None) -> jax.Array | None:
+    """Returns an offset of the contexts, [B, N, T, F], or None. Arguments: see `bias`."""
     return None
 
 
@@ -141,25 +150,25 @@ class Shaw(Positions):
     self.of_keys = self.param('of_keys', init, shape)
     self.of_values = self.param('of_values', init, shape)
 
-  def _distance_index(self, positions, size):
-    """Row of the tables for each query and position, [T, S]."""
-    return jnp.clip(relative_positions(positions, size), -self.max_distance, self.max_distance) + self.max_distance
+  def _distance_index(self, positions, size, key_positions):
+    """Row of the tables for each query and position, [T, S] or [B, T, S]."""
+    offsets = _offsets(positions, size, key_positions)
+    return jnp.clip(offsets, -self.max_distance, self.max_distance) + self.max_distance
 
-  def bias(self, query, key, positions, mask):
+  def bias(self, query, key, positions, mask, key_positions=None):
     # In float32, as the gradient of each product is a sum over all positions at its distance.
     dtype = accumulation_dtype(query)
     products = jnp.einsum('bntf,rf->bntr', query, self.of_keys.astype(query.dtype), preferred_element_type=dtype)
     products = products * query.shape[-1] ** -0.5
-    size = key.shape[-2]
-    index = jnp.broadcast_to(
-      self._distance_index(positions, size)[None, None], (*query.shape[:2], positions.shape[0], size)
-    )
-    return jnp.take_along_axis(products, index, axis=-1)
+    index = _for_all_heads(self._distance_index(positions, key.shape[-2], key_positions))
+    return jnp.take_along_axis(products, jnp.broadcast_to(index, (*query.shape[:2], *index.shape[2:])), axis=-1)
 
-  def shift(self, weights, positions):
+  def shift(self, weights, positions, key_positions=None):
+    index = self._distance_index(positions, weights.shape[-1], key_positions)
     # Cast here and not in the table, so that the gradients of equal distances are added in float32.
-    vectors = self.of_values[self._distance_index(positions, weights.shape[-1])].astype(weights.dtype)
-    return jnp.einsum('bnts,tsf->bntf', weights, vectors)
+    vectors = self.of_values[index].astype(weights.dtype)
+    rows = 'b' if index.ndim == 3 else ''
+    return jnp.einsum(f'bnts,{rows}tsf->bntf', weights, vectors)
 
 
 class Buckets(Positions):
@@ -176,7 +185,7 @@ class Buckets(Positions):
   shared_across_layers = True
 
   @nn.compact
-  def bias(self, query, key, positions, mask):
+  def bias(self, query, key, positions, mask, key_positions=None):
     min_buckets = 4 if self.bidirectional else 2
     if self.buckets < min_buckets or self.max_distance <= self.buckets // min_buckets:
       raise UserError(
@@ -184,8 +193,9 @@ class Buckets(Positions):
         f'got buckets={self.buckets} and max_distance={self.max_distance}'
       )
     table = self.param('table', nn.initializers.normal(self.features**-0.5), (self.heads, self.buckets))
-    offsets = relative_positions(positions, key.shape[-2])
-    return table[:, bucket_of(offsets, self.buckets, self.max_distance, self.bidirectional)]
+    offsets = _offsets(positions, key.shape[-2], key_positions)
+    buckets = bucket_of(offsets, self.buckets, self.max_distance, self.bidirectional)
+    return jax.vmap(lambda of_head: of_head[buckets], out_axes=-3)(table)
 
 
 class Rotary(Positions):
@@ -203,7 +213,7 @@ class Rotary(Positions):
     half = x.shape[-1] // 2
     if 2 * half != x.shape[-1]:
       raise UserError(f"position 'rope': the number of features per head must be even, got {x.shape[-1]}")
-    table = _sinusoids(positions, x.shape[-1], self.base)[None, None]
+    table = _for_all_heads(_sinusoids(positions, x.shape[-1], self.base))
     sin = table[..., :half]
     cos = table[..., half:]
     first = x[..., :half].astype(jnp.float32)
@@ -221,9 +231,9 @@ class Alibi(Positions):
   depends_on = ('heads',)
   in_attention = True
 
-  def bias(self, query, key, positions, mask):
-    slopes = jnp.asarray(alibi_slopes(self.heads), jnp.float32)
-    return -slopes[:, None, None] * jnp.abs(relative_positions(positions, key.shape[-2]))[None]
+  def bias(self, query, key, positions, mask, key_positions=None):
+    distances = jnp.abs(_offsets(positions, key.shape[-2], key_positions))
+    return jax.vmap(lambda slope: -slope * distances, out_axes=-3)(jnp.asarray(alibi_slopes(self.heads), jnp.float32))
 
 
 class Forgetting(Positions):
@@ -236,6 +246,7 @@ class Forgetting(Positions):
   """
 
   in_attention = True
+  keys_in_order = True
   annotations = 1
 
   @nn.compact
@@ -243,11 +254,11 @@ class Forgetting(Positions):
     gates = Dense(heads, True, accumulation_dtype(encoded), name='gate')(encoded)
     return jax.nn.log_sigmoid(gates).swapaxes(1, 2)[..., None]
 
-  def bias(self, query, key, positions, mask):
+  def bias(self, query, key, positions, mask, key_positions=None):
     log_gates = key[..., None, :, -1].astype(accumulation_dtype(key))
     totals = jnp.cumsum(jnp.where(mask[:, None], log_gates, 0.0), axis=-1)  # [B, G, 1 or T, S]
-    totals = jnp.broadcast_to(totals, (*totals.shape[:2], positions.shape[0], totals.shape[-1]))
-    index = positions[None, None, :, None]
+    totals = jnp.broadcast_to(totals, (*totals.shape[:2], positions.shape[-1], totals.shape[-1]))
+    index = _for_all_heads(positions[..., None])
     of_queries = jnp.take_along_axis(totals, index, axis=-1, mode='fill', fill_value=jnp.nan)
     forgotten = -jnp.abs(jnp.where(index < 0, jnp.nan, of_queries) - totals)  # by default, -1 is the last position
     return jnp.repeat(forgotten, query.shape[1] // key.shape[1], axis=1)
@@ -268,16 +279,17 @@ class Contextual(Positions):
   max_positions: Size = 64
   depends_on = ('features',)
   in_attention = True
+  keys_in_order = True
 
   @nn.compact
-  def bias(self, query, key, positions, mask):
+  def bias(self, query, key, positions, mask, key_positions=None):
     dtype = accumulation_dtype(query)
     table = self.param('table', nn.initializers.zeros_init(), (self.max_positions, self.features))
     key = jnp.repeat(key, query.shape[1] // key.shape[1], axis=1)
     query = query * query.shape[-1] ** -0.5
     gates = jax.nn.sigmoid(jnp.einsum('bntf,bnsf->bnts', query, key, preferred_element_type=dtype))
     gates = jnp.where(mask[:, None], gates, 0.0)
-    is_later = relative_positions(positions, key.shape[-2]) > 0
+    is_later = _for_all_heads(_offsets(positions, key.shape[-2], key_positions)) > 0
     count = jax.lax.cumsum(jnp.where(is_later, 0.0, gates), axis=3, reverse=True)
     if self.bidirectional:
       count = jnp.where(is_later, jax.lax.cumsum(jnp.where(is_later, gates, 0.0), axis=3), count)
@@ -361,6 +373,19 @@ def bucket_of(offset: jax.Array, buckets: int, max_distance: int, bidirectional:
   logarithmic = jnp.log(jnp.maximum(distance, 1) / exact) / np.log(max_distance / exact) * (buckets - exact)
   logarithmic = jnp.minimum(exact + logarithmic.astype(jnp.int32), buckets - 1)
   return first_bucket + jnp.where(distance < exact, distance, logarithmic)
+
+
+def _offsets(positions: jax.Array, size: int, key_positions: jax.Array | None) -> jax.Array:
+  """Returns s - t for queries and keys at these positions, [T, S] or [B, T, S]; the keys of None at 0 ... size - 1."""
+  keys = jnp.arange(size) if key_positions is None else key_positions
+  if positions.ndim != keys.ndim:
+    positions, keys = jnp.atleast_2d(positions), jnp.atleast_2d(keys)
+  return keys[..., None, :] - positions[..., :, None]
+
+
+def _for_all_heads(x: jax.Array) -> jax.Array:
+  """Returns x [T, S] or [B, T, S] as [1 or B, 1, T, S]."""
+  return x.reshape(-1, 1, *x.shape[-2:])
 
 
 def _sinusoids(positions: jax.Array, features: int, base: float = 10000.0) -> jax.Array:

@@ -180,9 +180,9 @@ class LayerCarry(NamedTuple):
   """Carry of a decoder layer from one step to the next.
 
   Attributes:
-    key, value: cached keys and values of self-attention at L positions, [B, G, L, F / N] for G heads of keys and values
-      and N heads of queries; values have 2 F / N features if the attention is `differential`.
-    self_attention, cross: carries of both attentions; () for an attention that is not recurrent.
+    key, value: cached keys and values of self-attention at L positions, [B, G, L, H] for G heads of keys and values of
+      H features; values have 2 H features if the attention is `differential`.
+    self_attention, cross: carries of both attentions; () for an attention that needs none.
   """
 
   key: jax.Array
@@ -235,7 +235,7 @@ class DecoderLayer(nn.Module):
       return jnp.zeros((*x.shape[:2], size, x.shape[-1]), x.dtype)
 
     def init_carry(attention: Attention, memory: Memory) -> Any:
-      return attention.init_carry(memory) if attention.is_recurrent else ()
+      return attention.init_carry(memory) if attention.needs_carry else ()
 
     cache = Memory(empty_cache(one_step.key), empty_cache(one_step.value), one_step.mask)
     return LayerCarry(cache.key, cache.value, init_carry(self.attention, cache), init_carry(self.cross, memory))
@@ -314,11 +314,11 @@ def with_head_axis(weights: jax.Array, heads: int) -> jax.Array:
 def attend_single_query(
   attention: Attention, carry: Any, query: jax.Array, memory: Memory, deterministic: bool, position=None
 ):
-  """Attends with one query [B, D]; the carry is () if the attention is not recurrent.
+  """Attends with one query [B, D]; the carry is () if the attention needs none.
 
   Args:
     attention: attention over the memory.
-    carry: carry of the previous query; () before the first one, and if the attention is not recurrent.
+    carry: carry of the previous query; () before the first one, and if the attention needs none.
     query: queries, [B, D].
     memory: the memory, as `attention.remember` returns it.
     deterministic: whether to use test-time behaviour.
@@ -328,4 +328,4 @@ def attend_single_query(
     The next carry, the context, and the weights.
   """
   new_carry, attended = attention(carry or attention.init_carry(memory), query, memory, deterministic, position)
-  return (new_carry if attention.is_recurrent else ()), attended.context, attended.weights
+  return (new_carry if attention.needs_carry else ()), attended.context, attended.weights

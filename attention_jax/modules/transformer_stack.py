@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from attention_jax.errors import UserError
 from attention_jax.modules.attention import Attention
+from attention_jax.modules.differential import INITIAL_LAMBDA, lambda_of_layer
 from attention_jax.modules.heads import check_heads
 from attention_jax.modules.linear import Dense
 from attention_jax.modules.positions import Positions, parse_position
@@ -29,6 +30,7 @@ class Stack(nn.Module):
     heads: number N of heads.
     hidden: features of the hidden layer of feed-forward networks.
     score, alignment, implementation, kv_heads: fields of self-attention; see modules.attention.
+    head_dim: features of a head of self-attention; 0 stands for features / heads.
     position: a spec of POSITIONS.
     window, sinks: arguments of `self_attention_mask` for self-attention.
     norm: a key of NORMS.
@@ -37,6 +39,8 @@ class Stack(nn.Module):
       torch.nn.Transformer does.
     epsilon: added to the variance (layer) or mean square (rms) in normalisation.
     bias, differential, gate: fields of self-attention; see modules.attention.
+    lambda_by_layer: whether λ₀ of differential attention is 0.8 - 0.6 exp(-0.3 (l - 1)) in layer l = 1, 2, ..., as in
+      the models of Ye et al. 2025, instead of 0.8 in all layers.
     activation: a key of ACTIVATIONS.
     dropout: dropout rate of the results of sublayers; that of embeddings is a field of their module.
     attention_dropout: dropout rate of the weights of self-attention.
@@ -69,6 +73,8 @@ class Stack(nn.Module):
   activation: str = 'relu'
   dropout: Fraction = 0.0
   remat: bool = False
+  head_dim: Count = 0
+  lambda_by_layer: bool = False
   dtype: jnp.dtype = jnp.float32
   sublayers = 2  # per layer
 
@@ -78,7 +84,9 @@ class Stack(nn.Module):
     Raises:
       UserError: for options that contradict each other, an unknown position, and an unknown norm of the last layer.
     """
-    check_heads('transformer', self.features, self.heads)
+    check_heads('transformer', self.head_dim * self.heads or self.features, self.heads)
+    if self.lambda_by_layer and not self.differential:
+      raise UserError('transformer: lambda_by_layer must be False without differential=True, got lambda_by_layer=True')
     if self.sinks and not self.window:
       raise UserError(f'transformer: sinks must be 0 without a window (window=0), got sinks={self.sinks}')
     self.bidirectional = not causal
@@ -91,7 +99,7 @@ class Stack(nn.Module):
 
   def _make_positions(self) -> Positions:
     cls, options = parse_position(self.position)
-    return cls(self.heads, self.features // self.heads, self.bidirectional, **options)
+    return cls(self.heads, self.head_dim or self.features // self.heads, self.bidirectional, **options)
 
   def _attention_positions(self) -> Positions | None:
     """Positions of the self-attention of one layer; None if positions are added to embeddings."""
@@ -110,8 +118,8 @@ class Stack(nn.Module):
     """Factor of the initial variance of the last kernel of a sublayer."""
     return 1 / (self.layers * self.sublayers)
 
-  def self_attention(self) -> Attention:
-    """Returns the self-attention of one layer."""
+  def self_attention(self, layer: int) -> Attention:
+    """Returns the self-attention of one layer, 0 for the first one."""
     attention = Attention(
       self.score,
       self.alignment,
@@ -126,6 +134,8 @@ class Stack(nn.Module):
       differential=self.differential,
       gate=self.gate,
       output_scale=self.residual_scale,
+      head_dim=self.head_dim,
+      initial_lambda=lambda_of_layer(layer + 1) if self.lambda_by_layer else INITIAL_LAMBDA,
       dtype=self.dtype,
     )
     return require_backprop(attention)

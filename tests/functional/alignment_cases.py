@@ -95,6 +95,11 @@ def _capped_softmax(scores, cap):
   return _softmax(np.array([cap * np.tanh(e / cap) for e in scores]))
 
 
+def _combined_softmax(scores, sink):
+  scaled = [0.8 * np.log(len(scores)) * e / 0.7 for e in scores]
+  return _sink_softmax([1.5 * np.tanh(e / 1.5) for e in scaled], sink)
+
+
 def _stick_breaking(scores):
   weights = np.zeros(len(scores))
   rest = 1.0
@@ -321,6 +326,11 @@ ALIGNMENT_CASES = [
   Case('sink_softmax', {**_SCORED, 'sink': np.array(0.7)}, over_unmasked(_sink_softmax)),
   Case('scalable_softmax', {**_SCORED, 'scale': np.array(0.8)}, over_unmasked(_scalable_softmax)),
   Case('capped_softmax(cap=1.5)', {**_SCORED, 'cap': 1.5}, over_unmasked(_capped_softmax)),
+  Case(
+    'softmax(temperature=0.7, length_scale=0.8, cap=1.5, sink=True)',
+    {**_SCORED, 'sink': np.array(0.7)},
+    over_unmasked(_combined_softmax),
+  ),
   Case('stick_breaking', _SCORED, over_unmasked(_stick_breaking)),
   Case('proportional', _SCORED, over_unmasked(_proportional)),
   Case('sparsemax', _SCORED, over_unmasked(_sparsemax)),

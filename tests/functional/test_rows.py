@@ -363,3 +363,16 @@ def test_invalid_options_of_spec_strings_raise(alignment, message):
   options = {'params': params, 'rng': jax.random.key(1), 'deterministic': False}
   with pytest.raises(aj.UserError, match=re.escape(message)):
     aj.attend(query, memory, memory, score='dot', alignment=alignment, **options)
+
+
+@pytest.mark.parametrize('name', ['scaled_dot', 'normed_dot'])
+def test_a_scale_replaces_the_inverse_root_of_the_width(name):
+  query, key = jnp.asarray(draw(8, seed=1), jnp.float32), jnp.asarray(draw(5, 8), jnp.float32)
+  params = {'query_gain': query, 'key_gain': 1 + query} if name == 'normed_dot' else {}
+  scaled, row = (lookup(spec, aj.SCORES, 'score') for spec in (f'{name}(scale=0.5)', name))
+  expected = row.fn(query, key, **params) * 8**0.5 * 0.5
+  np.testing.assert_allclose(scaled.fn(query, key, **params), expected, rtol=1e-5, atol=1e-6)
+  q, k = scaled.form.fn(query, key, **params)
+  np.testing.assert_allclose(k @ q, expected, rtol=1e-4, atol=1e-5)
+  with pytest.raises(aj.UserError, match=f'{name}: scale must be one number, got an array of shape'):
+    row.fn(query, key, **params, scale=jnp.ones(5))

@@ -180,3 +180,20 @@ def test_a_row_is_a_static_argument_of_jit(rng):
   expected = aj.attend(query, key, key, **options)
   np.testing.assert_allclose(attend(query, key, key, **options).context, expected.context, rtol=1e-5)
   assert hash(alignment) == hash(alignment._replace(sizes={'n': 1}))
+
+
+def test_a_spec_makes_an_optional_parameter_learned_or_fixes_it():
+  learned, fixed, without, plain_row = (
+    lookup(spec, aj.ALIGNMENTS, 'alignment')
+    for spec in ('softmax(sink=True, cap=2.0)', 'softmax(sink=0.5)', 'softmax(sink=False)', 'softmax')
+  )
+  assert set(learned.params) == {'sink'} and not fixed.params and without.fn is plain_row.fn
+  assert lookup('softmax(sink=True, cap=2.0)', aj.ALIGNMENTS, 'alignment') == learned
+  scores, mask = jax.numpy.arange(3.0), jax.numpy.ones(3, bool)
+  np.testing.assert_array_equal(fixed.fn(scores, mask), aj.alignments.sink_softmax(scores, mask, sink=0.5))
+  with pytest.raises(aj.UserError, match='softmax: sink must be one number, got True; only a spec string makes it'):
+    aj.alignments.softmax(scores, mask, sink=True)
+  with pytest.raises(aj.UserError, match=r"option sink must be float \| bool \| None, got 'a'"):
+    lookup("softmax(sink='a')", aj.ALIGNMENTS, 'alignment')
+  with pytest.raises(TypeError, match='must take the optional parameter w by keyword, with default None'):
+    check_table({'name': Row(plain, optional={'w': Param(())})})

@@ -11,7 +11,10 @@ from jaxtyping import config
 
 import attention_jax as aj
 from attention_jax.functional import attend as definition
+from attention_jax.functional.table import Product
+from attention_jax.kernels import chunked, flash_blocks
 from attention_jax.kernels.api import IMPLEMENTATIONS
+from attention_jax.kernels.target import compile_for
 
 B, T, S, D, K, V, F = 2, 3, 7, 5, 11, 13, 17
 ARGUMENTS = {'query': jnp.ones((B, T, D)), 'key': jnp.ones((B, S, D)), 'value': jnp.ones((B, S, V))}
@@ -265,3 +268,209 @@ def test_heads_of_queries_share_those_of_keys(mask):
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), actual, expected)
   with pytest.raises(aj.UserError, match='must broadcast to each other'):
     aj.attend(query[:, :3], key, value)
+
+
+COMBINED = 'softmax(temperature=0.7, cap=2.0, sink=True, length_scale=True)'
+HEADS, KEY_HEADS = 4, 2
+MASK_OF_HEADS = aj.Mask.causal().at(2) & aj.Mask.lengths(jnp.array([[S], [4]]))
+EMPTY_MASK = aj.Mask.array(jnp.ones((B, 1, T, S), bool).at[0, 0, 1].set(False))
+
+
+def heads_of(seed=0, dtype=jnp.float32):
+  """Returns queries of four heads, and keys and values of two."""
+  rngs = jax.random.split(jax.random.key(seed), 3)
+  shapes = ((B, HEADS, T, D), (B, KEY_HEADS, S, D), (B, KEY_HEADS, S, V))
+  return [jax.random.normal(rng, shape, dtype) for rng, shape in zip(rngs, shapes, strict=True)]
+
+
+def value_and_gradients(inputs, params, implementation, **options):
+  """Returns the results of attend, and the gradients of a loss of all finite ones."""
+
+  def loss(inputs, params):
+    attended = aj.attend(*inputs, params=params, implementation=implementation, **options)
+    leaves = [jnp.where(jnp.isfinite(x), x, 0.0) for x in jax.tree.leaves(attended)]
+    return sum((jnp.cos(jnp.arange(x.size, dtype=x.dtype)) * x.reshape(-1)).sum() for x in leaves), attended
+
+  return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(inputs, params)
+
+
+def assert_close(actual, expected, rtol=1e-4, atol=1e-5):
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), actual, expected)
+
+
+@pytest.mark.parametrize('alignment', ['softmax', 'smoothed', COMBINED])
+@pytest.mark.parametrize('mask', [MASK_OF_HEADS, EMPTY_MASK], ids=['causal', 'empty'])
+def test_the_log_of_the_sum_is_that_of_the_scores_of_the_softmax(mask, alignment):
+  params = aj.init_params(jax.random.key(1), score='scaled_dot', alignment=alignment, query=D, key=D, features=D)
+  options = {'alignment': alignment, 'mask': mask, 'return_log_sum': True}
+  inputs = heads_of()
+  (_, attended), gradients = expected = value_and_gradients(inputs, params, 'xla', **options)
+  assert attended.log_sum.dtype == jnp.float32 and attended.log_sum.shape == (B, HEADS, T)
+  for implementation in ('chunked', 'flash', 'auto'):
+    assert_close(value_and_gradients(inputs, params, implementation, **options), expected)
+  if mask is EMPTY_MASK:
+    assert np.isneginf(attended.log_sum[0, :, 1]).all() and np.isfinite(attended.log_sum[1]).all()
+    assert not np.any(gradients[0][0][0, :, 1])
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradients))
+  if alignment == 'softmax':
+    scores = jnp.einsum('bntd,bnsd->bnts', inputs[0], jnp.repeat(inputs[1], 2, 1)) / np.sqrt(D)
+    dense = jnp.broadcast_to(mask.dense(T, S), scores.shape)
+    assert_close(attended.log_sum, jax.nn.logsumexp(jnp.where(dense, scores, -jnp.inf), axis=-1))
+  half = [x.astype(jnp.bfloat16) for x in inputs]
+  assert aj.attend(*half, params=params, **options).log_sum.dtype == jnp.float32
+
+
+def test_the_log_of_the_sum_of_an_additive_score_and_what_has_none():
+  inputs, params = heads_of(), {'score': {'v': jnp.arange(5.0)}}
+  options = {'score': 'additive', 'return_log_sum': True, 'return_weights': False}
+  expected = value_and_gradients(inputs, params, 'xla', **options)
+  assert_close(value_and_gradients(inputs, params, 'factored', **options), expected)
+  with pytest.raises(
+    aj.UserError, match=r'return_log_sum needs a form of softmax, .*; expected one of: softmax, smoot'
+  ):
+    aj.attend(*inputs, alignment='sparsemax', return_log_sum=True)
+  with pytest.raises(aj.UserError, match="'splash': the kernel does not return the log of the sum"), interpreted():
+    aj.attend(*inputs, return_log_sum=True, implementation='splash')
+  with pytest.raises(aj.UserError, match="'pallas_additive': the kernel does not return the log"), interpreted():
+    aj.attend(*inputs, params=params, **options, implementation='pallas_additive')
+
+
+def interpreted():
+  return compile_for('interpret')
+
+
+@pytest.mark.parametrize(
+  ('score', 'implementation'),
+  [('additive', 'xla'), ('additive', 'factored'), ('normed_dot', 'chunked'), ('normed_dot', 'flash')],
+)
+def test_parameters_may_have_the_leading_axes_of_queries(score, implementation):
+  """A sink and projections of each head, and vectors of each head and sequence, equal attend for each head alone."""
+  inputs = heads_of()
+  rngs = jax.random.split(jax.random.key(2), 4)
+  params = {'alignment': {'sink': jnp.arange(4.0)}}
+  if score == 'additive':
+    params['score'] = {'v': jax.random.normal(rngs[0], (B, HEADS, F))}
+    params['query'] = jax.random.normal(rngs[2], (HEADS, D, F))
+    params['key'] = jax.random.normal(rngs[3], (KEY_HEADS, D, F))
+  else:
+    gains = {'query_gain': (B, HEADS, D), 'key_gain': (D,)}
+    params['score'] = {name: jax.random.normal(rngs[0], shape) for name, shape in gains.items()}
+  options = {'score': score, 'alignment': 'sink_softmax'}
+  (_, attended), gradients = value_and_gradients(inputs, params, implementation, mask=MASK_OF_HEADS, **options)
+
+  def of_head(path, x, b, n):
+    core = {'sink': 0, 'query': 2, 'key': 2}.get(path[-1].key, 1)
+    head = n // 2 if path[-1].key == 'key' else n
+    return x[(b, head)[2 - (x.ndim - core) :]]
+
+  for b, n in np.ndindex(B, HEADS):
+    of_this = jax.tree.map_with_path(lambda path, x, b=b, n=n: of_head(path, x, b, n), params)
+    operands = inputs[0][b, n], inputs[1][b, n // 2], inputs[2][b, n // 2]
+    alone = aj.attend(*operands, MASK_OF_HEADS.dense(T, S)[b, 0], params=of_this, **options)
+    assert_close(jax.tree.map(lambda x, b=b, n=n: x[b, n], attended), alone)
+  assert jax.tree.map(jnp.shape, gradients[1]) == jax.tree.map(jnp.shape, params)
+
+
+def test_leading_axes_of_parameters_must_broadcast():
+  with pytest.raises(aj.UserError, match=r"\['sink'\] must be \[\], got \[3\]; axes before these .* to \(2, 2, 2\)"):
+    aj.attend(*heads_of(), alignment='sink_softmax', params={'alignment': {'sink': jnp.ones(3)}})
+
+
+def distance_bias(*, query_position, key_position, slope):
+  """Distances, without the position before the query."""
+  distance = query_position - key_position
+  return jnp.where(distance == 1, -jnp.inf, -slope * jnp.abs(distance).astype(slope.dtype))
+
+
+DISTANCE = aj.Row(distance_bias, params={'slope': aj.Param(())})
+
+
+@pytest.mark.parametrize('alignment', ['softmax', COMBINED])
+@pytest.mark.parametrize('implementation', ['chunked', 'flash', 'factored', 'linear', 'auto'])
+def test_a_bias_may_be_a_function_of_positions(implementation, alignment, monkeypatch):
+  monkeypatch.setattr(flash_blocks, 'BLOCK', 2)
+  monkeypatch.setattr(chunked, 'MAX_BLOCK_SCORES', 2 * S)
+  score = {'factored': 'additive', 'linear': 'elu_dot'}.get(implementation, 'scaled_dot')
+  alignment = 'proportional' if implementation == 'linear' else alignment
+  params = aj.init_params(jax.random.key(1), score=score, alignment=alignment, query=D, key=D, features=D)
+  slopes = jnp.arange(1.0, 5.0) / 4
+  options = {'score': score, 'alignment': alignment, 'mask': MASK_OF_HEADS}
+  params_of_bias = params | {'bias': {'slope': slopes}}
+  actual = value_and_gradients(heads_of(), params_of_bias, implementation, bias=DISTANCE, **options)
+  assert_close(value_and_gradients(heads_of(), params_of_bias, 'xla', bias=DISTANCE, **options), actual)
+  positions = {'query_position': jnp.arange(T)[:, None] + 2, 'key_position': jnp.arange(S)[None]}
+  array = jnp.stack([distance_bias(**positions, slope=slope) for slope in slopes])
+  (_, expected), gradients = value_and_gradients(heads_of(), params, 'xla', bias=array, **options)
+  assert_close(actual[0][1], expected)
+  assert_close(actual[1][0], gradients[0])
+
+
+def test_flash_stores_no_array_for_a_bias_of_positions():
+  query, key, value = (jnp.ones((2048, 4)) for _ in range(3))
+
+  def context(query):
+    bias = lambda *, key_position: jnp.sin(key_position.astype(jnp.float32))  # noqa: E731
+    return aj.attend(query, key, value, bias=bias, implementation='flash', return_weights=False).context.sum()
+
+  memory = jax.jit(jax.grad(context)).lower(query).compile().memory_analysis()
+  assert memory.temp_size_in_bytes < 2 * 2048 * 2048  # an array [T, S] has twice as many bytes
+
+
+@pytest.mark.parametrize('implementation', ['chunked', 'flash', 'linear'])
+def test_scores_may_depend_on_positions_without_being_recurrent(implementation, monkeypatch):
+  """A product of rotated factors, that of rotary positions."""
+  monkeypatch.setattr(chunked, 'MAX_BLOCK_SCORES', 2 * S)
+
+  def turn(x, positions):  # [n, D], [n]
+    angles = positions.astype(x.dtype)[:, None] * jnp.array([[0.3, 0.05]])
+    first, second = x[:, :2], x[:, 2:4]
+    return jnp.abs(
+      jnp.concatenate([first * jnp.cos(angles) - second * jnp.sin(angles), second * jnp.cos(angles)], axis=1)
+    )
+
+  def rotated(query, key, *, query_position, key_position):
+    return turn(query[None], jnp.asarray(query_position)[None])[0], turn(key, key_position)
+
+  def score(query, key, *, query_position, key_position):
+    q, k = rotated(query, key, query_position=query_position, key_position=key_position)
+    return k @ q
+
+  row = aj.Row(score, form=Product(rotated, nonnegative=True))
+  assert not row.is_recurrent and not row.is_pointwise
+  alignment = 'proportional' if implementation == 'linear' else 'softmax'
+  options = {'score': row, 'alignment': alignment, 'return_weights': False}
+  options['mask'] = aj.Mask.lengths(jnp.array([[S], [4]])).at(2)
+  expected = value_and_gradients(heads_of(), None, 'xla', **options)
+  assert_close(value_and_gradients(heads_of(), None, implementation, **options), expected)
+  query, key, value = (x[0, 0] for x in heads_of())
+  scores = jnp.stack([score(q, key, query_position=t + 2, key_position=jnp.arange(S)) for t, q in enumerate(query)])
+  weights = scores / scores.sum(1, keepdims=True) if implementation == 'linear' else jax.nn.softmax(scores)
+  assert_close(expected[0][1].context[0, 0], weights @ value)
+
+
+def test_an_alignment_may_depend_on_positions_one_query_at_a_time():
+  def nearest(scores, mask, *, query_position, key_position):
+    return jnp.where(mask & (key_position == query_position), 1.0, 0.0)
+
+  attended = aj.attend(*ARGUMENTS.values(), alignment=nearest)
+  np.testing.assert_array_equal(attended.weights, jnp.broadcast_to(jnp.eye(T, S), (B, T, S)))
+  row = aj.Row(nearest)
+  carry = aj.init_carry('dot', row, S)
+  memory = aj.remember(ARGUMENTS['key'][0], ARGUMENTS['value'][0])
+  for t in range(T):
+    carry, step = aj.attend_step('dot', row, None, carry, ARGUMENTS['query'][0, t], memory)
+    np.testing.assert_array_equal(step.weights, attended.weights[0, t])
+
+
+@pytest.mark.parametrize(
+  ('bias', 'message'),
+  [
+    (lambda score: score, 'a bias that is a function takes only .*; got score'),
+    (lambda *, query_position, step: step, 'takes only .*, by keyword; got step'),
+    (lambda *, query_position: query_position, r'a bias of positions must be float \[S\] = \[7\], got int32 \[\]'),
+    (lambda *, key_position, slope: key_position, r"params\['bias'\] must have the entries \['slope'\], got \[\]"),
+  ],
+)
+def test_other_functions_are_no_bias(bias, message):
+  with pytest.raises(aj.UserError, match=message):
+    aj.attend(**ARGUMENTS, bias=bias)

@@ -21,6 +21,7 @@ PRODUCTS = [name for name, row in aj.SCORES.items() if isinstance(row.form, Prod
 OTHER_SOFTMAXES = [
   name for name, row in aj.ALIGNMENTS.items() if isinstance(row.form, SoftmaxForm) and name != 'softmax'
 ]
+OTHER_SOFTMAXES.append('softmax(temperature=0.5, length_scale=True, cap=2.0, sink=True)')
 RANDOM = np.random.default_rng(0)
 MASK = jnp.asarray(RANDOM.random((B, T, S)) < 0.5).at[0, 3].set(False).at[:, :, 4].set(False)
 MASKS = {

@@ -20,6 +20,7 @@ from attention_jax.kernels.target import compile_for
 ROOT = Path(__file__).parents[2]
 T, D, V = 20, 8, 6
 ALIGNMENTS = ('softmax(temperature=2.0)', 'capped_softmax(cap=2.0)', 'sink_softmax', 'scalable_softmax')
+ALIGNMENTS += ('softmax(temperature=0.5, length_scale=0.7, cap=2.0, sink=True)',)
 PRODUCTS = [score for score, row in aj.SCORES.items() if isinstance(row.form, Product)]
 PAIRS = list(itertools.product(PRODUCTS, ALIGNMENTS))
 LENGTHS = jnp.array([[0], [13]])

@@ -515,3 +515,114 @@ def test_the_examples_show_every_public_method():
   names = [name for name, value in vars(Attention).items() if inspect.isfunction(value) and not name.startswith('_')]
   docstring = Attention.__doc__
   assert [name for name in names if name != 'setup' and f'.{name}(' not in docstring] == []
+
+
+def attend_at(module, query, encoded, mask=None, of_queries=None, of_keys=None, **options):
+  memory = module.remember(encoded, mask, of_keys)
+  return module.parallel(query, memory, positions=of_queries, **options)
+
+
+def test_features_of_a_head_need_not_divide_the_features():
+  module = aj.Attention('scaled_dot', 'softmax', FEATURES, heads=4, kv_heads=2, head_dim=5)
+  query, encoded = draw(B, T, QUERY), draw(B, S, ENCODED)
+  params = parameters(module, query, encoded)
+  attended, stepped = run_both_ways(module, params, query, encoded, MASK)
+  assert_close(stepped, attended)
+  learned = params['params']
+  assert {name: learned[name]['kernel'].shape for name in ('query_kernel', 'value_kernel', 'join')} == {
+    'query_kernel': (4, QUERY, 5),
+    'value_kernel': (2, ENCODED, 5),
+    'join': (20, FEATURES),
+  }
+  heads = []
+  for n in range(4):
+    operands = (
+      query @ learned['query_kernel']['kernel'][n],
+      *(encoded @ learned[name]['kernel'][n // 2] for name in ('key_kernel', 'value_kernel')),
+    )
+    heads.append(aj.attend(*operands, MASK[:, None]).context)
+  assert_close(attended.context, jnp.concatenate(heads, -1) @ learned['join']['kernel'])
+  with pytest.raises(aj.UserError, match=r'head_dim must be 0 for one head .* got head_dim=3'):
+    parameters(aj.Attention('dot', head_dim=3), query, query)
+
+
+@pytest.mark.parametrize('score', ['normed_dot(epsilon=0.01)', 'normed_dot(epsilon=0.01, scale=0.3)'])
+def test_rotary_positions_rotate_normalised_queries_and_keys(score):
+  """Qwen3 and Gemma 3: an RMSNorm of the projected queries and keys, then the rotation, then the product."""
+  rotary = POSITIONS['rope']()
+  module = aj.Attention(score, 'softmax', FEATURES, heads=4, kv_heads=2, head_dim=6, positions=rotary)
+  x, indices = draw(B, S, QUERY), jnp.arange(S)
+  params = variables(module, x, x, MASK, indices, indices, method=attend_at)
+  attended = jax.jit(functools.partial(module.apply, method=attend_at))(params, x, x, MASK, indices, indices)
+  learned = params['params']
+  gains = learned['score_params']
+  assert {name: gain.shape for name, gain in gains.items()} == {'query_gain': (4, 6), 'key_gain': (2, 6)}
+
+  def normalise(x, gain):
+    return rotary.rotate(x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True) + 0.01) * gain[None, None], indices)
+
+  for n in range(4):
+    q = normalise((x @ learned['query_kernel']['kernel'][n])[:, None], gains['query_gain'][n][None])
+    k = normalise((x @ learned['key_kernel']['kernel'][n // 2])[:, None], gains['key_gain'][n // 2][None])
+    scores = (q @ k.swapaxes(2, 3))[:, 0] * (0.3 if 'scale' in score else 6**-0.5)
+    weights = jax.nn.softmax(scores, where=MASK[:, None] & jnp.ones_like(scores, bool))
+    assert_close(attended.weights[:, n], jnp.where(MASK[:, None], weights, 0))
+
+
+@pytest.mark.parametrize('kind', ['rope', 'alibi', 't5', 'shaw'])
+def test_sequences_may_have_positions_of_their_own(kind):
+  """Padding on the left: the positions of a sequence count from its first token."""
+  module = aj.Attention('scaled_dot', 'softmax', FEATURES, heads=1, positions=POSITIONS[kind](1, FEATURES))
+  x = draw(B, S, QUERY)
+  padding = jnp.array([0, 2])
+  positions = jnp.arange(S)[None] - padding[:, None]
+  mask = positions >= 0
+  params = variables(module, x, x, mask, positions[0], positions[0], method=attend_at)
+  run = jax.jit(functools.partial(module.apply, method=attend_at))
+  attended = run(params, x, x, mask, positions, positions)
+  for row, start in enumerate(padding.tolist()):
+    alone = x[row : row + 1, start:]
+    indices = jnp.arange(S - start)
+    expected = run(params, alone, alone, None, indices, indices)
+    assert_close(attended.context[row, start:], expected.context[0])
+    assert_close(attended.weights[row, start:, start:], expected.weights[0])
+  memory = module.apply(params, x, mask, positions, method='remember')
+  carry = module.apply(params, memory, method='init_carry')
+  _, step = jax.jit(module.apply)(params, carry, x[:, 4], memory, position=positions[:, 4])
+  assert_close(step, jax.tree.map(lambda x: x[:, 4], attended))
+
+
+def test_positions_that_are_counted_in_order_are_shared_by_all_sequences():
+  module = aj.Attention('scaled_dot', 'softmax', FEATURES, positions=POSITIONS['forgetting']())
+  with pytest.raises(aj.UserError, match=r'must be 0 ... S - 1 for every sequence with Forgetting, got \[2, 7\]'):
+    positions = jnp.zeros((B, S), int)
+    variables(module, draw(B, S, QUERY), draw(B, S, QUERY), MASK, positions, positions, method=attend_at)
+
+
+@pytest.mark.parametrize('implementation', ['xla', 'flash'])
+@pytest.mark.parametrize('shape', [(S,), (T, 1), (4, 1, S), (B, 4, T, S), (B, 1, 1, S)], ids=str)
+def test_a_bias_is_added_to_the_scores_of_all_queries(shape, implementation):
+  positions = POSITIONS['alibi'](4)
+  module = aj.Attention('scaled_dot', 'softmax', 8, heads=4, kv_heads=2, positions=positions, implementation='xla')
+  query, encoded = draw(B, T, QUERY), draw(B, S, ENCODED)
+  indices = jnp.arange(T), jnp.arange(S)
+  params = variables(module, query, encoded, MASK, *indices, method=attend_at)
+  bias = draw(*shape).at[..., :1].set(-jnp.inf)
+
+  def attend(module, bias=None, implementation='xla'):
+    module = module.clone(implementation=implementation)
+    return module.apply(params, query, encoded, MASK, *indices, bias=bias, method=attend_at)
+
+  attended = jax.jit(attend, static_argnums=(0, 2))(module, bias, implementation)
+  plain = jax.jit(attend, static_argnums=0)(module)
+  full = jnp.broadcast_to(bias.reshape((1,) * (4 - bias.ndim) + bias.shape), (B, 4, T, S))
+  weights = plain.weights * jnp.exp(full)
+  total = weights.sum(-1, keepdims=True)
+  assert_close(attended.weights, jnp.where(total > 0, weights / jnp.where(total > 0, total, 1), 0))
+
+
+def test_a_bias_of_another_shape_is_an_error():
+  module = aj.Attention('dot').bind({})
+  memory = module.remember(draw(B, S, QUERY))
+  with pytest.raises(aj.UserError, match=r'attention: bias \(3, 3, 7\) does not broadcast to .* \(2, 1, 3, 7\)'):
+    module.parallel(draw(B, T, QUERY), memory, bias=jnp.zeros((T, T, S)))
