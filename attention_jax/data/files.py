@@ -30,7 +30,7 @@ def read_lines(path: str) -> list[str]:
     UserError: if the file is missing, a directory, a pipe or a device, unreadable, empty, not UTF-8, or named .gz but
       not a gzip file.
   """
-  return split_lines(_read_bytes(path), path)
+  return split_lines(read_bytes(path), path)
 
 
 def split_lines(data: bytes, path: str, first: int = 1) -> list[str]:
@@ -190,7 +190,12 @@ def strip_line_ends(file: Iterable[bytes], path: str) -> Iterator[bytes]:
     raise empty_file_error(path)
 
 
-def _read_bytes(path: str) -> bytes:
+def read_bytes(path: str) -> bytes:
+  """Returns the content of a file, plain or .gz, on a disk or behind a URL.
+
+  Raises:
+    UserError: as `read_lines` does, except for the encoding and an empty file.
+  """
   with report_read_errors(path), open_file(path) as file:
     data = file.read()
     return gzip.decompress(data) if path.endswith('.gz') else data

@@ -1,19 +1,26 @@
-"""Vocabularies: text <-> ids. VOCABULARIES has a row for each kind. They are trained once, and stored with the run."""
+"""Vocabularies: text <-> ids. VOCABULARIES has a row for each kind. They are made once, and stored with the run.
 
+They are trained on the training split, or read from files of other programs: a sentencepiece model, a tokenizer.json.
+`from_pretrained` reads the tokenizer of a pretrained model, and the order in which its tables must be read.
+"""
+
+import base64
 import collections
 import io
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Annotated, Any, NamedTuple, Protocol
 
+import numpy as np
 from etils import epath
 
 from attention_jax.atomic import write_bytes
 from attention_jax.data import word_positions
+from attention_jax.data.files import read_bytes
 from attention_jax.data.text import format_count
-from attention_jax.errors import UserError
+from attention_jax.errors import UserError, choose
 from attention_jax.specs import Count, Range, Size, bind
 from attention_jax.tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK, content_ids
 
@@ -153,6 +160,161 @@ class SubwordVocabulary:
     return _write(_path(self.kind, folder, side), self._model)
 
 
+class PretrainedVocabulary:
+  """The tokens of another program, by a sentencepiece model or a tokenizer.json, with the ids of this project.
+
+  Text is normalised as the tokenizer does. A token that the tokenizer has for PAD, BOS, EOS or UNK is UNK in a text.
+
+  Args:
+    kind: 'sentencepiece' or 'tokenizer'.
+    file: the content of the file.
+    tokens: the tokens of the ids from 4 on.
+    hidden: ids that are left out of decoded text.
+    prefix: ids that begin every encoded line; decoding leaves them out if they are BOS or hidden.
+    clean: whether decoding removes the spaces before punctuation and English contractions, as `transformers` does with
+      `clean_up_tokenization_spaces`.
+
+  Raises:
+    UserError: if the package tokenizers is needed and not installed.
+    ValueError: if it is not such a file.
+  """
+
+  def __init__(
+    self,
+    kind: str,
+    file: bytes,
+    tokens: Sequence[str],
+    hidden: Collection[int] = (),
+    prefix: Sequence[int] = (),
+    clean: bool = False,
+  ):
+    self.kind = kind
+    self._content = {'tokens': list(tokens), 'hidden': sorted(hidden), 'prefix': list(prefix), 'clean': clean}
+    self._file = file
+    self._tokens = (*SPECIAL_TOKENS, *tokens)
+    self._ids = {token: id for id, token in enumerate(tokens, len(SPECIAL_TOKENS))}
+    self._hidden = frozenset(hidden)
+    self._tokenizer = _TOKENIZERS[kind](file)
+
+  def tokenize(self, text: str) -> list[str]:
+    return [*map(self.id_to_token, self._content['prefix']), *(token.surface for token in self._split(text))]
+
+  def word_ids(self, text: str) -> list[int]:
+    """Assigns each token to the word at its start, a separator to the next word, and tokens of the prefix to none."""
+    words = [*word_positions.following_words(text), -1]
+    return [*(-1 for _ in self._content['prefix']), *(words[token.start] for token in self._split(text))]
+
+  def encode(self, text: str) -> list[int]:
+    return [*self._content['prefix'], *(self._ids.get(token.name, UNK) for token in self._split(text))]
+
+  def iter_segments(self, characters: Iterable[str]) -> Iterator[str]:
+    raise UserError(
+      f'a line that is still arriving cannot be encoded with a vocabulary of kind {self.kind!r}; expected another kind'
+    )
+
+  def decode(self, ids: Iterable[int], copied_tokens: Sequence[str] = ()) -> str:
+    text = self._tokenizer.join([_token(self, id, copied_tokens) for id in content_ids(ids) if id not in self._hidden])
+    for before, after in _CONTRACTIONS if self._content['clean'] else ():
+      text = text.replace(before, after)
+    return text
+
+  def id_to_token(self, id: int) -> str:
+    return self._tokens[id]
+
+  def __len__(self) -> int:
+    return len(self._tokens)
+
+  def save(self, folder: str, side: str) -> str:
+    content = {'kind': self.kind, **self._content, 'file': base64.b64encode(self._file).decode()}
+    return _write(_path(self.kind, folder, side), json.dumps(content, ensure_ascii=False, indent=0).encode())
+
+  def _split(self, text: str) -> 'list[_TokenInText]':
+    """The tokens of a line. A language code such as `>>fra<<` at its start is a token if the vocabulary has it."""
+    code, separator, rest = text.partition('<<')
+    code += separator
+    if not code.startswith('>>') or code not in self._ids:
+      return self._tokenizer.split(text)
+    shifted = (token._replace(start=token.start + len(code)) for token in self._tokenizer.split(rest))
+    return [_TokenInText(code, code, 0), *shifted]
+
+
+class _TokenInText(NamedTuple):
+  """A token of a text: its name in the vocabulary, the part of the text if it is unknown, and where it starts."""
+
+  name: str
+  surface: str
+  start: int
+
+
+class _SentencepieceModel:
+  """A sentencepiece model as it is. Raises ValueError if `file` is none."""
+
+  def __init__(self, file: bytes):
+    import sentencepiece
+
+    try:
+      self._processor = sentencepiece.SentencePieceProcessor(model_proto=file or b'-')
+    except RuntimeError as error:
+      raise ValueError(str(error)) from error
+    self.tokens = [self._processor.id_to_piece(id) for id in range(self._processor.get_piece_size())]
+    self.unknown = self.tokens[self._processor.unk_id()]
+    ids = (getattr(self._processor, f'{name}_id')() for name in ('pad', 'bos', 'eos', 'unk'))
+    self.special = {self.tokens[id] for id in ids if id >= 0}
+    self.hidden: set[str] = set()
+
+  def split(self, text: str) -> list[_TokenInText]:
+    encoded = self._processor.encode(text, return_type='offset_mapping')
+    return [
+      _TokenInText(name, name, start) for name, (start, _) in zip(encoded['pieces'], encoded['offsets'], strict=True)
+    ]
+
+  def join(self, tokens: list[str]) -> str:
+    text = self._processor.decode(tokens)
+    return text.removeprefix('▁').replace('▁', ' ')  # '▁' remains in pieces that this model lacks
+
+
+class _JsonTokenizer:
+  """A tokenizer.json as it is. Raises ValueError if `file` is none, and UserError without the package tokenizers."""
+
+  def __init__(self, file: bytes):
+    try:
+      import tokenizers
+    except ImportError:
+      raise UserError(
+        "a vocabulary of kind 'tokenizer' needs the package tokenizers: pip install 'attention_jax[pretrained]'"
+      ) from None
+    try:
+      self._tokenizer = tokenizers.Tokenizer.from_str(file.decode())
+    except Exception as error:  # the library raises no other type
+      raise ValueError(str(error)) from error
+    self._tokenizer.no_truncation()
+    self._tokenizer.no_padding()
+    self.tokens_by_id = {id: token for token, id in self._tokenizer.get_vocab().items()}
+    self.tokens = [self.tokens_by_id[id] for id in sorted(self.tokens_by_id)]
+    content = json.loads(file)
+    self.hidden = {token['content'] for token in content['added_tokens'] if token['special']}
+    unigram_id = content['model'].get('unk_id')
+    self.unknown = content['model'].get('unk_token') if unigram_id is None else content['model']['vocab'][unigram_id][0]
+    self.special = {*_SPECIAL_NAMES, self.unknown}
+
+  def split(self, text: str) -> list[_TokenInText]:
+    encoding = self._tokenizer.encode(text, add_special_tokens=False)
+    return [
+      _TokenInText(name, text[start:stop] if name == self.unknown else name, start)
+      for name, (start, stop) in zip(encoding.tokens, encoding.offsets, strict=True)
+    ]
+
+  def join(self, tokens: list[str]) -> str:
+    return self._tokenizer.decoder.decode(tokens) if self._tokenizer.decoder else ' '.join(tokens)
+
+
+_TOKENIZERS: Mapping[str, Callable[[bytes], Any]] = {'sentencepiece': _SentencepieceModel, 'tokenizer': _JsonTokenizer}
+# What tokenizers call PAD, BOS, EOS and UNK.
+_SPECIAL_NAMES = (*SPECIAL_TOKENS, '[PAD]', '[BOS]', '[EOS]', '[UNK]', '[CLS]', '[SEP]')
+_CONTRACTIONS = [(f' {end}', end) for end in ['.', '?', '!', ',']]
+_CONTRACTIONS += [(" ' ", "'"), *((f' {end}', end) for end in ["n't", "'m", "'s", "'ve", "'re"])]
+
+
 class NormalizedVocabulary:
   """A vocabulary that reads every line in a Unicode normal form.
 
@@ -262,6 +424,216 @@ def unigram(
   return SubwordVocabulary('unigram', model)
 
 
+def sentencepiece_file(lines: Iterable[str], *, path: str) -> PretrainedVocabulary:
+  """An existing sentencepiece model, whatever the ids of its special pieces are.
+
+  Args:
+    lines: not used.
+    path: the model, from the current folder on.
+
+  Raises:
+    UserError: if the file cannot be read, or is not a sentencepiece model.
+  """
+  return _read_vocabulary('sentencepiece', path)
+
+
+def tokenizer_file(lines: Iterable[str], *, path: str) -> PretrainedVocabulary:
+  """An existing tokenizer.json of Hugging Face's tokenizers; it needs that package.
+
+  Args:
+    lines: not used.
+    path: the file, from the current folder on.
+
+  Raises:
+    UserError: if the file cannot be read or is not a tokenizer.json, and without the package.
+  """
+  return _read_vocabulary('tokenizer', path)
+
+
+def _read_vocabulary(kind: str, path: str) -> PretrainedVocabulary:
+  tokenizer = _open_tokenizer(kind, path)
+  tokens = [token for token in tokenizer.tokens if token not in tokenizer.special]
+  hidden = [id for id, token in enumerate(tokens, len(SPECIAL_TOKENS)) if token in tokenizer.hidden]
+  hidden += [UNK] if tokenizer.unknown in tokenizer.hidden else []
+  return PretrainedVocabulary(kind, read_bytes(path), tokens, hidden)
+
+
+def _open_tokenizer(kind: str, path: str) -> Any:
+  file = read_bytes(path)
+  try:
+    return _TOKENIZERS[kind](file)
+  except UserError:  # also a ValueError
+    raise
+  except ValueError as error:
+    expected = {'sentencepiece': 'a sentencepiece model', 'tokenizer': "a tokenizer.json of Hugging Face's tokenizers"}
+    raise UserError(f'{path}: not {expected[kind]} ({" ".join(str(error).split())[:200]})') from None
+
+
+class _PretrainedTokenizer(NamedTuple):
+  """The tokenizer of a pretrained model.
+
+  Attributes:
+    kind: 'sentencepiece' or 'tokenizer'.
+    files: paths of the tokenizers of the source and of the target.
+    tokens: the token of each row of the embedding table that has one.
+    hidden: tokens that decoding leaves out, besides UNK and the rows without a token.
+    special: names of PAD, EOS and UNK.
+    prefix: token at the start of every line.
+    start: token that starts the output of the decoder; '' for the `decoder_start_token_id` of the model.
+    cleans: whether `transformers` regards `clean_up_tokenization_spaces`.
+  """
+
+  kind: str
+  files: Sequence[str]
+  tokens: Mapping[int, str]
+  hidden: Collection[str] = ()
+  special: tuple[str, str, str] = ('<pad>', '</s>', '<unk>')
+  prefix: str = ''
+  start: str = ''
+  cleans: bool = True
+
+
+def from_pretrained(folder: str) -> tuple[PretrainedVocabulary, PretrainedVocabulary, np.ndarray]:
+  """Reads the vocabularies of a model that `transformers` stored.
+
+  Ids 0 to 3 are PAD, BOS, EOS and UNK as in every vocabulary, BOS being what starts the output of the decoder; the
+  other tokens follow in their order. `encode` gives the ids of the tokenizer without what it adds to a line, except
+  a token at the start of a line: `<s>` of BART, in sources and targets, and `[CLS]` of BERT. EOS is appended when data
+  are encoded, as for all vocabularies. Nothing else is added:
+
+  - T5: the task, such as `translate English to German: `, is part of the text.
+  - Marian: a language code such as `>>fra<<` at the start of a text is one token.
+  - mBART: the codes of languages are tokens that no text contains. The model was trained on sources with the code of
+    their language after EOS; BOS is the code of the target language if that is its `decoder_start_token_id`.
+
+  `decode` gives the text of the tokenizer's `decode(ids, skip_special_tokens=True)`.
+
+  Args:
+    folder: holds config.json and, by its `model_type`, source.spm, target.spm and vocab.json (marian), spiece.model
+      (t5), sentencepiece.bpe.model (mbart) or tokenizer.json (bart, bert).
+
+  Returns:
+    The source vocabulary, the target vocabulary, and the row of the tables of the model [V] of each of their ids.
+    BOS and PAD may be the same row.
+
+  Raises:
+    UserError: for a file that is missing or invalid, or that does not fit the others; for another `model_type`; for a
+      Marian model whose source and target have different tables.
+  """
+  config_path = os.path.join(folder, 'config.json')
+  config = _read_json(config_path)
+  read = _PRETRAINED[choose(str(config.get('model_type')), _PRETRAINED, f'model_type of {config_path}:')]
+  size = config.get('vocab_size')
+  if not isinstance(size, int):
+    raise UserError(f'{config_path}: vocab_size must be a whole number, got {size!r}')
+  settings = _read_json(os.path.join(folder, 'tokenizer_config.json'), is_optional=True)
+  model = read(folder, size, settings)
+  if max(model.tokens) >= size:
+    raise UserError(
+      f'{config_path}: vocab_size is {size}, but the tokenizer in this folder has ids up to {max(model.tokens)}; '
+      'expected the files of one model'
+    )
+  names = [model.tokens.get(row, f'<row {row}>') for row in range(size)]
+  rows = {name: row for row, name in enumerate(names)}
+  if missing := [name for name in (*model.special, model.prefix, model.start) if name and name not in rows]:
+    raise UserError(f'{folder}: the tokenizer has no token {" and no ".join(missing)}')
+  pad, eos, unk = (rows[name] for name in model.special)
+  first = [pad, rows[model.start] if model.start else _decoder_start(folder, config, size), eos, unk]
+  ids = first + [row for row in range(size) if row not in first]
+  tokens = [names[row] for row in ids[len(first) :]]
+  hidden = [id for id, row in enumerate(ids) if row not in model.tokens or names[row] in model.hidden]
+  prefix = [ids.index(rows[model.prefix])] if model.prefix else []
+  clean = bool(settings.get('clean_up_tokenization_spaces')) and model.cleans
+  source, target = (
+    PretrainedVocabulary(model.kind, read_bytes(path), tokens, {UNK, *hidden}, prefix, clean) for path in model.files
+  )
+  return source, target, np.array(ids, np.int32)
+
+
+def _marian(folder: str, size: int, settings: Mapping[str, Any]) -> _PretrainedTokenizer:
+  if settings.get('separate_vocabs'):
+    raise UserError(f'{folder}: a Marian model with separate vocabularies; expected one vocab.json for both sides')
+  path = os.path.join(folder, 'vocab.json')
+  tokens = {id: token for token, id in _read_json(path).items()}
+  if not tokens or not all(isinstance(id, int) for id in tokens):
+    raise UserError(f'{path}: expected an object with the id of each token')
+  files = [os.path.join(folder, name) for name in ('source.spm', 'target.spm')]
+  for file in files:
+    _open_tokenizer('sentencepiece', file)
+  return _PretrainedTokenizer('sentencepiece', files, tokens)
+
+
+def _t5(folder: str, size: int, settings: Mapping[str, Any]) -> _PretrainedTokenizer:
+  path = os.path.join(folder, 'spiece.model')
+  pieces = _open_tokenizer('sentencepiece', path).tokens
+  extra = [f'<extra_id_{i}>' for i in reversed(range(settings.get('extra_ids', 100)))]
+  return _PretrainedTokenizer('sentencepiece', [path, path], dict(enumerate([*pieces, *extra])), hidden=extra)
+
+
+def _mbart(folder: str, size: int, settings: Mapping[str, Any]) -> _PretrainedTokenizer:
+  path = os.path.join(folder, 'sentencepiece.bpe.model')
+  pieces = _open_tokenizer('sentencepiece', path).tokens
+  num_codes = size - len(pieces) - 2
+  if num_codes not in (25, 52):
+    raise UserError(
+      f'{folder}: vocab_size is {size}, expected the {len(pieces)} pieces of sentencepiece.bpe.model with 25 or 52 '
+      'language codes and 2 other tokens'
+    )
+  special = ['<s>', '<pad>', '</s>', '<unk>']
+  added = [*_MBART_CODES.split()[:num_codes], '<mask>']
+  tokens = dict(enumerate([*special, *pieces[3:], *added]))
+  return _PretrainedTokenizer('sentencepiece', [path, path], tokens, hidden=[*special, *added])
+
+
+def _tokenizer_json(**options: Any) -> Callable[..., _PretrainedTokenizer]:
+  def read(folder: str, size: int, settings: Mapping[str, Any]) -> _PretrainedTokenizer:
+    path = os.path.join(folder, 'tokenizer.json')
+    tokenizer = _open_tokenizer('tokenizer', path)
+    return _PretrainedTokenizer('tokenizer', [path, path], tokenizer.tokens_by_id, hidden=tokenizer.hidden, **options)
+
+  return read
+
+
+def _decoder_start(folder: str, config: Mapping[str, Any], size: int) -> int:
+  """The id that starts the output of the decoder, which newer versions of transformers store in another file."""
+  generation = _read_json(os.path.join(folder, 'generation_config.json'), is_optional=True)
+  name = 'decoder_start_token_id'
+  start = generation.get(name) if config.get(name) is None else config[name]
+  if not isinstance(start, int) or start not in range(size):
+    raise UserError(
+      f'{os.path.join(folder, "config.json")}: {name} must be a whole number from 0 to {size - 1}, got {start!r}'
+    )
+  return start
+
+
+def _read_json(path: str, is_optional: bool = False) -> dict[str, Any]:
+  if is_optional and not epath.Path(path).exists():
+    return {}
+  data = read_bytes(path)
+  try:
+    content = json.loads(data)
+  except (ValueError, RecursionError) as error:
+    raise UserError(f'{path}: not JSON ({" ".join(str(error).split())})') from None
+  if not isinstance(content, dict):
+    raise UserError(f'{path}: expected a JSON object, got {type(content).__name__}')
+  return content
+
+
+_PRETRAINED: Mapping[str, Callable[[str, int, Mapping[str, Any]], _PretrainedTokenizer]] = {
+  'bart': _tokenizer_json(prefix='<s>', cleans=False),
+  'bert': _tokenizer_json(special=('[PAD]', '[SEP]', '[UNK]'), prefix='[CLS]', start='[CLS]'),
+  'marian': _marian,
+  'mbart': _mbart,
+  't5': _t5,
+}
+# In the order of their ids: the first 25 of mBART, all 52 of mBART-50.
+_MBART_CODES = (
+  'ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT lv_LV my_MM ne_NP nl_XX '
+  'ro_RO ru_RU si_LK tr_TR vi_VN zh_CN af_ZA az_AZ bn_IN fa_IR he_IL hr_HR id_ID ka_GE km_KH mk_MK ml_IN mn_MN mr_IN '
+  'pl_PL ps_AF pt_XX sv_SE sw_KE ta_IN te_IN th_TH tl_XX uk_UA ur_PK xh_ZA gl_ES sl_SI'
+)
+
+
 def _train_sentencepiece(
   algorithm: str,
   spec: str,
@@ -322,26 +694,37 @@ class VocabularyKind(NamedTuple):
     train: (lines, options) -> a vocabulary.
     restore: stored bytes -> the same vocabulary.
     suffix: suffix of the stored file.
+    origin: what `train` makes it from, for the report of a run.
   """
 
   train: Callable[..., Vocabulary]
   restore: Callable[[bytes], Vocabulary]
   suffix: str
+  origin: str = 'made from the training split'
 
 
 def _restore_listed(kind: str) -> Callable[[bytes], ListedVocabulary]:
-  def restore(data: bytes) -> ListedVocabulary:
-    content = json.loads(data)
-    tokens = content['tokens']
-    if content['kind'] != kind:
-      raise ValueError(f'it is of kind {content["kind"]!r}')
-    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
-      raise TypeError('its tokens are not a list of strings')
-    if len(set(tokens)) < len(tokens):
-      raise ValueError('it contains a token twice')
-    return ListedVocabulary(kind, tokens)
+  return lambda data: ListedVocabulary(kind, _parse_stored(kind, data)['tokens'])
+
+
+def _restore_pretrained(kind: str) -> Callable[[bytes], PretrainedVocabulary]:
+  def restore(data: bytes) -> PretrainedVocabulary:
+    content = _parse_stored(kind, data)
+    return PretrainedVocabulary(**(content | {'file': base64.b64decode(content['file'])}))
 
   return restore
+
+
+def _parse_stored(kind: str, data: bytes) -> dict[str, Any]:
+  content = json.loads(data)
+  tokens = content['tokens']
+  if content['kind'] != kind:
+    raise ValueError(f'it is of kind {content["kind"]!r}')
+  if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+    raise TypeError('its tokens are not a list of strings')
+  if len(set(tokens)) < len(tokens):
+    raise ValueError('it contains a token twice')
+  return content
 
 
 def _restore_subword(kind: str) -> Callable[[bytes], SubwordVocabulary]:
@@ -359,6 +742,10 @@ VOCABULARIES = {
   'word': VocabularyKind(word, _restore_listed('word'), 'json'),
   'subword': VocabularyKind(subword, _restore_subword('subword'), 'model'),
   'unigram': VocabularyKind(unigram, _restore_subword('unigram'), 'unigram.model'),
+  'sentencepiece': VocabularyKind(
+    sentencepiece_file, _restore_pretrained('sentencepiece'), 'sentencepiece.json', 'read from its file'
+  ),
+  'tokenizer': VocabularyKind(tokenizer_file, _restore_pretrained('tokenizer'), 'tokenizer.json', 'read from its file'),
 }
 
 
@@ -372,7 +759,7 @@ def parse_kind(spec: str) -> str:
 
 
 def train(spec: str, lines: Iterable[str]) -> Vocabulary:
-  """Returns the vocabulary `spec`, trained on the lines of the training split.
+  """Returns the vocabulary `spec`, trained on the lines of the training split or read from its file.
 
   Raises:
     UserError: for anything but a spec of VOCABULARIES, and as the function of its kind does.
@@ -401,6 +788,8 @@ def load_stored(spec: str, folder: str, side: str) -> Vocabulary | None:
     return None
   except OSError as error:
     raise UserError(f'{path}: cannot be read ({error.strerror})') from None
+  except UserError:
+    raise
   except (ValueError, LookupError, TypeError, RuntimeError) as error:
     reason = ' '.join(str(error).split())[:200]
     raise UserError(f"{path}: not a stored vocabulary of kind '{name}', or damaged ({reason})") from None
@@ -429,7 +818,7 @@ def load_or_train(
       'set config.data.task to the task that this folder was prepared from'
     )
   stored = prepared if of_run is None else of_run
-  return (train(spec, lines), 'made from the training split') if stored is None else (stored, 'stored')
+  return (train(spec, lines), VOCABULARIES[parse_kind(spec)].origin) if stored is None else (stored, 'stored')
 
 
 def same_entries(one: Vocabulary, other: Vocabulary) -> bool:

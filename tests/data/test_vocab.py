@@ -1,10 +1,16 @@
 """Vocabularies: ids, round trips, determinism, storage, and errors of damaged files and invalid sizes."""
 
 import functools
+import json
+import sys
+import tarfile
 import unicodedata
 from pathlib import Path
 
+import numpy as np
 import pytest
+import sentencepiece
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,19 +21,43 @@ from attention_jax.data.word_positions import split_words
 from attention_jax.errors import UserError
 from attention_jax.tokens import BOS, EOS, PAD, UNK
 from tests.data.helpers import error_message
+from tests.references import make_tokenizers
 
 TEXT = st.text(st.characters(exclude_categories=['Cs']))
 LINES = ['the cat sat on the mat', 'a cat and a dog', 'the dog sat', 'schöne Grüße 漢字', 'e\u0301 👩‍👩‍👧 ع'] * 3
 SPECS = {'char': 'char', 'word': 'word(min_count=1)', 'subword': 'subword(size=80)', 'unigram': 'unigram(size=34)'}
+FILES = {'sentencepiece': 'lines.model', 'tokenizer': 'tokenizer.json'}  # of the kinds that read files
+KINDS = [*SPECS, *FILES]
 
 
-@pytest.fixture(params=SPECS)
+@pytest.fixture(scope='module', autouse=True)
+def files(tmp_path_factory):
+  """The files that FILES names, made by their own programs from LINES; their specs are added to SPECS."""
+  folder = tmp_path_factory.mktemp('files')
+  with (folder / FILES['sentencepiece']).open('wb') as file:
+    sentencepiece.SentencePieceTrainer.train(
+      sentence_iterator=iter(LINES),
+      model_writer=file,
+      vocab_size=80,
+      model_type='bpe',
+      minloglevel=2,
+      character_coverage=1.0,
+      normalization_rule_name='identity',
+    )
+  tokenizer = tokenizers.ByteLevelBPETokenizer()
+  tokenizer.train_from_iterator(LINES, vocab_size=300, special_tokens=['<s>', '<pad>', '</s>', '<unk>', '<mask>'])
+  tokenizer.save(str(folder / FILES['tokenizer']))
+  SPECS.update({kind: f'{kind}(path={str(folder / name)!r})' for kind, name in FILES.items()})
+  return folder
+
+
+@pytest.fixture(params=KINDS)
 def kind(request):
   return request.param
 
 
 def test_every_row_has_a_case():
-  assert set(SPECS) == set(VOCABULARIES)
+  assert set(KINDS) == set(VOCABULARIES)
 
 
 def test_decoding_inverts_encoding_and_ids_are_those_of_tokens(kind):
@@ -88,6 +118,7 @@ def test_segments_have_the_ids_of_the_line(text):
     assert [id for segment in segments for id in vocabulary.encode(segment)] == vocabulary.encode(text)
 
 
+@pytest.mark.parametrize('kind', [kind for kind in KINDS if kind not in FILES])
 def test_a_segment_is_yielded_as_soon_as_it_is_complete(kind):
   characters = iter('the cat')
   first = next(vocab.train(SPECS[kind], LINES).iter_segments(characters))
@@ -175,7 +206,11 @@ def test_coverage_and_max_lines_leave_rare_characters_unknown(kind):
       "vocabulary 'subword': option coverage must be at least 0.98 and at most 1, got 0.97",
     ),
     ('unigram(size=9, max_lines=-1)', "vocabulary 'unigram': option max_lines must be at least 0, got -1"),
-    ('words', "unknown vocabulary 'words' (did you mean 'word'?); expected one of: char, subword, unigram, word"),
+    (
+      'words',
+      "unknown vocabulary 'words' (did you mean 'word'?); expected one of: char, sentencepiece, subword, tokenizer, "
+      'unigram, word',
+    ),
     (
       'word(mincount=2)',
       "unknown option of vocabulary 'word': 'mincount' (did you mean 'min_count'?); expected one of: min_count",
@@ -243,6 +278,7 @@ def test_bytes_and_symbols_are_whole_tokens(spec, tmp_path):
   assert vocab.unknown_characters(vocabulary, [text]) == []
 
 
+@pytest.mark.parametrize('kind', [kind for kind in KINDS if kind != 'tokenizer'])  # that one has all bytes
 def test_unknown_characters_are_those_that_no_token_contains(kind):
   vocabulary = vocab.train(SPECS[kind], LINES)
   assert vocab.unknown_characters(vocabulary, LINES) == []
@@ -261,3 +297,136 @@ def test_a_normalized_vocabulary_reads_decomposed_text(kind):
   assert vocabulary.decode(vocabulary.encode(decomposed)) == composed
   with pytest.raises(UserError, match='still arriving cannot be normalised'):
     vocabulary.iter_segments('ab')
+
+
+@pytest.fixture(scope='module')
+def folders(tmp_path_factory):
+  """Folders of tokenizers as `transformers` stores them, and its answers: see make_tokenizers.py."""
+  folder = tmp_path_factory.mktemp('references')
+  with tarfile.open(make_tokenizers.ARCHIVE) as archive:
+    archive.extractall(folder, filter='data')
+  return folder
+
+
+PRETRAINED = ['bart', 'bert', 'marian', 'mbart', 't5']
+
+
+@pytest.mark.parametrize('name', PRETRAINED)
+def test_pretrained_vocabularies_tokenize_and_decode_as_transformers(name, folders, tmp_path):
+  source, target, rows = vocab.from_pretrained(str(folders / name))
+  lines = json.loads((folders / 'lines.json').read_text('utf-8'))
+  expected = json.loads((folders / name / 'answers.json').read_text())
+  assert len(lines) == len(expected) == 1000
+  target.save(str(tmp_path), 'target')
+  target = vocab.load_stored(f"{target.kind}(path='')", str(tmp_path), 'target')
+  for line, answer in zip(lines, expected, strict=True):
+    ids = [np.array([*vocabulary.encode(line), EOS]) for vocabulary in (source, target)]
+    assert make_tokenizers.digest(*(rows[row] for row in ids), target.decode(ids[1])) == answer, line
+    assert len(source.tokenize(line)) == len(source.word_ids(line)) == len(ids[0]) - 1
+
+
+# The rows of PAD, BOS, EOS, UNK and the first other token: BOS is what starts the decoder, and repeats another row.
+@pytest.mark.parametrize(
+  ('name', 'first', 'size', 'next_token'),
+  [
+    ('bart', [1, 2, 2, 3, 0], 1204, '<s>'),
+    ('bert', [0, 2, 3, 1, 4], 1200, '[MASK]'),
+    ('marian', [2098, 2098, 0, 1, 2], 2100, '!'),
+    ('mbart', [1, 1620, 2, 3, 0], 1627, '<s>'),
+    ('t5', [0, 0, 1, 2, 3], 1729, '▁'),
+  ],
+)
+def test_rows_of_pretrained_tables(name, first, size, next_token, folders):
+  source, target, rows = vocab.from_pretrained(str(folders / name))
+  num_rows = json.loads((folders / name / 'config.json').read_text())['vocab_size']
+  assert rows[:5].tolist() == first and sorted({*rows.tolist()}) == list(range(num_rows))
+  assert len(source) == len(target) == len(rows) == size
+  assert source.id_to_token(4) == next_token
+  assert [target.id_to_token(id) for id in range(4)] == ['<pad>', '<s>', '</s>', '<unk>']
+  assert target.decode(range(size - 3, size)) == '' or name in ('bert', 'marian')  # rows without text
+
+
+def test_words_of_pretrained_tokens(folders):
+  marian, bart, t5 = (vocab.from_pretrained(str(folders / name))[0] for name in ('marian', 'bart', 't5'))
+  text = '>>fra<<it 汉x'
+  assert marian.tokenize(text) == ['>>fra<<', '▁it', '▁', '汉', 'x'] and marian.word_ids(text) == [0, 0, 1, 1, 1]
+  assert [id == UNK for id in marian.encode(text)] == [False, False, False, True, False]
+  assert bart.tokenize('a b') == ['<s>', 'a', 'Ġb'] and bart.word_ids('a b') == [-1, 0, 1]
+  assert t5.decode([4, UNK, len(t5), len(t5) - 1], ['▁copied']) == 'copied'
+
+
+def test_texts_with_names_of_special_tokens_and_lines_that_arrive(kind):
+  vocabulary = vocab.train(SPECS[kind], LINES)
+  assert not {PAD, BOS, EOS} & set(vocabulary.encode('a<s></s><pad><unk>'))
+  if kind in FILES:
+    assert error_message(vocabulary.iter_segments, 'a b') == (
+      f"a line that is still arriving cannot be encoded with a vocabulary of kind '{kind}'; expected another kind"
+    )
+
+
+def test_invalid_files_are_reported(files, tmp_path, monkeypatch):
+  for kind, expected in {'sentencepiece': 'a sentencepiece model', 'tokenizer': 'a tokenizer.json'}.items():
+    path = tmp_path / FILES[kind]
+    assert error_message(vocab.train, f'{kind}(path={str(path)!r})', []).startswith(f'{path}: no such file')
+    for content in (b'', b'{}', (files / FILES[kind]).read_bytes()[:99]):
+      path.write_bytes(content)
+      message = error_message(vocab.train, f'{kind}(path={str(path)!r})', [])
+      assert message.startswith(f'{path}: not {expected}')
+  assert error_message(vocab.train, 'tokenizer', []) == "vocabulary 'tokenizer' needs path; its options: path"
+  monkeypatch.setitem(sys.modules, 'tokenizers', None)
+  assert error_message(vocab.train, SPECS['tokenizer'], []) == (
+    "a vocabulary of kind 'tokenizer' needs the package tokenizers: pip install 'attention_jax[pretrained]'"
+  )
+
+
+@pytest.mark.parametrize(
+  ('name', 'changes', 'message'),
+  [
+    ('t5', {'config.json': None}, '{0}/config.json: no such file'),
+    ('t5', {'config.json': '{'}, '{0}/config.json: not JSON (Expecting property name'),
+    ('t5', {'config.json': '[]'}, '{0}/config.json: expected a JSON object, got list'),
+    (
+      't5',
+      {'config.json': '{"model_type": "t4"}'},
+      "unknown model_type of {0}/config.json: 't4' (did you mean 't5'?); expected one of: bart, bert, marian, "
+      'mbart, t5',
+    ),
+    ('t5', {'config.json': '{"model_type": "t5"}'}, '{0}/config.json: vocab_size must be a whole number, got None'),
+    (
+      't5',
+      {'config.json': '{"model_type": "t5", "vocab_size": 9}'},
+      '{0}/config.json: vocab_size is 9, but the tokenizer in this folder has ids up to 1699; '
+      'expected the files of one model',
+    ),
+    (
+      't5',
+      {'generation_config.json': None},
+      '{0}/config.json: decoder_start_token_id must be a whole number from 0 to 1727, got None',
+    ),
+    ('t5', {'spiece.model': None}, '{0}/spiece.model: no such file'),
+    ('t5', {'spiece.model': 'text'}, '{0}/spiece.model: not a sentencepiece model ('),
+    ('marian', {'target.spm': None}, '{0}/target.spm: no such file'),
+    ('marian', {'vocab.json': '{"a": "b"}'}, '{0}/vocab.json: expected an object with the id of each token'),
+    ('marian', {'vocab.json': '{"</s>": 0}'}, '{0}: the tokenizer has no token <pad> and no <unk>'),
+    (
+      'marian',
+      {'tokenizer_config.json': '{"separate_vocabs": true}'},
+      '{0}: a Marian model with separate vocabularies; expected one vocab.json for both sides',
+    ),
+    (
+      'mbart',
+      {'config.json': '{"model_type": "mbart", "vocab_size": 1700}'},
+      '{0}: vocab_size is 1700, expected the 1600 pieces of sentencepiece.bpe.model with 25 or 52 language codes and 2',
+    ),
+    ('bart', {'tokenizer.json': None}, '{0}/tokenizer.json: no such file'),
+    ('bert', {'tokenizer.json': '{}'}, "{0}/tokenizer.json: not a tokenizer.json of Hugging Face's tokenizers ("),
+  ],
+)
+def test_invalid_folders_are_reported(name, changes, message, folders, tmp_path):
+  for path in (folders / name).iterdir():
+    (tmp_path / path.name).symlink_to(path)
+  for file, content in changes.items():
+    (tmp_path / file).unlink()
+    if content is not None:
+      (tmp_path / file).write_text(content)
+  assert error_message(vocab.from_pretrained, str(tmp_path)).startswith(message.format(tmp_path))
