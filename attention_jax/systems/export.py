@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -66,8 +67,20 @@ def _write_run(run: Run, folder: epath.Path, checkpoint: str) -> None:
     if (run.folder / name).exists():
       (folder / name).write_bytes((run.folder / name).read_bytes())
   drop_file_digests(folder, sorted(omitted))
-  empty_state = TrainState(step=np.int32(run.step), params=(), opt_state=(), average=(), running={})
-  state = empty_state._replace(**{evaluation_field(run.config.training.average): run.params})
+  write_checkpoint(run.params, run.step, run.config.training.average, folder)
+
+
+def write_checkpoint(params: Any, step: int, average: float, folder: epath.Path) -> None:
+  """Writes parameters as the best checkpoint of a run, from which training cannot resume.
+
+  Args:
+    params: the parameters.
+    step: the step of the checkpoint.
+    average: config.training.average of the run.
+    folder: the run folder.
+  """
+  empty_state = TrainState(step=np.int32(step), params=(), opt_state=(), average=(), running={})
+  state = empty_state._replace(**{evaluation_field(average): params})
   checkpoints = Checkpoints(folder)
   try:
     checkpoints.save(state, host_values={}, kind=BEST)  # without host values: training cannot resume from it
