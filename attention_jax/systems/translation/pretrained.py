@@ -19,21 +19,27 @@ import jax
 import numpy as np
 from etils import epath
 
-from attention_jax.atomic import write_folder_atomic
+from attention_jax.atomic import write_text
 from attention_jax.data import vocab
 from attention_jax.data.tasks import TranslationDataConfig
 from attention_jax.errors import UserError, choose
-from attention_jax.models.encoder_decoder import ModelConfig, build
+from attention_jax.models.decoders import TransformerDecoder
+from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig, build
 from attention_jax.modules.attention import Attention
-from attention_jax.modules.parameter_files import abbreviate_names, flatten_names, read_arrays, unflatten_names
+from attention_jax.modules.parameter_files import (
+  abbreviate_names,
+  flatten_names,
+  read_arrays,
+  save_weights,
+  unflatten_names,
+)
 from attention_jax.specs import format_spec
-from attention_jax.systems.config import default_run_config, to_dict
-from attention_jax.systems.export import write_checkpoint
+from attention_jax.systems.config import default_run_config
+from attention_jax.systems.export import write_run
+from attention_jax.systems.runs import Run
 from attention_jax.systems.text_evaluation import TextEvaluationConfig
-from attention_jax.systems.translation.system import TranslationSystem
-from attention_jax.tokens import BOS
-from attention_jax.training.digests import add_file_digests
-from attention_jax.training.folder import CONFIG, prepare_folder
+from attention_jax.systems.translation.system import TranslationSystem, initializer
+from attention_jax.tokens import BOS, EOS, PAD
 
 Arrays = Mapping[str, np.ndarray]
 WEIGHTS = 'model.safetensors'
@@ -49,54 +55,33 @@ class Order(NamedTuple):
   heads: int
 
 
-# Conversions: (arrays there ..., order) -> the array here.
+class Conversion(NamedTuple):
+  """How an array is read, (arrays there ..., order) -> the array here, and how Marian's arrays are written back."""
+
+  read: Callable[..., np.ndarray]
+  write: Callable[[np.ndarray], np.ndarray] | None = None
 
 
-def _same(array: np.ndarray, order: Order) -> np.ndarray:
-  return array
-
-
-def _transposed(array: np.ndarray, order: Order) -> np.ndarray:
-  return array.T
-
-
-def _head_kernel(weight: np.ndarray, order: Order) -> np.ndarray:
-  """[N F, D] -> [N, D, F]."""
-  return weight.reshape(order.heads, -1, weight.shape[1]).swapaxes(1, 2)
-
-
-def _head_bias(bias: np.ndarray, order: Order) -> np.ndarray:
-  """[N F] -> [N, F]."""
-  return bias.reshape(order.heads, -1)
-
-
-def _no_bias(weight: np.ndarray, order: Order) -> np.ndarray:
-  return np.zeros(len(weight), weight.dtype)
-
-
-def _rows(table: np.ndarray, order: Order) -> np.ndarray:
-  return table[order.rows]
-
-
-def _columns(table: np.ndarray, order: Order) -> np.ndarray:
-  return table[order.rows].T
-
-
-def _output_bias(bias: np.ndarray, order: Order) -> np.ndarray:
+def _read_output_bias(bias: np.ndarray, order: Order) -> np.ndarray:
   """Bias [1, V] of the logits; BOS is never emitted, and must not count twice if it is a copy of another token."""
   bias = bias[0, order.rows]
   is_copy = np.count_nonzero(order.rows == order.rows[BOS]) > 1
   return np.where((np.arange(len(bias)) == BOS) & is_copy, np.float32(EXCLUDED), bias)
 
 
-def _positions_from_2(table: np.ndarray, order: Order) -> np.ndarray:
-  """Positions count from 2 in BART, whose first two rows are not used."""
-  return table[2:]
-
-
-def _positions_with_type(table: np.ndarray, types: np.ndarray, order: Order) -> np.ndarray:
-  """All tokens of BERT are of its first type."""
-  return table + types[:1]
+SAME = Conversion(lambda array, order: array, lambda array: array)
+TRANSPOSED = Conversion(lambda array, order: array.T, lambda array: array.T)
+HEAD_KERNEL = Conversion(  # [N F, D] <-> [N, D, F]
+  lambda weight, order: weight.reshape(order.heads, -1, weight.shape[1]).swapaxes(1, 2),
+  lambda kernel: kernel.swapaxes(1, 2).reshape(-1, kernel.shape[1]),
+)
+HEAD_BIAS = Conversion(lambda bias, order: bias.reshape(order.heads, -1), lambda bias: bias.reshape(-1))
+ROWS = Conversion(lambda table, order: table[order.rows], lambda table: table)
+COLUMNS = Conversion(lambda table, order: table[order.rows].T)
+OUTPUT_BIAS = Conversion(_read_output_bias, lambda bias: bias[None])
+NO_BIAS = Conversion(lambda weight, order: np.zeros(len(weight), weight.dtype))
+FROM_2 = Conversion(lambda table, order: table[2:])  # positions of BART count from 2
+OF_TYPE_0 = Conversion(lambda table, types, order: table + types[:1])  # all tokens of BERT are of its first type
 
 
 class Entry(NamedTuple):
@@ -104,29 +89,27 @@ class Entry(NamedTuple):
 
   name: str
   sources: tuple[str, ...]
-  convert: Callable[..., np.ndarray]
+  conversion: Conversion
 
 
 def _attention(query: str, key: str, value: str, output: str) -> tuple[Entry, ...]:
   """An attention whose projections have these names; a bias is left out by models without one."""
-  entries = [Entry('join.kernel', (f'{output}.weight',), _transposed), Entry('join.bias', (f'{output}.bias',), _same)]
+  entries = [Entry('join.kernel', (f'{output}.weight',), TRANSPOSED), Entry('join.bias', (f'{output}.bias',), SAME)]
   for side, name in (('query', query), ('key', key), ('value', value)):
-    entries.append(Entry(f'{side}_kernel.kernel', (f'{name}.weight',), _head_kernel))
-    entries.append(Entry(f'{side}_kernel.bias', (f'{name}.bias',), _head_bias))
+    entries.append(Entry(f'{side}_kernel.kernel', (f'{name}.weight',), HEAD_KERNEL))
+    entries.append(Entry(f'{side}_kernel.bias', (f'{name}.bias',), HEAD_BIAS))
   return tuple(entries)
 
 
 MODULES: Mapping[str, Sequence[Entry]] = {
-  'embedding': (Entry('table.embedding', ('weight',), _rows),),
-  'positions': (Entry('table', ('weight',), _positions_from_2),),
-  'typed_positions': (
-    Entry('table', ('position_embeddings.weight', 'token_type_embeddings.weight'), _positions_with_type),
-  ),
-  'buckets': (Entry('table', ('weight',), _transposed),),
-  'norm': (Entry('scale', ('weight',), _same), Entry('bias', ('bias',), _same)),
-  'dense': (Entry('kernel', ('weight',), _transposed), Entry('bias', ('bias',), _same)),
-  'dense_without_bias': (Entry('kernel', ('weight',), _transposed), Entry('bias', ('weight',), _no_bias)),
-  'output': (Entry('kernel', ('lm_head.weight',), _columns), Entry('bias', ('final_logits_bias',), _output_bias)),
+  'embedding': (Entry('table.embedding', ('weight',), ROWS),),
+  'positions': (Entry('table', ('weight',), FROM_2),),
+  'typed_positions': (Entry('table', ('position_embeddings.weight', 'token_type_embeddings.weight'), OF_TYPE_0),),
+  'buckets': (Entry('table', ('weight',), TRANSPOSED),),
+  'norm': (Entry('scale', ('weight',), SAME), Entry('bias', ('bias',), SAME)),
+  'dense': (Entry('kernel', ('weight',), TRANSPOSED), Entry('bias', ('bias',), SAME)),
+  'dense_without_bias': (Entry('kernel', ('weight',), TRANSPOSED), Entry('bias', ('weight',), NO_BIAS)),
+  'output': (Entry('kernel', ('lm_head.weight',), COLUMNS), Entry('bias', ('final_logits_bias',), OUTPUT_BIAS)),
   'bart_attention': _attention('q_proj', 'k_proj', 'v_proj', 'out_proj'),
   't5_attention': _attention('q', 'k', 'v', 'o'),
   'bert_attention': _attention('self.query', 'self.key', 'self.value', 'output.dense'),
@@ -393,11 +376,7 @@ def import_model(source: str, folder: epath.PathLike, task: str = TASK, data_fol
     UserError: as `read_pretrained`, and if the folder cannot be written.
   """
   pretrained = read_pretrained(source, task, data_folder)
-  with write_folder_atomic(epath.Path(folder)) as unfinished:
-    config = pretrained.system.config
-    prepare_folder(unfinished, to_dict(config))
-    add_file_digests(unfinished, [CONFIG, *pretrained.system.save(str(unfinished))])
-    write_checkpoint(pretrained.params, 0, config.training.average, unfinished)
+  write_run(pretrained.system, pretrained.params, folder)
   return pretrained
 
 
@@ -488,7 +467,7 @@ def table_of(architecture: Architecture, layers: int) -> list[Entry]:
       here, there = (template.format(side=side, layer=layer) for template in (name, source))
       prefix = f'{there}.' if there else ''
       for entry in MODULES[kind]:
-        entries.append(Entry(f'{here}.{entry.name}', tuple(prefix + name for name in entry.sources), entry.convert))
+        entries.append(Entry(f'{here}.{entry.name}', tuple(prefix + name for name in entry.sources), entry.conversion))
   return entries
 
 
@@ -514,7 +493,121 @@ def _convert(architecture: Architecture, system: TranslationSystem, arrays: Arra
   for entry in entries:
     side = model.decoder if entry.name.startswith('decoder') else model.encoder
     order = Order(rows, side.heads)
-    weights[entry.name] = np.ascontiguousarray(entry.convert(*(arrays[name] for name in entry.sources), order))
+    weights[entry.name] = np.ascontiguousarray(entry.conversion.read(*(arrays[name] for name in entry.sources), order))
   if not architecture.has_decoder:
     weights = flatten_names(system.initializer()(0)) | weights
   return unflatten_names(weights, like, path)
+
+
+# Fields of modules that do not change the results of a trained model, or that are compared as modules of their own.
+NOT_COMPARED = {'attention', 'bias', 'dtype', 'embedding', 'implementation', 'layer_attentions', 'name', 'output_scale'}
+NOT_COMPARED |= {'attention_dropout', 'dropout', 'layer_dropout', 'parent', 'positions', 'remat', 'weights_layer'}
+NOT_COMPARED |= {'project_values'}
+
+
+def write_marian(run: Run, folder: Path) -> None:
+  """Writes a run in the layout of MarianMT; ids are those of the run, and projections without biases get zeros.
+
+  Args:
+    run: the run.
+    folder: an existing folder.
+
+  Raises:
+    UserError: for a model that MarianMT cannot represent, and for vocabularies other than sentencepiece models.
+  """
+  system = run.system
+  if not isinstance(system, TranslationSystem) or not isinstance(system.model.decoder, TransformerDecoder):
+    raise UserError(f'{run.folder}: expected a run of translation with a Transformer, as MarianMT')
+  vocabularies = {'source': system.source_vocab, 'target': system.target_vocab}
+  models = {side: getattr(vocabulary, 'sentencepiece_model', None) for side, vocabulary in vocabularies.items()}
+  if None in models.values() or not vocab.same_entries(*vocabularies.values()):
+    raise UserError(
+      f'{run.folder}: MarianMT has sentencepiece models with the same pieces on both sides, got config.data.vocabulary='
+      f'{system.config.data.vocabulary!r} and config.data.shared_vocabulary={system.config.data.shared_vocabulary}'
+    )
+  size = len(system.source_vocab)
+  fields = _marian_fields(system.model, size)
+  expected = _bart_model({}, BART_DEFAULTS | fields, {})
+  _check_represented(run, expected)
+  weights = {name: np.asarray(leaf) for name, leaf in flatten_names(jax.device_get(run.params)).items()}
+  shapes = flatten_names(jax.eval_shape(lambda: initializer(build(expected, size, size))(0)))
+  arrays = {}
+  for entry in table_of(ARCHITECTURES['marian'], max(system.model.encoder.layers, system.model.decoder.layers)):
+    if entry.name in shapes:
+      array = weights.get(entry.name, np.zeros(shapes[entry.name].shape, np.float32))
+      prefix = '' if entry.name.startswith('output.') else 'model.'
+      arrays[prefix + entry.sources[0]] = entry.conversion.write(array)
+  save_weights(arrays, folder / WEIGHTS, {'format': 'pt'})
+  evaluation = system.config.evaluation
+  generation = {name: fields[name] for name in ('pad_token_id', 'eos_token_id', 'decoder_start_token_id')} | {
+    'bad_words_ids': [[PAD], [BOS]],
+    'early_stopping': 'never',
+    'length_penalty': evaluation.alpha if evaluation.length_penalty == 'power' else 1.0,
+    'max_length': run.predictor.max_length + 1,
+    'num_beams': evaluation.beams,
+  }
+  names = {
+    'source_lang': 'source',
+    'target_lang': 'target',
+    'separate_vocabs': False,
+    'tokenizer_class': 'MarianTokenizer',
+  }
+  contents = {
+    'config.json': fields,
+    'generation_config.json': generation,
+    'tokenizer_config.json': names | {'model_max_length': fields['max_position_embeddings']},
+    'vocab.json': {system.source_vocab.id_to_token(id): id for id in range(size)},
+  }
+  for name, content in contents.items():
+    write_text(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + '\n')
+  for side, model in models.items():
+    (folder / f'{side}.spm').write_bytes(model)
+
+
+def _marian_fields(model: EncoderDecoder, size: int) -> dict[str, Any]:
+  """The config.json of MarianMT; `_check_represented` compares the model that it describes."""
+  stacks = {'encoder': model.encoder, 'decoder': model.decoder}
+  sizes = {'layers': 'layers', 'attention_heads': 'heads', 'ffn_dim': 'hidden'}
+  return {
+    f'{side}_{name}': getattr(stack, field) for side, stack in stacks.items() for name, field in sizes.items()
+  } | {
+    'architectures': ['MarianMTModel'],
+    'model_type': 'marian',
+    'activation_function': model.decoder.activation,
+    'attention_dropout': model.decoder.attention_dropout,
+    'd_model': model.decoder.features,
+    'decoder_start_token_id': BOS,
+    'decoder_vocab_size': size,
+    'dropout': model.decoder.dropout,
+    'eos_token_id': EOS,
+    'forced_eos_token_id': None,
+    'is_encoder_decoder': True,
+    'max_position_embeddings': 512,
+    'pad_token_id': PAD,
+    'scale_embedding': model.decoder.scale_embeddings,
+    'share_encoder_decoder_embeddings': True,
+    'tie_word_embeddings': True,
+    'vocab_size': size,
+  }
+
+
+def _check_represented(run: Run, expected: ModelConfig) -> None:
+  """Raises UserError for the first option of a run that is not that of the model that is expected."""
+  size = len(run.system.source_vocab)
+  models = [run.model, build(expected, size, size)]
+  parts = {
+    'model.encoder': [model.encoder for model in models],
+    'model.decoder': [model.decoder for model in models],
+    'model.attention': [model.decoder.attention for model in models],
+  }
+  values = [
+    (f'{part}.{field.name}', *(getattr(module, field.name, None) for module in modules))
+    for part, modules in parts.items()
+    for field in dataclasses.fields(modules[1])
+    if field.name not in NOT_COMPARED
+  ]
+  for name in ('output', 'share_embeddings', 'embedding'):
+    values.append((f'model.{name}', getattr(run.config.model, name), getattr(expected, name)))
+  for name, value, other in values:
+    if value != other:
+      raise UserError(f'{run.folder}: MarianMT cannot represent config.{name}={value!r}; expected {other!r}')
