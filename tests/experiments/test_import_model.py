@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import shutil
+import subprocess
 
 import jax
 import numpy as np
@@ -14,9 +15,11 @@ from attention_jax.systems.export import write_run
 from attention_jax.systems.initial_run import check_initial_run
 from attention_jax.systems.runs import open_run
 from attention_jax.systems.translation.system import TranslationSystem
+from attention_jax.tokens import EOS
 from experiments.config_files import load_config
-from tests.experiments.helpers import run
+from tests.experiments.helpers import ROOT, run
 
+PYTHON = ROOT / '.venv/references/bin/python'
 LINES = b'eins zwei drei\nvier\n'
 STACK = 'transformer(features=8, layers=2, heads=2, hidden=12, bias=True)'
 FIELDS = {
@@ -34,8 +37,8 @@ FIELDS = {
   'data.shared_vocabulary': True,
   'data.buckets': ((32, 32),),
   'evaluation.length_penalty': 'power',
-  'evaluation.beams': 1,
-  'evaluation.max_length': 8,
+  'evaluation.beams': 2,
+  'evaluation.max_length': 40,  # generate ends hypotheses of the maximum length without EOS
 }
 
 
@@ -54,9 +57,11 @@ def folders(task, tmp_path_factory):
   config.data.folder = str(task)
   config.update_from_flattened_dict(FIELDS)
   system = TranslationSystem.load(parse_config(config), None)
-  random = np.random.default_rng(0)
+  random = np.random.default_rng(2)  # with which hypotheses end
   shapes = jax.eval_shape(lambda: system.initializer()(0))
-  write_run(system, jax.tree.map(lambda x: random.normal(size=x.shape).astype(x.dtype), shapes), trained)
+  params = jax.tree.map(lambda x: (1.2 * random.normal(size=x.shape)).astype(x.dtype), shapes)
+  params['output']['bias'][EOS] = 0.0
+  write_run(system, params, trained)
   printed = check('export', f'--workdir={trained}', f'--output={exported}', '--format=marian')
   assert 'config.json, generation_config.json, model.safetensors, source.spm, target.spm' in printed
   data = [f'--folder={task}', f'--task={FIELDS["data.task"]}']
@@ -74,8 +79,7 @@ def test_an_exported_transformer_is_imported_bit_for_bit(folders):
     assert one.encode(line) == other.encode(line)
     assert one.decode(one.encode('eins drei')) == 'eins drei'
   printed = [
-    check('translate', f'--workdir={run.folder}', '--nbest=1', '--max_length=8', stdin=LINES)
-    for run in (imported, trained)
+    check('translate', f'--workdir={run.folder}', '--nbest=1', '--beams=1', stdin=LINES) for run in (imported, trained)
   ]
   assert printed[0] == printed[1] and printed[0].count('\n') == 2
 
@@ -91,7 +95,23 @@ def test_programs_read_an_imported_run(folders, tmp_path):
   assert '"bleu' in check('evaluate', workdir, '--split=test', '--json', '--max_length=8')
   check('inspect_attention', workdir, f'--output={tmp_path}/attention.png', '--text=eins zwei')
   check('export', workdir, f'--output={tmp_path}/functions', '--beams=1')
-  check('ablate', workdir, '--split=test')
+  config = f'--config=configs/from_run.py:{folders[2]}'
+  grid = '--grid=model.attention.alignment=softmax,entmax15'
+  assert 'entmax15' in check('ablate', config, f'--workdir={tmp_path}/sweep', '--seeds=1', grid, '--dry_run')
+
+
+@pytest.mark.long
+def test_transformers_translates_with_an_exported_model(folders):
+  """MarianMT with beams and early_stopping='never' gives the same texts and scores."""
+  if not PYTHON.exists():
+    pytest.skip(f'needs {PYTHON}: make test-all')
+  command = [PYTHON, ROOT / 'tests/references/make_pretrained.py', '--translate', folders[1]]
+  lines = LINES.decode().splitlines()
+  printed = subprocess.run(command, input=LINES.decode(), text=True, stdout=subprocess.PIPE, check=True).stdout
+  expected = [json.loads(line) for line in printed.splitlines()]
+  for found, (text, score) in zip(open_run(str(folders[2])).translate(lines), expected, strict=True):
+    assert found.text == text
+    assert found.score == pytest.approx(score, rel=1e-4)
 
 
 def test_from_run_is_the_config_of_a_run_that_starts_from_it(folders):

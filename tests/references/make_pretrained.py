@@ -1,12 +1,14 @@
 """Makes pretrained/: small random models of transformers in its layout, with inputs and their answers.
 
   python tests/references/make_pretrained.py [FOLDER]
+  python tests/references/make_pretrained.py --translate MARIAN < LINES
 
 The tests read the files and do not run this program, which needs the packages of lab/requirements.txt. Each folder has
 config.json, generation_config.json and model.safetensors as `save_pretrained` writes them, and answers.safetensors: a
 batch of sources with padding, targets, the logits of teacher forcing, and the results of greedy and of beam search with
 early_stopping='never'. The metadata of the answers name the versions. Weights are random, and fitted to
-random targets in a few updates, without which hypotheses of random models do not end.
+random targets in a few updates, without which hypotheses of random models do not end. The second command prints the
+translation and its score for each line by a model that experiments.export has written.
 """
 
 import itertools
@@ -175,6 +177,16 @@ def bert(folder: Path) -> None:
   save(model, folder / 'bert', source=source, mask=mask, memory=memory)
 
 
+def translate(folder: str, lines: list[str]) -> None:
+  model = transformers.MarianMTModel.from_pretrained(folder).eval()
+  tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
+  for line in lines:
+    found = model.generate(**tokenizer([line], return_tensors='pt'), return_dict_in_generate=True, output_scores=True)
+    print(
+      json.dumps([tokenizer.decode(found.sequences[0], skip_special_tokens=True), float(found.sequences_scores[0])])
+    )
+
+
 def save(model: nn.Module, folder: Path, **arrays: torch.Tensor) -> None:
   model.save_pretrained(folder)
   versions = {'torch': torch.__version__, 'transformers': transformers.__version__}
@@ -185,6 +197,9 @@ def save(model: nn.Module, folder: Path, **arrays: torch.Tensor) -> None:
 
 
 if __name__ == '__main__':
+  if sys.argv[1:2] == ['--translate']:
+    translate(sys.argv[2], sys.stdin.read().splitlines())
+    sys.exit()
   target_folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
   torch.set_num_threads(1)
   for model_name in MODELS:

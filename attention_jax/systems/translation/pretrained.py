@@ -455,6 +455,7 @@ def _evaluation(path: Path, fields: Mapping[str, Any]) -> TextEvaluationConfig:
     alpha=float(options.get('length_penalty', 1.0)),
     length_penalty='power',
     no_repeat_ngram_size=options.get('no_repeat_ngram_size') or 0,
+    max_length=max(options.get('max_length', 1) - 1, 0),  # there the start token counts
   )
 
 
