@@ -24,13 +24,19 @@ test: $(VENV)/installed-dev
 	$(RUN) -m pytest -n 2 --dist=loadfile
 
 # Every test, including the whole sweep over score x alignment x cell, the long tests and those of packaging, with XLA's
-# default optimisations and with annotations checked in every call (see tests/conftest.py).
-test-all: $(VENV)/installed-dev $(VENV)/libtpu
+# default optimisations and with annotations checked in every call (see tests/conftest.py). The references of
+# transformers are made anew.
+test-all: $(VENV)/installed-dev $(VENV)/libtpu $(VENV)/references
 	ENFORCE_ANNOTATIONS=1 XLA_FLAGS=' ' $(RUN) -m pytest -n 2 --dist=loadfile -m "long or not long"
 
 # The compiler of TPUs, beside the other packages: jax would look for a TPU in every process.
 $(VENV)/libtpu: lab/requirements.txt | $(VENV)/installed-dev
 	$(VENV)/bin/pip install --quiet --target $@ $$(grep '^libtpu' lab/requirements.txt)
+
+# An environment of its own for tests/references/make_pretrained.py, with torch and transformers.
+$(VENV)/references: lab/requirements.txt | $(VENV)/installed-dev
+	$(PYTHON) -m venv $@
+	$@/bin/pip install --quiet $$(grep -h '^torch\|^transformers\|^sentencepiece' lab/requirements.txt requirements.txt)
 
 # Tests CASES hostile inputs (tests/fuzz.py), then kills training KILLS times at random moments
 # (tests/experiments/chaos.py).

@@ -4,10 +4,14 @@ but not this package.
   python -m experiments.export --workdir=runs/dates --output=exported
   python -m experiments.export --workdir=runs/dates --output=exported --beams=1 --platforms=cpu,cuda,tpu
   python -m experiments.export --workdir=runs/pointer --output=exported --source_length=32
+  python -m experiments.export --workdir=runs/transformer --output=marian --format=marian
 
 Writes search, start and step (jax.export), the weights (safetensors) and the vocabularies; docs/interop.md shows how to
 call them. The number of sources is free, and so is the number of source positions unless --source_length fixes it.
+--format=marian writes the files of MarianMT instead, which transformers and experiments.import_model read.
 """
+
+from pathlib import Path
 
 from absl import flags
 
@@ -18,7 +22,11 @@ from experiments.launch import FLAGS, MAX_LENGTH, check_output_folder, define_ru
 
 PLATFORMS = ('cpu', 'cuda', 'rocm', 'tpu')
 
+FORMATS = ('functions', 'marian')
+FUNCTION_FLAGS = ('beams', 'max_length', 'source_length', 'platforms')
+
 define_run_flags()
+flags.DEFINE_string('format', FORMATS[0], f'what is written, one of: {", ".join(FORMATS)}')
 flags.DEFINE_string('output', None, 'a new folder')
 flags.DEFINE_integer('beams', None, 'beam size, 1 for greedy search; by default as in the config', 1, MAX_REPEATS)
 flags.DEFINE_integer('max_length', None, 'maximum tokens of an output; by default as in the config', 1, MAX_LENGTH)
@@ -35,6 +43,9 @@ def main() -> None:
   from attention_jax.systems.base import SupportsTranslation
 
   output = check_output_folder(require_flag('output'), 'output')
+  if choose(FLAGS.format, FORMATS, 'format') == 'marian':
+    write_marian(output)
+    return
   if not FLAGS.platforms:
     raise UserError(f'--platforms is empty; expected any of: {", ".join(PLATFORMS)}')
   for platform in FLAGS.platforms:
@@ -57,6 +68,25 @@ def main() -> None:
   with write_folder_atomic(output) as folder:
     write_export(exported, run.params, folder)
     system.save(str(folder))
+  print_written(output)
+
+
+def write_marian(output: Path) -> None:
+  """Writes the run of --workdir in the layout of MarianMT. Raises UserError for a run that it cannot represent."""
+  from attention_jax.systems import runs
+  from attention_jax.systems.translation import pretrained
+
+  for name in FUNCTION_FLAGS:
+    if FLAGS[name].present:
+      raise UserError(f'--{name} has no effect with --format=marian; leave it out')
+  run = runs.open_run(require_flag('workdir'), FLAGS.checkpoint, dtype=FLAGS.dtype)
+  with write_folder_atomic(output) as folder:
+    pretrained.write_marian(run, folder)
+  print_written(output)
+
+
+def print_written(output: Path) -> None:
+  """Prints the names of the files that were written."""
   print(f'written to {output}: {", ".join(sorted(path.name for path in output.iterdir()))}')
 
 

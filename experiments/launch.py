@@ -35,6 +35,7 @@ SEARCH_FLAGS = (
   'alpha',
   'beta',
   'gamma',
+  'length_penalty',
   'no_repeat_ngram_size',
   'min_length',
   'max_length',
@@ -66,11 +67,14 @@ def define_search_flags() -> None:
   """Defines the flags that override fields of config.evaluation which control the search."""
   unknown_help = 'replace an unknown word with the source word of largest weight; by default as in the config'
   flags.DEFINE_integer('beams', None, 'beam size, 1 for greedy search; by default as in the config', 1, MAX_REPEATS)
-  flags.DEFINE_float(
-    'alpha', None, 'exponent of the length penalty ((5 + length) / 6)^alpha; by default as in the config', 0
-  )
+  flags.DEFINE_float('alpha', None, 'exponent of the length penalty; by default as in the config', 0)
   flags.DEFINE_float('beta', None, 'weight of the coverage penalty; by default as in the config', 0)
   flags.DEFINE_float('gamma', None, 'weight of the end-of-sentence normalisation; by default as in the config', 0)
+  flags.DEFINE_string(
+    'length_penalty',
+    None,
+    'wu2016 for ((5 + length) / 6)^alpha, power for length^alpha; by default as in the config',
+  )
   flags.DEFINE_integer(
     'no_repeat_ngram_size', None, 'no sequence of n tokens occurs twice; 0 allows all; by default as in the config', 0
   )

@@ -62,6 +62,7 @@ STREAM_VALUES = {
   'alpha': None,
   'beta': None,
   'gamma': None,
+  'length_penalty': None,
 }
 
 define_run_flags(allow_ensemble=True)

@@ -127,6 +127,11 @@ class SubwordVocabulary:
     self._model = model
     self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
 
+  @property
+  def sentencepiece_model(self) -> bytes:
+    """The serialised model."""
+    return self._model
+
   def tokenize(self, text: str) -> list[str]:
     return self._processor.encode(text, out_type=str)
 
@@ -195,6 +200,11 @@ class PretrainedVocabulary:
     self._ids = {token: id for id, token in enumerate(tokens, len(SPECIAL_TOKENS))}
     self._hidden = frozenset(hidden)
     self._tokenizer = _TOKENIZERS[kind](file)
+
+  @property
+  def sentencepiece_model(self) -> bytes | None:
+    """The serialised model; None for a tokenizer.json."""
+    return self._file if self.kind == 'sentencepiece' else None
 
   def tokenize(self, text: str) -> list[str]:
     return [*map(self.id_to_token, self._content['prefix']), *(token.surface for token in self._split(text))]
@@ -705,13 +715,18 @@ class VocabularyKind(NamedTuple):
     train: (lines, options) -> a vocabulary.
     restore: stored bytes -> the same vocabulary.
     suffix: suffix of the stored file.
-    origin: what `train` makes it from, for the report of a run.
+    is_read: whether it is read from a file, the same for both sides, in place of training.
   """
 
   train: Callable[..., Vocabulary]
   restore: Callable[[bytes], Vocabulary]
   suffix: str
-  origin: str = 'made from the training split'
+  is_read: bool = False
+
+  @property
+  def origin(self) -> str:
+    """What `train` makes it from, for the report of a run."""
+    return 'read from its file' if self.is_read else 'made from the training split'
 
 
 def _restore_listed(kind: str) -> Callable[[bytes], ListedVocabulary]:
@@ -754,9 +769,9 @@ VOCABULARIES = {
   'subword': VocabularyKind(subword, _restore_subword('subword'), 'model'),
   'unigram': VocabularyKind(unigram, _restore_subword('unigram'), 'unigram.model'),
   'sentencepiece': VocabularyKind(
-    sentencepiece_file, _restore_pretrained('sentencepiece'), 'sentencepiece.json', 'read from its file'
+    sentencepiece_file, _restore_pretrained('sentencepiece'), 'sentencepiece.json', is_read=True
   ),
-  'tokenizer': VocabularyKind(tokenizer_file, _restore_pretrained('tokenizer'), 'tokenizer.json', 'read from its file'),
+  'tokenizer': VocabularyKind(tokenizer_file, _restore_pretrained('tokenizer'), 'tokenizer.json', is_read=True),
 }
 
 

@@ -1,11 +1,13 @@
 """Ranking of finished hypotheses: length penalty, coverage penalty and end-of-sentence normalisation."""
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
+from attention_jax.errors import choose
 from attention_jax.specs import Range, check_fields
 
 # Greater numbers might let the scores of long outputs overflow in float32.
@@ -13,6 +15,23 @@ Exponent = Annotated[float, Range(0, 10)]
 Factor = Annotated[float, Range(0, 10_000)]
 
 MIN_COVERAGE = 1e-6  # lower bound of a position's coverage, which keeps the logarithm of the penalty finite
+
+
+def length_penalty(length: jax.Array | int, alpha: float) -> jax.Array:
+  """((5 + |Y|) / 6)^α. Wu et al. 2016, equation 14."""
+  return ((5.0 + length) / 6.0) ** alpha
+
+
+def length_power(length: jax.Array | int, alpha: float) -> jax.Array:
+  """|Y|^α, as `generate` of transformers; the mean log-probability of a token for α = 1. Filler rows have length 0."""
+  return jnp.maximum(length, 1.0) ** alpha
+
+
+# Functions of the length |Y|, EOS included, and of α.
+LENGTH_PENALTIES: Mapping[str, Callable[[jax.Array | int, float], jax.Array]] = {
+  'wu2016': length_penalty,
+  'power': length_power,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,25 +45,28 @@ class Ranking:
     alpha: exponent of the length penalty lp; 0 disables it.
     beta: factor of the coverage penalty cp; 0 disables it.
     gamma: factor of the end-of-sentence normalisation; 0 disables it.
+    length_penalty: the length penalty lp, a key of LENGTH_PENALTIES; that of equation 14 is 'wu2016'.
 
   Raises:
-    UserError: for a negative number, or one so large that scores of long outputs may overflow in float32.
+    UserError: for a negative number, or one so large that scores of long outputs may overflow in float32, and for an
+      unknown length penalty.
   """
 
   alpha: Exponent = 0.6
   beta: Factor = 0.0
   gamma: Factor = 0.0
+  length_penalty: str = 'wu2016'
 
   def __post_init__(self):
     check_fields(self, 'ranking')
+    choose(self.length_penalty, LENGTH_PENALTIES, 'length penalty')
+
+  def normalizer(self, length: jax.Array | int) -> jax.Array:
+    """Returns lp(Y) of hypotheses of these lengths, EOS included."""
+    return LENGTH_PENALTIES[self.length_penalty](length, self.alpha)
 
 
 DEFAULT_RANKING = Ranking()
-
-
-def length_penalty(length: jax.Array | int, alpha: float) -> jax.Array:
-  """((5 + |Y|) / 6)^α. Wu et al. 2016, equation 14."""
-  return ((5.0 + length) / 6.0) ** alpha
 
 
 def coverage_penalty(coverage: jax.Array, source_mask: jax.Array, beta: float) -> jax.Array:
@@ -101,4 +123,4 @@ def ranking_scores(
     factor = eos_factor(source_lengths, jnp.maximum(lengths, 1), ranking.gamma)
     log_probs = log_probs + (factor - 1.0) * eos_log_probs
   penalty = coverage_penalty(coverage, source_mask[:, None], ranking.beta)
-  return log_probs / length_penalty(lengths, ranking.alpha) + penalty
+  return log_probs / ranking.normalizer(lengths) + penalty

@@ -23,7 +23,7 @@ from attention_jax.decoding.generate import (
   generate,
 )
 from attention_jax.decoding.loop import select_sources, shrinking_while_loop
-from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking, length_penalty, ranking_scores
+from attention_jax.decoding.ranking import DEFAULT_RANKING, Ranking, ranking_scores
 from attention_jax.decoding.top_k import log_sum_exp, masked_top_k, pad_to_blocks
 from attention_jax.errors import UserError
 from attention_jax.functional.masking import at_least_float32
@@ -157,7 +157,7 @@ def beam(
   def is_active(state, inputs):
     # Log-probabilities only fall, and the length penalty is largest at the greatest length. The terms of EOS and of
     # coverage are at most 0. Hence no live beam can end with a score above this bound.
-    bound = state.log_probs.max(1) / length_penalty(max_length, ranking.alpha)
+    bound = state.log_probs.max(1) / ranking.normalizer(max_length)
     _, source_mask = inputs
     return source_mask.any(-1) & (bound > state.finished.scores.min(1))
 

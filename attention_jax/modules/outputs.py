@@ -107,14 +107,21 @@ class VocabularyOutput(OutputLayer):
 
 
 class TiedOutput(OutputLayer):
-  """Products with the target embeddings (Press & Wolf 2017); features of another width are projected to their width."""
+  """Products with the target embeddings (Press & Wolf 2017); features of another width are projected to their width.
+
+  Attributes:
+    scaled: whether features are divided by √D, D the width of the embeddings, as in T5.
+  """
+
+  scaled: bool = False
 
   @nn.compact
   def __call__(self, features: jax.Array, copy_inputs: CopyInputs | None = None) -> LinearLogits:
     if features.shape[-1] != self.embedding.features:
       features = Dense(self.embedding.features, use_bias=False, dtype=self.dtype)(features)
     bias = self.param('bias', nn.initializers.zeros, (self.size,))
-    return LinearLogits(features.astype(self.dtype), self.embedding.vectors().T, bias)
+    scale = self.embedding.features**-0.5 if self.scaled else 1.0
+    return LinearLogits(features.astype(self.dtype) * scale, self.embedding.vectors().T, bias)
 
 
 class PointerOutput(OutputLayer):

@@ -56,11 +56,15 @@ class Activation(NamedTuple):
 
 
 gelu = functools.partial(jax.nn.gelu, approximate=False)
+gelu_new = functools.partial(jax.nn.gelu, approximate=True)
 ACTIVATIONS: Mapping[str, Activation] = {
   'relu': Activation('max(0, x U + b) V + c. Vaswani et al. 2017, equation 2.', jax.nn.relu),
   'gelu': Activation('gelu(x U + b) V + c, gelu(x) = x Φ(x). Hendrycks & Gimpel 2016.', gelu),
+  'gelu_new': Activation('gelu with the approximation by tanh. Hendrycks & Gimpel 2016, section 2.', gelu_new),
+  'silu': Activation('silu(x U + b) V + c, silu(x) = x σ(x). Ramachandran, Zoph & Le 2017.', jax.nn.silu),
   'swiglu': Activation('(silu(x U) * x W) V. Shazeer 2020, equation 6.', jax.nn.silu, gated=True),
   'geglu': Activation('(gelu(x U) * x W) V. Shazeer 2020, equation 6.', gelu, gated=True),
+  'geglu_new': Activation('geglu with gelu_new, as T5 1.1.', gelu_new, gated=True),
 }
 
 

@@ -30,7 +30,12 @@ class Stack(nn.Module):
     heads: number N of heads.
     hidden: features of the hidden layer of feed-forward networks.
     score, alignment, implementation, kv_heads: fields of self-attention; see modules.attention.
+<<<<<<< HEAD
     head_dim: features of a head of self-attention; 0 stands for features / heads.
+=======
+    scale_embeddings: whether embeddings are multiplied by √D before positions are added.
+    normalize_embeddings: whether embeddings with their positions are normalised, as in BERT and BART.
+>>>>>>> pre
     position: a spec of POSITIONS.
     window, sinks: arguments of `self_attention_mask` for self-attention.
     norm: a key of NORMS.
@@ -60,6 +65,8 @@ class Stack(nn.Module):
   kv_heads: Count = 0
   attention_dropout: Fraction = 0.0
   layer_dropout: Fraction = 0.0
+  scale_embeddings: bool = True
+  normalize_embeddings: bool = False
   position: str = 'sinusoidal'
   window: Count = 0
   sinks: Count = 0
@@ -96,6 +103,8 @@ class Stack(nn.Module):
     self.positions = Positions() if is_made_per_layer else self._make_positions()
     if self.norm_first or self.normalize_last:
       self.final_norm = make_norm(self.norm, self.dtype, self.epsilon)
+    if self.normalize_embeddings:
+      self.embedding_norm = make_norm(self.norm, self.dtype, self.epsilon)
 
   def _make_positions(self) -> Positions:
     cls, options = parse_position(self.position)
@@ -156,10 +165,12 @@ class Stack(nn.Module):
   def embed_inputs(self, embeddings: jax.Array, positions: jax.Array) -> jax.Array:
     """Projects embeddings [B, T, E] to D, scales by √D (Vaswani et al. 2017, section 3.4), and adds positions.
 
-    Positions are [T], or [B, T] if rows have different ones. Embeddings of D features are not projected. Positions that
-    attention applies are not added here.
+    `scale_embeddings` and `normalize_embeddings` may change it. Positions are [T], or [B, T] if rows have different
+    ones. Embeddings of D features are not projected. Positions that attention applies are not added here.
     """
-    return self.positions.embed(self._widen(embeddings).astype(self.dtype) * self.features**0.5, positions)
+    scale = self.features**0.5 if self.scale_embeddings else 1.0
+    x = self.positions.embed(self._widen(embeddings).astype(self.dtype) * scale, positions)
+    return self.embedding_norm(x) if self.normalize_embeddings else x
 
   @nn.compact
   def _widen(self, embeddings: jax.Array) -> jax.Array:

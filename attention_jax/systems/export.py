@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -9,14 +10,22 @@ from etils import epath
 from attention_jax.atomic import write_folder_atomic
 from attention_jax.errors import UserError
 from attention_jax.modules.parameter_files import SUFFIX
+from attention_jax.systems.base import System
+from attention_jax.systems.config import to_dict
 from attention_jax.systems.experiment import HYPOTHESES_PREFIX, RESULTS
 from attention_jax.systems.initial_run import INITIAL_FILE
 from attention_jax.systems.plugins import stored_plugins
 from attention_jax.systems.provenance import COMMITS
 from attention_jax.systems.runs import Run, open_run
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
-from attention_jax.training.digests import DATA_DIGESTS_FILE, FILE_DIGESTS, digested_files, drop_file_digests
-from attention_jax.training.folder import CONFIG
+from attention_jax.training.digests import (
+  DATA_DIGESTS_FILE,
+  FILE_DIGESTS,
+  add_file_digests,
+  digested_files,
+  drop_file_digests,
+)
+from attention_jax.training.folder import CONFIG, prepare_folder
 from attention_jax.training.paths import absolute, is_in_bucket, run_path
 from attention_jax.training.state import TrainState, evaluation_field
 
@@ -66,8 +75,34 @@ def _write_run(run: Run, folder: epath.Path, checkpoint: str) -> None:
     if (run.folder / name).exists():
       (folder / name).write_bytes((run.folder / name).read_bytes())
   drop_file_digests(folder, sorted(omitted))
-  empty_state = TrainState(step=np.int32(run.step), params=(), opt_state=(), average=(), running={})
-  state = empty_state._replace(**{evaluation_field(run.config.training.average): run.params})
+  write_checkpoint(run.params, run.step, run.config.training.average, folder)
+
+
+def write_run(system: System, params: Any, folder: epath.PathLike) -> None:
+  """Writes a new run folder for parameters that this package did not train, as `export_run` writes it; step 0.
+
+  Args:
+    system: the system, whose config is that of the run.
+    params: the parameters.
+    folder: the new folder.
+  """
+  with write_folder_atomic(epath.Path(folder)) as unfinished:
+    prepare_folder(unfinished, to_dict(system.config))
+    add_file_digests(unfinished, [CONFIG, *system.save(str(unfinished))])
+    write_checkpoint(params, 0, system.config.training.average, unfinished)
+
+
+def write_checkpoint(params: Any, step: int, average: float, folder: epath.Path) -> None:
+  """Writes parameters as the best checkpoint of a run, from which training cannot resume.
+
+  Args:
+    params: the parameters.
+    step: the step of the checkpoint.
+    average: config.training.average of the run.
+    folder: the run folder.
+  """
+  empty_state = TrainState(step=np.int32(step), params=(), opt_state=(), average=(), running={})
+  state = empty_state._replace(**{evaluation_field(average): params})
   checkpoints = Checkpoints(folder)
   try:
     checkpoints.save(state, host_values={}, kind=BEST)  # without host values: training cannot resume from it

@@ -24,9 +24,9 @@ from attention_jax.data.vocab import Vocabulary
 from attention_jax.decoding.constraints import NO_CONSTRAINTS, Constraints
 from attention_jax.decoding.metrics import MetricValue, compute_metric, higher_is_better
 from attention_jax.decoding.predictor import Prediction, Predictor
-from attention_jax.decoding.ranking import DEFAULT_RANKING, Exponent, Factor, Ranking
+from attention_jax.decoding.ranking import DEFAULT_RANKING, LENGTH_PENALTIES, Exponent, Factor, Ranking
 from attention_jax.decoding.streaming import is_streamable
-from attention_jax.errors import UserError
+from attention_jax.errors import UserError, choose
 from attention_jax.losses.sequence import output_loss
 from attention_jax.models.encoder_decoder import EncoderDecoder, replace_unreachable_targets
 from attention_jax.specs import Count, OutputLength, Repeats, Size, check_fields, parse
@@ -50,8 +50,9 @@ class TextEvaluationConfig:
     group_references: whether the targets of rows with the same source are alternative references of one example.
     beams: beam size of the evaluation after training, and by default of programs that search; 1 is greedy. Validation
       during training is greedy.
-    alpha, beta, gamma: exponent of the length penalty ((5 + length) / 6)^alpha, and factors of the coverage penalty and
-      the end-of-sentence normalisation, in the ranking of hypotheses, see decoding.ranking.Ranking; 0 disables each.
+    alpha, beta, gamma: exponent of the length penalty, and factors of the coverage penalty and the end-of-sentence
+      normalisation, in the ranking of hypotheses, see decoding.ranking.Ranking; 0 disables each.
+    length_penalty: 'wu2016' for ((5 + length) / 6)^alpha, 'power' for length^alpha; the length includes EOS.
     no_repeat_ngram_size: n > 0 excludes hypotheses in which a sequence of n tokens occurs twice (Paulus, Xiong & Socher
       2018).
     min_length: minimum length of hypotheses, without the end-of-sentence token.
@@ -70,6 +71,7 @@ class TextEvaluationConfig:
   alpha: Exponent = DEFAULT_RANKING.alpha
   beta: Factor = DEFAULT_RANKING.beta
   gamma: Factor = DEFAULT_RANKING.gamma
+  length_penalty: str = DEFAULT_RANKING.length_penalty
   no_repeat_ngram_size: Count = NO_CONSTRAINTS.no_repeat_ngram_size
   min_length: Count = NO_CONSTRAINTS.min_length
   max_length: OutputLength = 0
@@ -79,6 +81,7 @@ class TextEvaluationConfig:
 
   def __post_init__(self):
     check_fields(self, 'config.evaluation')
+    choose(self.length_penalty, LENGTH_PENALTIES, 'length penalty')
     names = [parse(spec, 'metric')[0] for spec in self.metrics]
     if repeated := [name for name in names if names.count(name) > 1]:
       raise UserError(f'evaluation.metrics must name each metric once, got {repeated[0]!r} more than once')
@@ -86,7 +89,7 @@ class TextEvaluationConfig:
   @property
   def ranking(self) -> Ranking:
     """The ranking of finished hypotheses."""
-    return Ranking(self.alpha, self.beta, self.gamma)
+    return Ranking(self.alpha, self.beta, self.gamma, self.length_penalty)
 
   @property
   def constraints(self) -> Constraints:

@@ -145,7 +145,8 @@ def reference_score(path: ReferenceHypothesis, ranking: Ranking, source_mask: np
   total = path.log_prob
   if ranking.gamma:
     total += (ranking.gamma * source_mask.sum() / len(path.tokens) - 1) * path.last_log_prob
-  total /= ((5 + len(path.tokens)) / 6) ** ranking.alpha
+  penalties = {'wu2016': (5 + len(path.tokens)) / 6, 'power': len(path.tokens)}
+  total /= penalties[ranking.length_penalty] ** ranking.alpha
   for i in np.flatnonzero(source_mask):
     coverage = sum(float(weights[i]) for weights in path.weights)
     total += ranking.beta * math.log(min(max(coverage, MIN_COVERAGE), 1.0))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attention_jax.decoding import search
-from attention_jax.decoding.ranking import DEFAULT_RANKING, MIN_COVERAGE, Ranking, length_penalty
+from attention_jax.decoding.ranking import DEFAULT_RANKING, LENGTH_PENALTIES, MIN_COVERAGE, Ranking
 from attention_jax.errors import UserError
 from attention_jax.tokens import BOS, EOS
 from tests.decoding.helpers import (
@@ -102,9 +102,17 @@ def test_eos_normalisation_penalises_early_ends(gamma, lengths, scores):
   np.testing.assert_allclose(hypotheses.scores[0], np.log(scores), rtol=1e-5)
 
 
-def test_length_penalty_equals_the_formula():
-  assert length_penalty(1, 0.6) == 1 and length_penalty(7, 0.0) == 1
-  np.testing.assert_allclose(length_penalty(jnp.asarray([4, 13]), 0.6), [1.5**0.6, 3**0.6], rtol=1e-6)
+@pytest.mark.parametrize(('name', 'expected'), [('wu2016', [1.5**0.6, 3**0.6]), ('power', [4**0.6, 13**0.6])])
+def test_length_penalties_equal_their_formulas(name, expected):
+  penalty = LENGTH_PENALTIES[name]
+  assert penalty(1, 0.6) == 1 and penalty(7, 0.0) == 1
+  np.testing.assert_allclose(penalty(jnp.asarray([4, 13]), 0.6), expected, rtol=1e-6)
+  assert penalty(jnp.asarray([0]), 0.6) > 0  # filler rows
+
+
+def test_an_unknown_length_penalty_raises():
+  with pytest.raises(UserError, match=r"unknown length penalty 'mean'; expected one of: power, wu2016"):
+    Ranking(length_penalty='mean')
 
 
 @pytest.mark.parametrize(('name', 'high'), [('alpha', 10), ('beta', 10_000), ('gamma', 10_000)])

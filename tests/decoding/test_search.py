@@ -44,6 +44,8 @@ WORD, OTHER_WORD = 3, 4  # ids of words in the tables of probabilities below
       (4, 1, Ranking(alpha=1.0)),
       (3, 6, Ranking(alpha=0.0)),
       (13, 4, Ranking(alpha=1.0)),
+      (13, 4, Ranking(alpha=1.0, length_penalty='power')),
+      (3, 6, Ranking(alpha=0.6, length_penalty='power')),
       (13, 4, Ranking(beta=0.5, gamma=0.3)),
       (13, 4, Ranking(alpha=0.0, beta=5.0)),
       (3, 6, Ranking(gamma=2.0)),

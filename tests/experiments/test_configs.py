@@ -29,7 +29,11 @@ from experiments.config_files import load_config
 from tests.experiments.helpers import ROOT, WORDS, write_task
 
 # name of the config file -> its system
-CONFIGS = {path.stem: load_config(str(path)).system for path in sorted((ROOT / 'configs').glob('[a-z]*.py'))}
+CONFIGS = {
+  path.stem: load_config(str(path)).system
+  for path in sorted((ROOT / 'configs').glob('[a-z]*.py'))
+  if path.stem != 'from_run'
+}
 # preset -> the configs that it is tested with. parikh2016 compares pairs of texts. ba2015 reads several objects; the
 # pictures of mnist are not in the repository, those of digits come with scikit-learn.
 REQUIRED_CONFIGS = {'parikh2016': ['entailment'], 'ba2015': ['digits']}

@@ -20,11 +20,17 @@ def sigmoid(x):
 
 
 gelu = np.vectorize(lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2)
+gelu_new = np.vectorize(lambda x: x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2)
 LITERAL = {
   'relu': lambda x, u, v: np.maximum(0, x @ u['kernel'] + u['bias']) @ v['kernel'] + v['bias'],
   'gelu': lambda x, u, v: gelu(x @ u['kernel'] + u['bias']) @ v['kernel'] + v['bias'],
+  'gelu_new': lambda x, u, v: gelu_new(x @ u['kernel'] + u['bias']) @ v['kernel'] + v['bias'],
+  'silu': lambda x, u, v: (
+    (x @ u['kernel'] + u['bias']) * sigmoid(x @ u['kernel'] + u['bias']) @ v['kernel'] + v['bias']
+  ),
   'swiglu': lambda x, u, w, v: (x @ u['kernel'] * sigmoid(x @ u['kernel']) * (x @ w['kernel'])) @ v['kernel'],
   'geglu': lambda x, u, w, v: (gelu(x @ u['kernel']) * (x @ w['kernel'])) @ v['kernel'],
+  'geglu_new': lambda x, u, w, v: (gelu_new(x @ u['kernel']) * (x @ w['kernel'])) @ v['kernel'],
 }
 
 

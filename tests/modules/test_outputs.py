@@ -1,5 +1,8 @@
 """Embeddings and output layers."""
 
+import functools
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -17,7 +20,7 @@ IDS = jnp.asarray([[1, 4, 2], [10, 0, 3]])
 class EmbeddingAndOutput(nn.Module):
   """Embeddings, and an output layer that may share them."""
 
-  kind: type
+  kind: Callable
   dtype: jnp.dtype = jnp.float32
 
   def setup(self):
@@ -51,6 +54,16 @@ def test_tied_output_is_a_product_with_the_embeddings():
   assert_close(logits, np.asarray(features) @ output['Dense_0']['kernel'] @ table.T + output['bias'])
   _, step_logits = layer.apply(params, IDS, features[:, 1])
   assert_close(step_logits, logits[:, 1])
+
+
+def test_a_scaled_tied_output_divides_by_the_root_of_the_width():
+  layer = EmbeddingAndOutput(TiedOutput)
+  features = draw(B, T, EMBEDDED)
+  params = variables(layer, IDS, features)
+  _, logits = layer.apply(params, IDS, features)
+  _, scaled = EmbeddingAndOutput(functools.partial(TiedOutput, scaled=True)).apply(params, IDS, features)
+  bias = params['params']['output']['bias']
+  assert_close(scaled - bias[None, None], (logits - bias[None, None]) / EMBEDDED**0.5)
 
 
 @pytest.mark.parametrize('kind', [name for name, cls in OUTPUTS.items() if not cls.copies])

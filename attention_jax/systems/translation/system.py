@@ -292,7 +292,8 @@ def _loss(model: EncoderDecoder, training: Training) -> Loss:
 def _check_shared_vocabulary(config: RunConfig, model: EncoderDecoder) -> None:
   """Raises UserError for a model that needs one vocabulary for both sides, unless the config shares it."""
   # Not checked by size: two vocabularies of equal size would pass for a shared one.
-  if config.data.shared_vocabulary:
+  is_read = vocab.VOCABULARIES[vocab.parse_kind(config.data.vocabulary)].is_read
+  if config.data.shared_vocabulary or is_read:  # of a file, both sides have the same ids
     return
   if config.model.share_embeddings:
     field = 'share_embeddings=True'
