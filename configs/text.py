@@ -1,10 +1,11 @@
-"""Your own parallel text. What depends on the data is chosen from it: vocabulary and lengths of batches.
+"""Your own parallel text. The vocabulary and the lengths of batches are chosen from the data.
 
   python -m experiments.train --config=configs/text.py:bahdanau2015_deep_tanh@tiny --workdir=runs/mine \\
     --config.data.folder=FOLDER
 
-FOLDER contains train.source, train.target, validation.source and so on, one sentence per line (plain or .gz). For files
-with other names, for a table, or for a translation set in tfds format:
+The size after '@' is a row of SIZES: tiny for thousands of pairs on a CPU, small for tens of thousands, base (the
+default) for more on an accelerator. FOLDER contains train.source, train.target, validation.source and so on, one
+sentence per line (plain or .gz). For files with other names, for a table, or for a translation set in tfds format:
 
   --config.data.task="text(train='train', validation='dev', test='test', source='en', target='de')"
   --config.data.task="tsv(train='train.tsv', validation='validation.tsv')"
@@ -42,7 +43,6 @@ class Size(NamedTuple):
   average: float
 
 
-# By number of pairs: tiny for thousands on a CPU, small for tens of thousands, base for more, on an accelerator.
 SIZES = {
   'tiny': Size(128, 64, 2, 0.1, 1024, 3_000, 'cosine(peak=2e-3, warmup=200)', 0.99),
   'small': Size(256, 128, 3, 0.2, 2048, 10_000, 'cosine(peak=1.5e-3, warmup=500)', 0.998),
