@@ -14,6 +14,10 @@ from attention_jax.tokens import EOS, UNK
 
 Buckets = tuple[tuple[int, int], ...]
 
+MAX_BUCKET_LENGTH = 128  # of either side, of buckets that are chosen from the data
+_BUCKET_QUANTILES = (0.6, 0.9, 1.0)  # of the lengths of each side
+_BUCKET_MULTIPLE = 4  # similar lengths share a compilation
+
 
 class EncodedSplit(Protocol):
   """One split as ids: in memory (EncodedCorpus) or on disk (prepared.PreparedSplit).
@@ -252,6 +256,17 @@ def check_buckets(buckets: Iterable[Sequence[int]]) -> Buckets:
       f'got {buckets}'
     )
   return tuple(sorted(pairs, key=lambda pair: (pair[0] * pair[1], pair)))
+
+
+def choose_buckets(encoded: EncodedSplit) -> Buckets:
+  """Returns at most three buckets from the lengths of a split: quantiles of each side, rounded up to a multiple of 4.
+
+  The largest holds every pair whose sides have at most MAX_BUCKET_LENGTH tokens, EOS included.
+  """
+  lengths = np.minimum(np.stack(encoded.lengths), MAX_BUCKET_LENGTH)
+  quantiles = np.quantile(lengths, _BUCKET_QUANTILES, axis=1, method='higher')  # [quantiles, 2]
+  rounded = -(-quantiles // _BUCKET_MULTIPLE) * _BUCKET_MULTIPLE
+  return check_buckets({(int(source), int(target)) for source, target in rounded})
 
 
 def assign_buckets(encoded: EncodedSplit, buckets: Iterable[Sequence[int]]) -> np.ndarray:

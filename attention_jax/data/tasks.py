@@ -3,12 +3,15 @@
 import collections
 import dataclasses
 import itertools
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from etils import epath
 
+from attention_jax.atomic import write_text
 from attention_jax.data import vocab
 from attention_jax.data.batching import BATCH_UNITS
 from attention_jax.data.encoding import (
@@ -16,6 +19,7 @@ from attention_jax.data.encoding import (
   EncodedSplit,
   assign_buckets,
   check_buckets,
+  choose_buckets,
   describe_corpus,
   encode_split,
 )
@@ -39,6 +43,8 @@ from attention_jax.data.text import (
 from attention_jax.errors import UserError, choose, run_user_file
 from attention_jax.specs import Count, Fraction, Probability, Size, bind, check_fields
 
+BUCKETS_FILE = 'buckets.json'
+
 
 @dataclasses.dataclass(frozen=True)
 class TranslationDataConfig:
@@ -53,7 +59,8 @@ class TranslationDataConfig:
     normalization: Unicode normal form of all text, 'NFC', 'NFKC' or 'none': data, sources to translate, and the
       hypotheses and references of metrics.
     buckets: maximum (source, target) lengths, the end-of-sentence token included. In training, a pair is padded to the
-      smallest bucket that holds it; each bucket is one compilation.
+      smallest bucket that holds it; each bucket is one compilation. () chooses at most three from the lengths of the
+      training split, see encoding.choose_buckets, which are stored with the run.
     max_left_out: largest share of the pairs of a split that fit no bucket; they are left out of training and loss. A
       larger share is an error.
     batch_size, batch_unit: size of a batch, in rows ('sentences') or in tokens ('tokens'): rows times the longer side
@@ -83,6 +90,7 @@ class TranslationData(NamedTuple):
   Attributes:
     source_vocab: the vocabulary of the source.
     target_vocab: the vocabulary of the target.
+    buckets: those of the config, or those chosen from the training split, smallest area first.
     corpora: the splits as text.
     encoded: the splits as ids, in memory or on disk.
     report: lines that describe vocabularies and splits.
@@ -90,6 +98,7 @@ class TranslationData(NamedTuple):
 
   source_vocab: vocab.Vocabulary
   target_vocab: vocab.Vocabulary
+  buckets: Buckets
   corpora: dict[str, Corpus]
   encoded: dict[str, EncodedSplit]
   report: list[str]
@@ -125,6 +134,17 @@ def records(folder: str, *, form: str = 'sentence', seed: int = 0) -> dict[str, 
     rows = list(builder.generate(split, form, seed))
     columns = ([row[field] for row in rows] for field in ('source', 'target', 'links'))
     corpora[split] = from_pairs(*columns, level='word', name=f'records {split}')
+  return corpora
+
+
+def numbers(folder: str) -> dict[str, Corpus]:
+  """Numbers in English, German and French words -> digits; generated, nothing is stored. `folder` is not used."""
+  from attention_jax.data.builders import numbers as builder
+
+  corpora = {}
+  for split in builder.SIZES:
+    sources, targets = zip(*builder.generate(split), strict=True)
+    corpora[split] = from_pairs(sources, targets, name=f'numbers {split}')
   return corpora
 
 
@@ -355,6 +375,7 @@ def prepared(folder: str) -> dict[str, Corpus]:
 TASKS: Mapping[str, Callable[..., dict[str, Corpus]]] = {
   'dates': dates,
   'records': records,
+  'numbers': numbers,
   'text': text,
   'tsv': tsv,
   'pairs': pairs,
@@ -403,7 +424,8 @@ def check(config: TranslationDataConfig) -> None:
   """
   bind(config.task, TASKS, 'task')
   vocab.parse_kind(config.vocabulary)
-  check_buckets(config.buckets)
+  if config.buckets:
+    check_buckets(config.buckets)
   choose(config.batch_unit, BATCH_UNITS, 'batch unit')
   choose(config.normalization, NORMALIZATIONS, 'normalization')
 
@@ -419,12 +441,13 @@ def load(config: TranslationDataConfig, run_folder: str | None) -> TranslationDa
   Raises:
     UserError: for anything that is wrong with the config or the files.
   """
-  buckets = check_buckets(config.buckets)
+  buckets = check_buckets(config.buckets) if config.buckets else ()
   kind = vocab.parse_kind(config.vocabulary)
   corpora = {split: normalize_corpus(corpus, config.normalization) for split, corpus in load_corpora(config).items()}
   by_side, report = _load_or_train_vocabularies(config, corpora['train'], run_folder)
   source_vocab, target_vocab = _source_and_target(config, by_side)
   encoded = {split: encode_split(corpus, source_vocab, target_vocab) for split, corpus in corpora.items()}
+  buckets = buckets or choose_buckets(encoded['train'])
   for split, corpus in corpora.items():
     report += describe_corpus(split, corpus, encoded[split], buckets, (len(source_vocab), len(target_vocab)))
     _check_fits(encoded[split], buckets, report[-1])
@@ -434,7 +457,7 @@ def load(config: TranslationDataConfig, run_folder: str | None) -> TranslationDa
       report.append(f'{split}: links between {corpus.level}s are not used with a {kind} vocabulary')
       corpora[split] = corpus._replace(links=None, possible=None)
   report += describe_repetitions(corpora)
-  return TranslationData(source_vocab, target_vocab, corpora, encoded, report)
+  return TranslationData(source_vocab, target_vocab, buckets, corpora, encoded, report)
 
 
 def _load_or_train_vocabularies(
@@ -478,6 +501,29 @@ def save_vocabularies(
     path = (target_vocab if side == 'target' else source_vocab).save(run_folder, side)
     names.append(os.path.basename(path))
   return names
+
+
+def save_buckets(config: TranslationDataConfig, buckets: Buckets, run_folder: str) -> list[str]:
+  """Stores buckets that were chosen from the data where `load_buckets` reads them; returns the names of the files."""
+  if config.buckets:
+    return []
+  write_text(epath.Path(run_folder) / BUCKETS_FILE, json.dumps(buckets) + '\n')
+  return [BUCKETS_FILE]
+
+
+def load_buckets(config: TranslationDataConfig, run_folder: str) -> Buckets:
+  """Returns the buckets of a run: those of its config, or those that it stored.
+
+  Raises:
+    UserError: if the stored file is missing or damaged.
+  """
+  if config.buckets:
+    return check_buckets(config.buckets)
+  path = epath.Path(run_folder) / BUCKETS_FILE
+  try:
+    return check_buckets(json.loads(path.read_text()))
+  except (OSError, ValueError) as error:
+    raise UserError(f'cannot read the buckets of the run in {path}: {" ".join(str(error).split())}') from error
 
 
 def vocabulary_settings(config: TranslationDataConfig) -> dict[str, Any]:

@@ -119,7 +119,7 @@ class Predictor:
     self.max_length = max_output_length(buckets, max_length)
     self._replace_unknown = replace_unknown
     self._rounds = rounds
-    self._buckets = buckets
+    self.buckets = buckets
     self._longest_bucket = max(source for source, _ in buckets)
     self._mesh = mesh or make_mesh(jax.local_devices())
     self._batch_size = self._round_to_devices(batch_size)
@@ -266,7 +266,7 @@ class Predictor:
   def _search_buckets(self, encoded: EncodedCorpus, longest: int) -> list[tuple[int, int]]:
     """Buckets for sources of up to `longest` tokens and every target of the corpus."""
     target_length = int(encoded.lengths[1].max(initial=1))
-    lengths = search_lengths(self._buckets, longest)
+    lengths = search_lengths(self.buckets, longest)
     # Lengths beyond the buckets are rounded up, and buckets of an ensemble are those of its first model: both may be
     # more than the model accepts. Several such lengths become one.
     source_lengths = {length if self._is_accepted(length) else longest for length in lengths}

@@ -278,6 +278,7 @@ def _fit(
     evaluate=_make_validation(system),
     direction='max' if selectable_metrics(config)[training.select] else 'min',
     mesh=system.training_mesh,
+    epoch=len(batches[0]),
     before_save=check_owner,
     log=log,
     writers=writers,
@@ -409,22 +410,21 @@ def _describe_raised_steps(stored: RunConfig, config: RunConfig, params: Any, ma
 
 
 def _describe(plan: RunPlan, log: Log) -> None:
-  """Logs the data, the schedule, the model, its devices and its batches.
+  """Logs the data, the schedule, the model's attention, its devices and its batches.
 
   Raises:
     UserError: for a mesh over which the parameters cannot be sharded.
   """
   config, system, batches = plan.config, plan.system, plan.batches[0]
   devices = jax.devices()
-  model = f'{count_parameters(plan.params):,} parameters; attention implementation {system.implementation}'
   lines = [
     *system.report,
     _describe_memory(system),
     describe_warmup(config.training.schedule, config.training.steps),
-    f'{model}; {len(devices)} x {devices[0].device_kind}',
+    f'attention implementation {system.implementation}; {len(devices)} x {devices[0].device_kind}',
     _describe_precision(config),
     describe_placement(plan.params, system.training_mesh),
-    f'{len(batches)} batches an epoch, of shapes ({batches.shape_names}) {sorted(set(batches.shapes))}',
+    f'batches of shapes ({batches.shape_names}) {sorted(set(batches.shapes))}',
   ]
   for line in filter(None, lines):
     log(line)

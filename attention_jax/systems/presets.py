@@ -22,6 +22,7 @@ from typing import NamedTuple
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
+from attention_jax.data.encoding import MAX_BUCKET_LENGTH
 from attention_jax.errors import choose
 
 
@@ -331,8 +332,9 @@ def apply_preset(config: ConfigDict, preset: str, *, features: int, layers: int 
 def _max_positions(config: ConfigDict) -> int:
   """Length of the longest memory, which limits the sources of a search.
 
-  It is four times the longest source of the buckets, rounded up to a multiple of 32.
+  It is four times the longest source of the buckets, or of those that may be chosen from the data, rounded up to a
+  multiple of 32.
   """
-  buckets = config.data.get('buckets', (0,))
+  buckets = config.data.get('buckets', (0,)) or (MAX_BUCKET_LENGTH,)
   longest = max(bucket if isinstance(bucket, int) else bucket[0] for bucket in buckets)
   return -(-4 * longest // 32) * 32

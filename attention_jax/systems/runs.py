@@ -196,7 +196,7 @@ class Run:
 
   @functools.cached_property
   def _scorer(self) -> PairScorer:
-    return PairScorer(self.model, self.params, *self.vocabularies, self.config.data.buckets)
+    return PairScorer(self.model, self.params, *self.vocabularies, self.predictor.buckets)
 
   def _check_attends(self) -> None:
     if not self.model.traits.attends:

@@ -75,6 +75,11 @@ class TrainingClock:
     self._lap_start = now
     return max(seconds, 1e-9)
 
+  def seconds(self) -> float:
+    """Returns the seconds since the start, without pauses."""
+    now = time.monotonic()
+    return now - self._start - sum(self._seconds.values()) + self._seconds[DATA]
+
   @contextlib.contextmanager
   def paused(self, activity: str) -> Iterator[None]:
     """Excludes the time that the block takes from the lap, and counts it for an activity."""

@@ -1,6 +1,7 @@
 """`fit`: trains a model, with checkpoints, exact resume, records of metrics, evaluation and early stopping."""
 
 import contextlib
+import datetime
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from attention_jax.training.loss import Loss
 from attention_jax.training.peers import fail_together
 from attention_jax.training.run import BestEvaluation, Evaluate, InterruptReason, TrainedRun
 from attention_jax.training.seeds import make_updates
-from attention_jax.training.state import TrainState
+from attention_jax.training.state import TrainState, count_parameters
 from attention_jax.training.writers import DEFAULT_TRACKERS, Progress, RunInfo, Writer, make_trackers
 
 
@@ -94,6 +95,7 @@ def fit_seeds(
   evaluate: Evaluate | None = None,
   direction: str = 'min',
   mesh: Mesh | None = None,
+  epoch: int = 0,
   before_save: Callable[[], None] = lambda: None,
   log: Callable[[str], None] = print,
   writers: Sequence[Sequence[Writer]] | None = None,
@@ -114,8 +116,10 @@ def fit_seeds(
       then called again when the run is resumed.
     direction: 'min' if a lower value of `training.select` is better, 'max' if a higher one is.
     mesh: the mesh of the devices; by default all.
+    epoch: updates of an epoch, for the log; 0 for none.
     before_save: called before a checkpoint is written; a UserError that it raises in any process ends the run.
-    log: called with lines about updates that are not finite, and about the time of training; in the first process.
+    log: called with lines about the time that training is going to take and has taken, and about updates that are not
+      finite; in the first process.
     writers: those of each run, as for `fit`.
 
   Returns:
@@ -149,7 +153,7 @@ def fit_seeds(
     signals = stack.enter_context(StopSignals())
     with clock.paused(COMPILATION):
       states = update.load(states)
-    loop = _Loop(training, update, runs, evaluate, signals, pool, clock, progress, before_save)
+    loop = _Loop(training, update, runs, evaluate, signals, pool, clock, progress, before_save, epoch, log)
     states, interrupt = loop.run(states, clock.timed_stream(stream), start)
     with clock.paused(SAVING):
       stack.close()
@@ -167,7 +171,7 @@ def fit_seeds(
 class _Loop:
   """The training loop; arguments: see `fit_seeds`."""
 
-  def __init__(self, training, update, runs, evaluate, signals, pool, clock, progress, before_save):
+  def __init__(self, training, update, runs, evaluate, signals, pool, clock, progress, before_save, epoch, log):
     self.training = training
     self.update = update
     self.runs: Sequence[TrainedRun] = runs
@@ -177,6 +181,9 @@ class _Loop:
     self.clock = clock
     self.progress = progress
     self.before_save = before_save
+    self.epoch = epoch
+    self.log = log
+    self.seconds_at_first = 0.0  # of training, when the first update of this start was made
     self.unchecked: list[tuple] = []  # (update, live runs, losses, gradient norms) since the last check
     self.tokens: list = []  # of each update since the last record
 
@@ -193,6 +200,7 @@ class _Loop:
       states, metrics = self.update(states, batches, live)
       self.unchecked.append((step, live, metrics['loss'], metrics['grad_norm']))
       self.tokens.append(metrics['tokens'])
+      self.describe(step, step - start, states)
 
       is_last = step == training.steps
       logs, evaluates, saves = (
@@ -220,6 +228,21 @@ class _Loop:
       f'stream({start}, {training.steps}) has yielded fewer than {training.steps - start} batches; '
       'expected one per update'
     )
+
+  def describe(self, step: int, number: int, states: Any) -> None:
+    """Logs once the size of the model and the time to the last update, from the second and third update of a start."""
+    if number not in (1, 3):
+      return
+    jax.block_until_ready(states)
+    if number == 1:  # which loads the program
+      self.seconds_at_first = self.clock.seconds()
+      return
+    seconds = (self.clock.seconds() - self.seconds_at_first) / 2
+    size = f'{count_parameters(self.update.shapes.params):,} parameters'
+    size += f', {self.epoch:,} updates an epoch' if self.epoch else ''
+    left = datetime.timedelta(seconds=round(seconds * (self.training.steps - step)))
+    end = f'{left} to step {self.training.steps:,} without evaluations'
+    self.log(f'{size}, {seconds:.2g} s an update (second and third), {end}')
 
   def check(self) -> None:
     """Checks the losses of all updates since the last check, which waits for the device."""

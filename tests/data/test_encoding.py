@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_jax.data.batching import gather
-from attention_jax.data.encoding import describe_corpus, encode
+from attention_jax.data.encoding import MAX_BUCKET_LENGTH, assign_buckets, choose_buckets, describe_corpus, encode
 from attention_jax.data.text import Corpus
 from attention_jax.data.vocab import train, word
 from attention_jax.tokens import EOS
@@ -26,6 +26,16 @@ def test_num_uncopyable_tokens_counts_target_tokens_absent_from_the_source():
   vocab = word(['a b c d'])
   corpus = Corpus(['a b', 'c Ulm', 'd'], ['b a d', 'Ulm c', 'Bonn'])
   assert encode(corpus, vocab, vocab).num_uncopyable_tokens == 2  # d and Bonn; EOS is in every source
+
+
+def test_buckets_are_chosen_from_the_lengths_of_the_pairs():
+  lengths = range(1, 101)
+  corpus = Corpus(['a ' * n for n in lengths], ['b ' * (n // 10 + 1) for n in lengths])
+  encoded = encode(corpus, word(['a']), word(['b']))
+  assert choose_buckets(encoded) == ((64, 8), (92, 12), (104, 12))
+  assert np.all(assign_buckets(encoded, choose_buckets(encoded)) >= 0)
+  longer = Corpus([*corpus.source[:3], 'a ' * 500], [*corpus.target[:3], 'b'])
+  assert choose_buckets(encode(longer, word(['a']), word(['b']))) == ((4, 4), (MAX_BUCKET_LENGTH, 4))
 
 
 def test_describe_corpus_reports_the_lines_of_pairs_that_fit_no_bucket():

@@ -13,7 +13,15 @@ import pytest
 from attention_jax.data import tasks
 from attention_jax.data.pair_streams import open_pairs
 from attention_jax.data.splits import SPLITS
-from attention_jax.data.tasks import TranslationDataConfig, get_split, load, load_vocabularies, save_vocabularies
+from attention_jax.data.tasks import (
+  TranslationDataConfig,
+  get_split,
+  load,
+  load_buckets,
+  load_vocabularies,
+  save_buckets,
+  save_vocabularies,
+)
 from attention_jax.training import digests
 from tests.data.helpers import error_message, write_tfds_set
 
@@ -141,6 +149,29 @@ def test_a_shared_vocabulary_is_one_object_after_loading_and_restoring(folder, v
   assert source is target and len(source) == len(data.source_vocab)
 
 
+def test_chosen_buckets_are_those_of_the_training_split_and_restored_without_data(folder):
+  config = make_config(TEXT, folder, buckets=())
+  tasks.check(config)
+  data = load(config, None)
+  assert data.buckets == ((4, 4),) and 'buckets 4x4: 3' in data.report[3]
+  (folder / 'run').mkdir()
+  run = str(folder / 'run')
+  assert error_message(load_buckets, config, run).startswith(
+    f'cannot read the buckets of the run in {run}/buckets.json'
+  )
+  assert save_buckets(config, data.buckets, run) == ['buckets.json']
+  assert load_buckets(config, run) == data.buckets
+  fixed = make_config(TEXT, folder)
+  assert save_buckets(fixed, load(fixed, None).buckets, run) == [] and load_buckets(fixed, run) == BUCKETS
+  (folder / 'run' / 'buckets.json').write_text('[3]')
+  assert 'must be distinct pairs' in error_message(load_buckets, config, run)
+
+
+def test_numbers_are_loaded_by_their_builder():
+  corpora = tasks.load_corpora(make_config('numbers'))
+  assert [len(corpus.source) for corpus in corpora.values()] == [2400, 300, 300]
+
+
 def test_dates_are_loaded_by_their_builder(monkeypatch, tmp_path):
   columns = {'source': ['4. März'], 'target': ['-03-04'], 'links': ['0-5 3-2'], 'locale': ['de']}
   calls = []
@@ -165,8 +196,8 @@ def test_dates_are_loaded_by_their_builder(monkeypatch, tmp_path):
   [
     (
       'txt',
-      "unknown task 'txt' (did you mean 'text'?); expected one of: dates, huggingface, pairs, prepared, python, "
-      'records, text, tfds, tsv; a plug-in may be missing: --plugins=FILE',
+      "unknown task 'txt' (did you mean 'text'?); expected one of: dates, huggingface, numbers, pairs, prepared, "
+      'python, records, text, tfds, tsv; a plug-in may be missing: --plugins=FILE',
     ),
     ('text(', "cannot parse task 'text(' (did you mean 'text'?); expected 'name' or 'name(option=literal, ...)'"),
     ('dates(size=3)', "task 'dates' has no options, got 'size'"),

@@ -238,6 +238,19 @@ def test_subword_sizes_that_do_not_fit_are_reported(capfd):
   assert capfd.readouterr() == ('', '')
 
 
+def test_a_minimal_count_limits_the_subwords_to_those_that_the_lines_bear():
+  frequent, rare = ['the cat sat'] * 9, ['a dog']
+  vocabulary = vocab.train('subword(size=8000, min_count=9)', iter([*frequent, *rare]))
+  assert vocabulary.tokenize('the cat sat') == ['▁the', '▁cat', '▁sat']
+  assert vocabulary.tokenize('dog') == ['▁', 'd', 'o', 'g']
+  assert len(vocab.train('subword(size=8000, min_count=1)', [*frequent, *rare])) > len(vocabulary)
+  assert len(vocab.train('subword(size=18, min_count=1)', [*frequent, *rare])) == 18
+  characters = vocab.train('subword(size=8000, min_count=100)', LINES)
+  assert len(characters) == 4 + len({'▁', *''.join(LINES)} - {' '})
+  spec = "subword(size=8000, min_count=9, byte_fallback=True, symbols=('<2de>',))"
+  assert vocab.train(spec, frequent).tokenize('<2de> the cat') == ['▁', '<2de>', '▁the', '▁cat']
+
+
 def test_damaged_files_are_reported(kind, tmp_path, capfd):
   path = Path(vocab.train(SPECS[kind], LINES).save(str(tmp_path), 'target'))
   data = path.read_bytes()

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from attention_jax.data.builders import dates, records
+from attention_jax.errors import UserError
 from attention_jax.systems.captioning import shapes
 from attention_jax.systems.classification import entailment
 from attention_jax.systems.config import parse_config
@@ -79,6 +80,21 @@ def small_generated_data(monkeypatch):
   monkeypatch.setattr(dates, 'load', lambda split, folder: columns)
   for builder in (records, entailment, shapes):
     monkeypatch.setattr(builder, 'SIZES', dict.fromkeys(builder.SIZES, 64))
+
+
+def test_sizes_of_own_text_and_an_unknown_one(tmp_path):
+  path = f'{ROOT}/configs/text.py'
+  tiny, small, base = (load_config(f'{path}:transformer2017@{size}') for size in ('tiny', 'small', 'base'))
+  assert base == load_config(f'{path}:transformer2017')
+  encoders = [config.model.encoder for config in (tiny, small, base)]
+  assert [
+    f'features={n}, layers={m}' in encoder for n, m, encoder in zip((128, 256, 512), (2, 3, 3), encoders, strict=True)
+  ]
+  for name in ('tinny', ''):
+    with pytest.raises(UserError, match=f"unknown size '{name}'.*expected one of: base, small, tiny"):
+      load_config(f'{path}:transformer2017@{name}')
+  numbers = load_config(f'{ROOT}/configs/numbers.py:transformer2017@tiny')
+  assert numbers.data.task == 'numbers' and numbers.model == tiny.model
 
 
 @functools.cache

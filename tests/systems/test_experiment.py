@@ -18,6 +18,7 @@ from attention_jax.errors import UserError
 from attention_jax.systems import experiment
 from attention_jax.systems import text_evaluation as evaluation
 from attention_jax.systems.config import default_config, parse_config
+from attention_jax.systems.export import export_run
 from attention_jax.systems.provenance import code_version
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.runs import open_run
@@ -184,14 +185,35 @@ def test_results_are_those_of_the_best_checkpoint(trained):
 def test_the_log_describes_the_model_the_batches_and_the_written_files(trained):
   lines = '\n'.join(trained.lines)
   for text in (
-    'parameters; attention implementation auto (xla, one query at a time); 2 x cpu',
-    '2 batches an epoch, of shapes (rows, source, target) [(8, 5, 5)]',
+    'attention implementation auto (xla, one query at a time); 2 x cpu',
+    'batches of shapes (rows, source, target) [(8, 5, 5)]',
+    ' parameters, 2 updates an epoch, ',
+    ' s an update (second and third), 0:00:0',
+    ' to step 4 without evaluations',
     'all 4 steps are done (',
     'measured: test; parameters: step',
     'the best by validation loss',
     f'written to {trained.folder}: best/, checkpoints/, commits.txt, config.json',
   ):
     assert text in lines, text
+
+
+def test_a_run_with_buckets_from_its_data_resumes_and_opens_without_data(data_folder, tmp_path):
+  folder = shutil.copytree(data_folder, tmp_path / 'data')
+  config = tiny_config(folder, data__buckets=(), data__vocabulary='subword(size=8000, min_count=5)')
+  first = config | {'training': config['training'] | {'steps': 2}}
+  train_quietly(first, tmp_path / 'run')
+  assert json.loads((tmp_path / 'run' / 'buckets.json').read_text('utf-8'))
+  _, lines = train_quietly(config, tmp_path / 'run')
+  assert 'all 4 steps are done (' in '\n'.join(lines)
+  run = open_run(tmp_path / 'run')
+  assert run.step in (2, 4) and run.config.data.buckets == ()
+  export_run(tmp_path / 'run', tmp_path / 'exported')
+  shutil.rmtree(folder)
+  exported = open_run(tmp_path / 'exported')
+  assert exported.system.buckets == run.system.buckets == ((8, 8), (12, 12))
+  assert exported.translate(['a b']) == run.translate(['a b'])
+  assert exported.score([('a b', 'b a')])[0].score == pytest.approx(run.score([('a b', 'b a')])[0].score)
 
 
 def test_resuming_a_finished_run_by_a_relative_path_evaluates_it_again_and_changes_nothing(

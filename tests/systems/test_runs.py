@@ -277,13 +277,14 @@ def test_an_ensemble_has_the_buckets_of_the_first_run_that_every_model_accepts(t
   limited = "transformer(features=4, layers=1, heads=2, hidden=4, position='learned(max_positions=3)')"
 
   def with_fields(buckets, encoder):
-    data = dataclasses.replace(system.config.data, buckets=buckets)
     model = dataclasses.replace(system.config.model, encoder=encoder)
-    return system.with_config(dataclasses.replace(system.config, data=data, model=model))
+    changed = system.with_config(dataclasses.replace(system.config, model=model))
+    changed.buckets = buckets
+    return changed
 
   first = with_fields(((2, 5), (3, 3), (4, 5)), 'birnn(features=4)')
   second = with_fields(((3, 3),), limited)
-  assert first.ensemble([second]).config.data.buckets == ((2, 5), (3, 3))
+  assert first.ensemble([second]).buckets == ((2, 5), (3, 3))
   assert first.ensemble([first]).config == first.config
   with pytest.raises(UserError, match=r'buckets of the first run are \(\(4, 5\),\); another run accepts none'):
     with_fields(((4, 5),), 'birnn(features=4)').ensemble([second])

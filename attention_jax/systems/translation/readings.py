@@ -59,7 +59,7 @@ class Reader:
   Attributes:
     model, params: the trained model.
     source_vocab, target_vocab: vocabularies of the run.
-    buckets: config.data.buckets of the run.
+    buckets: buckets of the run.
   """
 
   model: EncoderDecoder
@@ -209,7 +209,7 @@ def read(system: Any, params: Any, request: ReadingRequest) -> list[Reading]:
     )
   if request.edit:
     system = _edited_system(system, request.edit)
-  reader = Reader(system.model, params, system.source_vocab, system.target_vocab, system.config.data.buckets)
+  reader = Reader(system.model, params, system.source_vocab, system.target_vocab, system.buckets)
   if request.inputs:
     readings = reader.read_lines(system.cached_predictor(params), system.config.evaluation.beams, request)
   else:

@@ -1,6 +1,5 @@
 """Translation: the system of sequence-to-sequence models from text to text."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from attention_jax.analysis import reading_files
 from attention_jax.analysis.reading import Reading, ReadingRequest
 from attention_jax.data import tasks, vocab
 from attention_jax.data.batching import Batches, Share, check_rows_fit, dummy_batch
-from attention_jax.data.encoding import assign_buckets, check_buckets
+from attention_jax.data.encoding import assign_buckets
 from attention_jax.data.preparing import Preparation, prepare_pairs
 from attention_jax.data.text import Corpus
 from attention_jax.decoding.compiled_search import compile_beam_search
@@ -56,6 +55,7 @@ class TranslationSystem(System):
     config: the whole config of the run.
     model: the model, or an ensemble of models.
     source_vocab, target_vocab: the vocabularies of the run.
+    buckets: the buckets of the run.
     load_data: returns the splits; called on first use.
   """
 
@@ -73,12 +73,14 @@ class TranslationSystem(System):
     model: EncoderDecoder | Ensemble,
     source_vocab: vocab.Vocabulary,
     target_vocab: vocab.Vocabulary,
+    buckets: Sequence[Sequence[int]],
     load_data: Callable[[], tasks.TranslationData],
   ):
     self.config = config
     self.model = model
     self.source_vocab = source_vocab
     self.target_vocab = target_vocab
+    self.buckets = buckets
     self._load_data = load_data
     self._predictor: Predictor | None = None
 
@@ -86,17 +88,18 @@ class TranslationSystem(System):
   def load(cls, config: RunConfig, folder: str | None) -> 'TranslationSystem':
     data = tasks.load(config.data, folder)
     model = build(config.model, len(data.source_vocab), len(data.target_vocab))
-    return cls(config, model, data.source_vocab, data.target_vocab, lambda: data)
+    return cls(config, model, data.source_vocab, data.target_vocab, data.buckets, lambda: data)
 
   @classmethod
   def open(cls, config: RunConfig, folder: str) -> 'TranslationSystem':
     source_vocab, target_vocab = tasks.load_vocabularies(config.data, folder)
     model = build(config.model, len(source_vocab), len(target_vocab))
-    return cls(config, model, source_vocab, target_vocab, lambda: tasks.load(config.data, folder))
+    buckets = tasks.load_buckets(config.data, folder)
+    return cls(config, model, source_vocab, target_vocab, buckets, lambda: tasks.load(config.data, folder))
 
   def with_config(self, config: RunConfig) -> 'TranslationSystem':
     model = build(config.model, len(self.source_vocab), len(self.target_vocab))
-    return TranslationSystem(config, model, self.source_vocab, self.target_vocab, self._load_data)
+    return TranslationSystem(config, model, self.source_vocab, self.target_vocab, self.buckets, self._load_data)
 
   @classmethod
   def check(cls, config: RunConfig) -> None:
@@ -128,7 +131,7 @@ class TranslationSystem(System):
   def ensemble(self, others: Sequence['TranslationSystem']) -> 'TranslationSystem':
     """Returns the ensemble of this system and others; its parameters are a tuple with those of each.
 
-    Its config is that of this system, without the buckets that are longer than another model accepts.
+    Its buckets are those of this system, without those that are longer than another model accepts.
 
     Raises:
       UserError: if their vocabularies differ, if only some of the models copy from the source, or if no bucket is left.
@@ -138,14 +141,16 @@ class TranslationSystem(System):
       if not same_source or not vocab.same_entries(self.target_vocab, other.target_vocab):
         raise UserError('runs with different vocabularies cannot be an ensemble; evaluate --mbr combines their outputs')
     models = [system.model for system in (self, *others)]
-    data = self.config.data
-    if any(other.config.data.buckets != data.buckets for other in others):
-      data = dataclasses.replace(data, buckets=_common_buckets(data.buckets, models))
-    return self.with_model(Ensemble(models), dataclasses.replace(self.config, data=data))
+    buckets = self.buckets
+    if any(other.buckets != buckets for other in others):
+      buckets = _common_buckets(buckets, models)
+    vocabularies = self.source_vocab, self.target_vocab
+    return TranslationSystem(self.config, Ensemble(models), *vocabularies, buckets, lambda: self.data)
 
-  def with_model(self, model: Any, config: RunConfig | None = None) -> 'TranslationSystem':
-    """Returns this system with another model and perhaps another config on the same data."""
-    return TranslationSystem(config or self.config, model, self.source_vocab, self.target_vocab, lambda: self.data)
+  def with_model(self, model: Any) -> 'TranslationSystem':
+    """Returns this system with another model on the same data."""
+    vocabularies = self.source_vocab, self.target_vocab
+    return TranslationSystem(self.config, model, *vocabularies, self.buckets, lambda: self.data)
 
   @functools.cached_property
   def data(self) -> tasks.TranslationData:
@@ -177,7 +182,8 @@ class TranslationSystem(System):
     return describe_decoder_implementation(self.model.decoder)
 
   def save(self, folder: str) -> list[str]:
-    return tasks.save_vocabularies(self.config.data, self.source_vocab, self.target_vocab, folder)
+    names = tasks.save_vocabularies(self.config.data, self.source_vocab, self.target_vocab, folder)
+    return names + tasks.save_buckets(self.config.data, self.buckets, folder)
 
   def initializer(self) -> Callable[[int], Any]:
     return initializer(self.model)
@@ -191,7 +197,7 @@ class TranslationSystem(System):
     options = self.config.data
     return Batches(
       self.data.encoded['train'],
-      options.buckets,
+      self.buckets,
       options.batch_size,
       options.batch_unit,
       seed=seed,
@@ -208,7 +214,7 @@ class TranslationSystem(System):
     params = jax.eval_shape(lambda: initial_params(self.model, 0))
     _check_lengths(self.config, self.data, self.model, self.loss, params)
     evaluation = self.config.evaluation
-    evaluation.constraints.check(max_output_length(self.config.data.buckets, evaluation.max_length))
+    evaluation.constraints.check(max_output_length(self.buckets, evaluation.max_length))
     train = self.data.encoded['train']
     if not self.model.output.generates and train.num_uncopyable_tokens:
       share = train.num_uncopyable_tokens / train.num_tokens[1]
@@ -223,7 +229,7 @@ class TranslationSystem(System):
       params,
       self.source_vocab,
       self.target_vocab,
-      buckets=self.config.data.buckets,
+      buckets=self.buckets,
       max_length=evaluation.max_length,
       batch_size=evaluation.batch_size,
       ranking=evaluation.ranking,
@@ -260,7 +266,7 @@ class TranslationSystem(System):
   @functools.cached_property
   def _scorer(self) -> TeacherForcedScorer:
     size = self.config.evaluation.batch_size
-    return TeacherForcedScorer(self.model, self.config.data.buckets, size, self._evaluations, self.mesh)
+    return TeacherForcedScorer(self.model, self.buckets, size, self._evaluations, self.mesh)
 
   @property
   def _evaluations(self) -> int:
@@ -321,7 +327,7 @@ def _check_lengths(
   Raises:
     UserError: if too few rows of a split fit a bucket, and for lengths that the model does not support.
   """
-  buckets = check_buckets(config.data.buckets)
+  buckets = data.buckets
   assigned = {split: assign_buckets(encoded, buckets) for split, encoded in data.encoded.items()}
   for split, indices in assigned.items():
     check_rows_fit(split, indices, config.data.max_left_out)
@@ -345,7 +351,7 @@ def _common_buckets(buckets: Sequence[Sequence[int]], models: Sequence[EncoderDe
   """
   accepted = tuple(bucket for bucket in buckets if all(_accepts(model, bucket) for model in models))
   if not accepted:
-    raise UserError(f'config.data.buckets of the first run are {buckets}; another run accepts none of these lengths')
+    raise UserError(f'the buckets of the first run are {buckets}; another run accepts none of these lengths')
   return accepted
 
 
