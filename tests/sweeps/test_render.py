@@ -44,8 +44,8 @@ def test_files_are_written_and_links_lead_to_runs(folder, report):
   write_files(report, folder)
   text = (folder / 'report.md').read_text('utf-8')
   links = re.findall(r'\]\(([^)]+)\)', text)
-  # Two links for each run, and five pictures.
-  assert len(links) == 2 * 12 + 5 and all((folder / unquote(link)).exists() for link in links)
+  # Two links for each run, five pictures, and four files for a paper.
+  assert len(links) == 2 * 12 + 5 + 4 and all((folder / unquote(link)).exists() for link in links)
   assert len(list(csv.DictReader(io.StringIO((folder / 'report.csv').read_text())))) == 8
   names = {path.stem for path in (folder / 'report_pictures').iterdir()}
   assert names == {'alignment', 'curves', 'interaction.alignment_error_rate', 'interaction.exact_match', 'values'}
