@@ -35,12 +35,9 @@ from attention_jax.sweeps.report import (
   format_number,
 )
 from attention_jax.sweeps.space import PRESET
-from attention_jax.systems.captioning.model import IMAGE_ENCODERS
-from attention_jax.systems.classification.model import CLASSIFIERS
 from attention_jax.systems.config import RunConfig, flatten_config
-from attention_jax.systems.glimpsing.model import NETWORKS
 from attention_jax.systems.presets import PRESETS
-from attention_jax.systems.recall.model import RECALL_CELLS
+from attention_jax.systems.registry import SYSTEMS
 
 PAPERS = Path(__file__).parent / 'papers.bib'
 FIGURE = 'figure.pdf'
@@ -134,7 +131,7 @@ def find_citations(text: str) -> dict[str, str]:
   return {f'{match[1].lower()}{match[2]}': match[0] for match in CITATION.finditer(' '.join(text.split()))}
 
 
-def documented_mechanisms() -> dict[str, dict[str, Any]]:
+def documented_mechanisms(system: str) -> dict[str, Mapping[str, Any]]:
   """Returns field of a config, or option of a spec -> name of a mechanism -> the object with a docstring about it."""
 
   def functions(table):
@@ -146,22 +143,20 @@ def documented_mechanisms() -> dict[str, dict[str, Any]]:
     'model.attention.alignment': alignments,
     'model.score': scores,
     'model.alignment': alignments,
-    'model.encoder': {**ENCODERS, **IMAGE_ENCODERS},
-    'model.decoder': {**DECODERS},
-    'model.output': {**OUTPUTS},
-    'model.classifier': {**CLASSIFIERS},
-    'model.pooling': {**POOLINGS},
-    'model.network': {**NETWORKS},
-    'model.cell': {**RECALL_CELLS},
-    'position': {**POSITIONS},
+    'model.encoder': ENCODERS,
+    'model.decoder': DECODERS,
+    'model.output': OUTPUTS,
+    'model.pooling': POOLINGS,
+    'position': POSITIONS,
     'training.auxiliary': functions({**LOSSES, **CLASSIFIER_LOSSES}),
     'training.objective': {name: row.build for name, row in OBJECTIVES.items()},
+    **SYSTEMS[system].mechanisms,
   }
 
 
 def mechanism_texts(config: RunConfig) -> Iterator[str]:
   """Yields the description of each mechanism that a config names, without those of plug-ins that are not loaded."""
-  tables = documented_mechanisms()
+  tables = documented_mechanisms(config.system)
   specs = [(field, value) for field, value in flatten_config(config).items() if field in tables]
   while specs:
     field, spec = specs.pop(0)

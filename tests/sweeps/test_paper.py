@@ -23,13 +23,15 @@ from attention_jax.sweeps.report import format_difference, format_number
 from attention_jax.sweeps.statistics import Interval, RowComparison
 from attention_jax.systems.config import parse_config
 from attention_jax.systems.presets import PRESETS
+from attention_jax.systems.registry import SYSTEMS
 from tests.sweeps.helpers import base_config
 
 EVIL = r'a_b%{c}\d [e] #1 & ~^<|> "quoted" -3'
 
 
 def test_every_paper_that_a_mechanism_or_a_preset_names_has_an_entry():
-  texts = [describe(mechanism) for table in documented_mechanisms().values() for mechanism in table.values()]
+  tables = [table for system in SYSTEMS for table in documented_mechanisms(system).values()]
+  texts = [describe(mechanism) for table in tables for mechanism in table.values()]
   texts += [preset.paper for presets in PRESETS.values() for preset in presets.values()]
   named = {key: citation for text in texts for key, citation in find_citations(text).items()}
   assert sorted(named) == sorted(bibliography()) and len(named) > 50
