@@ -41,7 +41,9 @@ def test_runs_that_differ_only_in_the_seed_have_their_own_differences(tmp_path, 
 
 
 def test_files_are_written_and_links_lead_to_runs(folder, report):
-  write_files(report, folder)
+  written = write_files(report, folder)
+  assert {'paper.tex', 'paper.md', 'paper.bib', 'figure.pdf'} < {path.name for path in written}
+  assert all(path.exists() for path in written)
   text = (folder / 'report.md').read_text('utf-8')
   links = re.findall(r'\]\(([^)]+)\)', text)
   # Two links for each run, five pictures, and four files for a paper.
@@ -81,8 +83,9 @@ def test_the_page_is_self_contained_and_escapes_everything(tmp_path):
   parser = Tags()
   parser.feed(page)
   assert 'script' not in parser.tags and 'b' not in parser.tags
-  assert EVIL in ''.join(parser.text) and '<b>commit</b>' in ''.join(parser.text)
+  assert EVIL in ''.join(parser.text) and 'For the paper' in parser.text and '<b>commit</b>' in ''.join(parser.text)
   assert not [link for link in parser.links if link.startswith(('http', '//', 'javascript'))]
   assert sum(link.startswith('data:image/png;base64,') for link in parser.links) == 5
   markdown = render(report, [], tmp_path, 'md')
+  assert '## For the paper' in markdown and 'paper.tex' not in markdown  # printed: no files are written
   assert r'\<script\>' in markdown and '<script>' not in markdown and r'\| pipe' in markdown
