@@ -119,7 +119,7 @@ def cited_papers(report: Report) -> dict[str, str]:
   papers: dict[str, str] = {}
   for row in report.rows:
     preset = row.setting.factors.get(PRESET, '')
-    presets = PRESETS[row.setting.config.system]
+    presets = PRESETS.get(row.setting.config.system, {})
     texts = [*mechanism_texts(row.setting.config), *([presets[preset].paper] if preset in presets else [])]
     for text in texts:
       papers = find_citations(text) | papers
@@ -187,7 +187,7 @@ def _sentences(report: Report) -> list[str]:
       f'{_name(column)} was {format_number(cells[id(x.setting)].mean.value)} with {x.setting.label} and '
       f'{format_number(cells[id(baseline)].mean.value)} with {baseline.label} '
       f'({_counts(cells[id(x.setting)], cells[id(baseline)])}); the difference is {format_difference(x.difference)}'
-      f'{_describe_test(report, x, tested)}: {VERDICTS[x.verdict]}.'
+      f'{_describe_test(report, x, tested)}: {VERDICTS[x.verdict]}{"; other seeds may differ as much" * x.tests_rows}.'
       for x in contrasts
     ]
   return [

@@ -98,7 +98,7 @@ def test_a_single_pair_of_runs_is_described_as_such(report):
   report = report._replace(rows=single, contrasts=[contrast])
   (sentence,) = make_paper(report).sentences
   expected = '(single runs); the difference is -2 [-3, -1] (95 % interval, test over the rows of one pair of runs, '
-  assert sentence.endswith(expected + 'p = 0.02): significantly worse.')
+  assert sentence.endswith(expected + 'p = 0.02): significantly worse; other seeds may differ as much.')
   assert 'p is that of a test over the rows of one pair of runs' in make_paper(report).latex
   untested = contrast._replace(row_comparisons=[], corrected_p=np.nan)
   (sentence,) = make_paper(report._replace(contrasts=[untested])).sentences
