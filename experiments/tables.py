@@ -51,6 +51,16 @@ def print_bins(bins: 'BinnedMetrics') -> None:
   _print_table(table)
 
 
+def print_heads(error_rates: np.ndarray) -> None:
+  """Prints alignment error rates [L, N] in percent, a row per layer and a column per head."""
+  table = Table('', box=box.SIMPLE_HEAD)
+  for head in range(error_rates.shape[1]):
+    table.add_column(f'H{head}', justify='right')
+  for layer, rates in enumerate(error_rates):
+    table.add_row(f'L{layer}', *(f'{100 * rate:.2f}' for rate in rates))
+  _print_table(table)
+
+
 def _format_interval(interval: 'Interval') -> str:
   """'12.50 [10.00, 15.00]'; without ends that cannot be computed, as of one row, and '' if there is no value."""
   if math.isnan(interval.value):

@@ -4,9 +4,11 @@ import contextlib
 import functools
 import io
 import itertools
+import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,27 @@ def test_python_blocks_of_a_document_run_in_order(document, document_blocks, tmp
       exec(compile(code, document, 'exec'), names)
     if output:
       assert printed.getvalue() == output
+
+
+@pytest.mark.long
+def test_the_evening_can_be_followed_in_one_shell(tmp_path):
+  text = (ROOT / 'docs' / 'tutorials' / 'evening.md').read_text('utf-8')
+  script = ''
+  for language, code, _ in BLOCK.findall(text):
+    if language == 'python':
+      script += f"python - <<'END'\n{code}END\n"
+    elif language == 'sh':
+      script += code.replace('steps=200', 'steps=4').replace('every=100', 'every=2')
+  environment = {
+    'PATH': f'{Path(sys.executable).parent}:{os.environ["PATH"]}',
+    'PYTHONPATH': str(ROOT),
+    'XLA_FLAGS': '',
+  }
+  subprocess.run(['bash', '-ec', script], cwd=tmp_path, env=os.environ | environment, check=True)
+  assert (tmp_path / 'head.html').exists()
+  assert {'report.html', 'paper.tex', 'paper.md', 'paper.bib', 'figure.pdf'} <= {
+    path.name for path in (tmp_path / 'runs' / 'scores').iterdir()
+  }
 
 
 def test_plugins_are_short():

@@ -31,6 +31,7 @@ class Heatmap(NamedTuple):
     title: a line above the picture.
     relative: whether the darkest colour is the largest weight instead of 1, for weights that are all small.
     sure: the pairs of `gold` that are sure; the outlines of the others, which are possible, are dashed. None: all.
+    in_percent: whether each weight is also written into its cell, in percent.
   """
 
   weights: np.ndarray
@@ -40,6 +41,7 @@ class Heatmap(NamedTuple):
   title: str | None = None
   relative: bool = False
   sure: Iterable[tuple[int, int]] | None = None
+  in_percent: bool = False
 
 
 def heatmap(
@@ -51,6 +53,7 @@ def heatmap(
   gold: Iterable[tuple[int, int]] | None = None,
   sure: Iterable[tuple[int, int]] | None = None,
   title: str | None = None,
+  in_percent: bool = False,
 ) -> None:
   """Writes a PNG: source tokens at the top, target tokens at the left, dark where the weight is near 1.
 
@@ -62,12 +65,13 @@ def heatmap(
     gold: (source, target) pairs to outline; pairs outside the tokens are not drawn.
     sure: the pairs of `gold` that are sure; the outlines of the others are dashed. None: all.
     title: a line above the picture.
+    in_percent: whether each weight is also written into its cell, in percent.
 
   Raises:
     UserError: for weights that do not match the tokens, without tokens, and for a path that does not end with .png or
       cannot be written.
   """
-  _write(_render(Heatmap(weights, source_tokens, target_tokens, gold, title, sure=sure)), path)
+  _write(_render(Heatmap(weights, source_tokens, target_tokens, gold, title, sure=sure, in_percent=in_percent)), path)
 
 
 def grid(items: Iterable[Heatmap], path: str | Path, columns: int = 2) -> None:
@@ -125,6 +129,8 @@ def _render(item: Heatmap) -> np.ndarray:
   max_value = (np.nanmax(weights, initial=0.0) or 1.0) if item.relative else 1.0
   image = axes.imshow(weights, COLOURS, vmin=0, vmax=max_value, aspect='auto', interpolation='nearest')
   _label_axes(axes, source, target, size=cell * 72 * 0.56)
+  if item.in_percent:
+    _write_percent(axes, weights, max_value, size=cell * 72 * 0.4)
   bar = _add_colour_bar(figure, image, width, height, max_value)
   if item.gold is not None:
     _outline_cells(axes, item.gold, item.sure, len(source), len(target))
@@ -170,6 +176,13 @@ def _label_axes(axes, source: list[str], target: list[str], size: float) -> None
   axes.grid(which='minor', color=LINE, linewidth=0.5)
   axes.tick_params(which='minor', length=0)
   axes.spines[:].set(color=LINE, linewidth=0.8)
+
+
+def _write_percent(axes, weights: np.ndarray, max_value: float, size: float) -> None:
+  """Writes each weight into its cell, in white where the cell is dark."""
+  style = {'ha': 'center', 'va': 'center', 'fontsize': size, 'family': font_families('0')}
+  for (t, s), weight in np.ndenumerate(weights):
+    axes.text(s, t, f'{100 * weight:.0f}', color='white' if weight > max_value / 2 else INK, **style)
 
 
 def _text_width(text: str) -> int:

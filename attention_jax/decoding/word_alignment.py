@@ -1,6 +1,6 @@
 """Word alignments of given pairs by a trained model, and their scores against gold links."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -47,18 +47,32 @@ def align(
   Raises:
     UserError: for an unknown level, and for a vocabulary whose tokens are not parts of the units of that level.
   """
-  level = choose(corpus.level, LINK_LEVELS, 'level of links')
-  units = [token_units(vocabulary, level) for vocabulary in (source_vocab, target_vocab)]
-  if None in units:
-    kinds = f'{source_vocab.kind} and {target_vocab.kind}'
-    raise UserError(f'links between {level}s need tokens that are parts of {level}s, got vocabularies {kinds}')
-  source_units, target_units = units
+  source_units, target_units = link_units(corpus.level, source_vocab, target_vocab)
   aligned = []
   for source, target, pair in zip(corpus.source, corpus.target, scored, strict=True):
     weights = merge_weights(pair.weights, source_units(source), target_units(target))
     links = list(links_from_weights(weights, weights.shape[1] - 1, weights.shape[0] - 1))
     aligned.append(AlignedPair(links, weights))
   return aligned
+
+
+def link_units(level: str, source_vocab: Vocabulary, target_vocab: Vocabulary) -> list[Callable[[str], Sequence[int]]]:
+  """Returns for each side a function from a line to the unit of each of its tokens, see `token_units`.
+
+  Args:
+    level: the unit that links connect, 'word' or 'char'.
+    source_vocab: source vocabulary of the model.
+    target_vocab: target vocabulary of the model.
+
+  Raises:
+    UserError: for an unknown level, and for a vocabulary whose tokens are not parts of the units of that level.
+  """
+  choose(level, LINK_LEVELS, 'level of links')
+  units = [token_units(vocabulary, level) for vocabulary in (source_vocab, target_vocab)]
+  if None in units:
+    kinds = f'{source_vocab.kind} and {target_vocab.kind}'
+    raise UserError(f'links between {level}s need tokens that are parts of {level}s, got vocabularies {kinds}')
+  return units
 
 
 def swap_links(alignments: Alignments) -> Alignments:

@@ -43,13 +43,17 @@ class Picture(NamedTuple):
 
 def draw_pictures(report: Report) -> list[Picture]:
   """Draws every picture that the data allow; none if no metric was measured, as with only a training split."""
-  main = _main_columns(report)
-  if not main:
+  if not report.columns:
     return []
-  drawn = [_draw_values(report, main), _draw_curves(report)]
-  drawn += [_draw_interaction(report, column) for column in main]
+  drawn = [_draw_values(report), _draw_curves(report)]
+  drawn += [_draw_interaction(report, column) for column in report.main_columns]
   drawn += [_draw_alignment(report)]
   return [picture for picture in drawn if picture]
+
+
+def draw_figure(report: Report) -> bytes:
+  """Draws the means of every setting for a paper; returns a PDF. At least one metric must have been measured."""
+  return to_pdf(_values_figure(report))
 
 
 def draw_bins(table: BinnedMetrics) -> bytes:
@@ -68,11 +72,6 @@ def draw_bins(table: BinnedMetrics) -> bytes:
   return to_png(figure)
 
 
-def _main_columns(report: Report) -> list[MetricColumn]:
-  """The columns of the first split."""
-  return [column for column in report.columns if column.split == report.columns[0].split]
-
-
 def _setting_style(report: Report, row: ReportRow) -> dict[str, Any]:
   """The colour and the mark of a setting, the same in every picture.
 
@@ -82,9 +81,15 @@ def _setting_style(report: Report, row: ReportRow) -> dict[str, Any]:
   return {'color': COLOURS[i % len(COLOURS)], 'marker': MARKERS[i % len(MARKERS)]}
 
 
-def _draw_values(report: Report, columns: Sequence[MetricColumn]) -> Picture:
+def _draw_values(report: Report) -> Picture:
+  title = 'Means with 95 % intervals; a point is a run; the dotted line is the baseline'
+  return Picture('values', title, to_png(_values_figure(report)))
+
+
+def _values_figure(report: Report) -> Any:
   """Means with intervals, and a point per seed; a panel per metric, settings from top to bottom."""
   rows = report.rows
+  columns = report.main_columns
   figure = new_figure(2.6 + 2.6 * len(columns), 0.9 + 0.3 * len(rows))
   panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
   for axes, column in zip(panels, columns, strict=True):
@@ -97,9 +102,7 @@ def _draw_values(report: Report, columns: Sequence[MetricColumn]) -> Picture:
     axes.grid(axis='x', color=LINE, linewidth=0.6)
   panels[0].set_yticks(range(len(rows)), [_shorten(row.setting.label) for row in rows])
   panels[0].set_ylim(len(rows) - 0.5, -0.5)
-  return Picture(
-    'values', 'Means with 95 % intervals; a point is a run; the dotted line is the baseline', to_png(figure)
-  )
+  return figure
 
 
 def _draw_cell(axes: Any, cell: ReportCell, y: float, style: Mapping[str, Any]) -> None:
@@ -189,8 +192,8 @@ def _draw_interaction(report: Report, column: MetricColumn) -> Picture | None:
 
 def _draw_alignment(report: Report) -> Picture | None:
   """The first metric of each setting against its alignment error rate."""
-  columns = {column.metric: column for column in reversed(_main_columns(report))}
-  quality = _main_columns(report)[0]
+  columns = {column.metric: column for column in reversed(report.main_columns)}
+  quality = report.main_columns[0]
   errors = columns.get(ALIGNMENT_ERROR)
   if errors is None or errors == quality:
     return None
@@ -251,6 +254,18 @@ def add_legend(axes: Any, title: str | None = None) -> None:
 
 def to_png(figure: Any) -> bytes:
   """Returns a PNG. Ticks, axis labels and legends get fonts that have their characters; none is parsed as math."""
+  return _save(figure, format='png')
+
+
+def to_pdf(figure: Any) -> bytes:
+  """Returns a PDF with embedded TrueType fonts, as conferences ask for; texts are those of `to_png`."""
+  import matplotlib
+
+  with matplotlib.rc_context({'pdf.fonttype': 42}):
+    return _save(figure, format='pdf', metadata={'CreationDate': None})
+
+
+def _save(figure: Any, **options: Any) -> bytes:
   for axes in figure.axes:
     legend = axes.get_legend()
     texts = [*axes.get_xticklabels(), *axes.get_yticklabels(), axes.xaxis.label, axes.yaxis.label]
@@ -262,5 +277,5 @@ def to_png(figure: Any) -> bytes:
     axes.tick_params(length=0)
     axes.spines[:].set(color=LINE, linewidth=0.8)
   file = io.BytesIO()
-  figure.savefig(file, format='png', bbox_inches='tight', pad_inches=0.1)
+  figure.savefig(file, **options, bbox_inches='tight', pad_inches=0.1)
   return file.getvalue()

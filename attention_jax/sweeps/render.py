@@ -3,7 +3,6 @@
 import base64
 import math
 import os
-import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,24 +13,33 @@ import pandas as pd
 from attention_jax import atomic
 from attention_jax.sweeps.contrasts import SIGNIFICANCE, Contrast
 from attention_jax.sweeps.estimate import format_seconds
-from attention_jax.sweeps.plots import Picture, draw_pictures
-from attention_jax.sweeps.report import MISSING, Report, ReportCell, format_difference
+from attention_jax.sweeps.paper import BIBLIOGRAPHY, FIGURE, make_paper
+from attention_jax.sweeps.plots import Picture, draw_figure, draw_pictures
+from attention_jax.sweeps.report import (
+  MISSING,
+  Report,
+  ReportCell,
+  escape_markdown,
+  format_difference,
+  format_number,
+)
 from attention_jax.sweeps.statistics import Interval
 
 TEMPLATES = Path(__file__).parent
 PICTURES = 'report_pictures'
-MARKDOWN_SPECIAL = re.compile(r'([\\`*|<>\[\]{}])')
 
 
 def write_files(report: Report, folder: Path) -> list[Path]:
-  """Writes report.md, report.html, report.csv, runs.csv and the pictures.
+  """Writes report.md, report.html, report.csv, runs.csv and the pictures, and the files for a paper.
+
+  The files for a paper are paper.tex, paper.md, paper.bib and figure.pdf; none if no metric was measured.
 
   Args:
     report: the report.
     folder: where to write; created if it does not exist.
 
   Returns:
-    The paths of the four documents, without the pictures.
+    The paths of the documents, without the pictures.
   """
   pictures = draw_pictures(report)
   (folder / PICTURES).mkdir(parents=True, exist_ok=True)
@@ -43,9 +51,13 @@ def write_files(report: Report, folder: Path) -> list[Path]:
     'report.csv': summary_table(report).to_csv(index=False),
     'runs.csv': runs_table(report).to_csv(index=False),
   }
+  if report.columns:
+    paper = make_paper(report)
+    texts |= {'paper.tex': paper.latex, 'paper.md': paper.markdown, BIBLIOGRAPHY: paper.bibtex}
+    atomic.write_bytes(folder / FIGURE, draw_figure(report))
   for name, text in texts.items():
     atomic.write_text(folder / name, text)
-  return [folder / name for name in texts]
+  return [folder / name for name in [*texts, *([FIGURE] if report.columns else [])]]
 
 
 def render(report: Report, pictures: list[Picture], folder: Path, kind: str) -> str:
@@ -53,7 +65,7 @@ def render(report: Report, pictures: list[Picture], folder: Path, kind: str) -> 
 
   Args:
     report: the report.
-    pictures: its pictures.
+    pictures: its pictures; with any, the text names the files for a paper, which `write_files` writes.
     folder: the folder that links are relative to.
     kind: 'md' or 'html'. In HTML, every value is escaped.
   """
@@ -69,7 +81,12 @@ def render(report: Report, pictures: list[Picture], folder: Path, kind: str) -> 
   }
   runs = [run for row in report.rows for run in row.setting.runs]
   return environment.get_template(f'report.{kind}.jinja').render(
-    report=report, pictures=pictures, pictures_folder=PICTURES, runs=runs
+    report=report,
+    pictures=pictures,
+    pictures_folder=PICTURES,
+    runs=runs,
+    paper=make_paper(report) if report.columns else None,
+    paper_files=['paper.tex', 'paper.md', BIBLIOGRAPHY, FIGURE] if pictures else [],
   )
 
 
@@ -142,21 +159,14 @@ def runs_table(report: Report) -> pd.DataFrame:
   return pd.DataFrame(records)
 
 
-def _number(value: float | None) -> str:
-  """Two decimal places from 1 to 10,000, and four significant digits otherwise."""
-  if value is None or math.isnan(value):
-    return MISSING
-  return f'{value:.2f}' if 1 <= abs(value) < 1e4 else f'{value:.4g}'
-
-
 def _ends(interval: Interval) -> str:
-  return '' if math.isnan(interval.low) else f'[{_number(interval.low)}, {_number(interval.high)}]'
+  return '' if math.isnan(interval.low) else f'[{format_number(interval.low)}, {format_number(interval.high)}]'
 
 
 def _cell(cell: ReportCell) -> str:
   if math.isnan(cell.mean.low):
-    return _number(cell.mean.value)
-  return f'{_number(cell.mean.value)} {_ends(cell.mean)}, IQM {_number(cell.interquartile_mean.value)}'
+    return format_number(cell.mean.value)
+  return f'{format_number(cell.mean.value)} {_ends(cell.mean)}, IQM {format_number(cell.interquartile_mean.value)}'
 
 
 def _p(value: float) -> str:
@@ -182,9 +192,9 @@ FILTERS = {
   'difference': format_difference,
   'count': lambda number: f'{number:,}' if number else MISSING,
   'ends': _ends,
-  'md': lambda text: MARKDOWN_SPECIAL.sub(r'\\\1', ' '.join(str(text).split())),
+  'md': escape_markdown,
   'mflop': lambda flop: MISSING if math.isnan(flop) else f'{flop / 1e6:,.0f}',
-  'number': _number,
+  'number': format_number,
   'p': _p,
   'row_comparisons': _row_comparisons,
   'share': lambda value: MISSING if math.isnan(value) else f'{value:.2f}',

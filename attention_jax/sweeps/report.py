@@ -4,6 +4,7 @@ import datetime
 import functools
 import math
 import operator
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ from attention_jax.systems.experiment import selectable_metrics
 FEW_SEEDS = 5  # below, bootstrap intervals over seeds are noticeably too narrow
 ALIGNMENT_ERROR = 'alignment_error_rate'
 MISSING = '–'
+MARKDOWN_SPECIAL = re.compile(r'([\\`*|<>\[\]{}])')
 
 
 class ReportOptions(NamedTuple):
@@ -104,6 +106,7 @@ class Report(NamedTuple):
     fields: fields of the config that differ, if the labels of the settings do not name them.
     failed: the units that failed.
     unfinished: number of units that have neither finished nor failed, without those of dropped settings.
+    test: a key of statistics.TESTS, the paired test over seeds.
   """
 
   title: str
@@ -118,6 +121,12 @@ class Report(NamedTuple):
   fields: Sequence[str]
   failed: Sequence[UnitState]
   unfinished: int
+  test: str
+
+  @property
+  def main_columns(self) -> list[MetricColumn]:
+    """The columns of the first split."""
+    return [column for column in self.columns if column.split == self.columns[0].split]
 
 
 def sweep_report(folder: Path, options: ReportOptions, log: Log) -> Report:
@@ -207,6 +216,7 @@ def _build(
     fields=[] if state.units else list(settings[0].factors),
     failed=failed,
     unfinished=sum(entry.state not in (FAILED, FINISHED) for entry in entries),
+    test=options.test,
   )
 
 
@@ -300,6 +310,18 @@ def format_difference(difference: Interval) -> str:
   has_interval = not math.isnan(difference.low)
   ends = f'{difference.low:+.3g}, {difference.high:+.3g}' if has_interval else 'no interval'
   return f'{difference.value:+.3g} [{ends}]'
+
+
+def format_number(value: float | None) -> str:
+  """Returns two decimal places from 1 to 10,000, four significant digits otherwise, and MISSING for NaN and None."""
+  if value is None or math.isnan(value):
+    return MISSING
+  return f'{value:.2f}' if 1 <= abs(value) < 1e4 else f'{value:.4g}'
+
+
+def escape_markdown(text: object) -> str:
+  """Returns a text as one line of Markdown, without markup."""
+  return MARKDOWN_SPECIAL.sub(r'\\\1', ' '.join(str(text).split()))
 
 
 def _notes(settings: Sequence[SettingRuns], contrasts: Sequence[Contrast], options: ReportOptions) -> list[str]:

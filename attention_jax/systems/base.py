@@ -71,6 +71,7 @@ class System(abc.ABC):
     plot_filename: default file name of `plot`.
     extra_plot_suffixes: suffixes of the files that `plot` writes beside that file.
     extra_metrics: names of the metrics that `evaluate` may return in addition to `selectable_metrics`.
+    mechanisms: tables of modules that only this system has, by the field of the config that names a row.
     config: the whole config of the run.
     model: the flax module.
   """
@@ -79,6 +80,7 @@ class System(abc.ABC):
   plot_filename: ClassVar[str]
   extra_plot_suffixes: ClassVar[Sequence[str]] = ()
   extra_metrics: ClassVar[Sequence[str]] = ()
+  mechanisms: ClassVar[Mapping[str, Mapping[str, type]]] = {}
   config: RunConfig
   model: nn.Module
 

@@ -13,13 +13,14 @@ import numpy as np
 from etils import epath
 
 from attention_jax import atomic
+from attention_jax.analysis.alignment import alignment_scores
 from attention_jax.data.text import Corpus, normalize_corpus
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.decoding.metrics import MetricValue
 from attention_jax.decoding.minimum_bayes_risk import rank_hypotheses
 from attention_jax.decoding.predictor import Hypothesis, Predictor
 from attention_jax.decoding.scoring import PairScorer, ScoredPair, has_layer_weights
-from attention_jax.decoding.word_alignment import AlignedPair, align
+from attention_jax.decoding.word_alignment import AlignedPair, align, link_units
 from attention_jax.errors import UserError, choose
 from attention_jax.modules.parameter_files import SUFFIX, load_weights, read_metadata
 from attention_jax.systems.base import SupportsCorpus, SupportsEnsembles, SupportsTranslation, System
@@ -27,7 +28,7 @@ from attention_jax.systems.config import RunConfig, read_run_config, to_dict
 from attention_jax.systems.plugins import check_plugins
 from attention_jax.systems.ready_made import resolve_folder
 from attention_jax.systems.registry import SYSTEMS
-from attention_jax.systems.text_evaluation import text_metrics
+from attention_jax.systems.text_evaluation import predict_links, text_metrics
 from attention_jax.tokens import EOS, SPECIAL_TOKENS
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints
 from attention_jax.training.digests import check_file_digests
@@ -68,7 +69,7 @@ class AttentionWeights(NamedTuple):
 class Run:
   """A trained run.
 
-  `translate`, `score`, `align` and `attention` need a run of translation.
+  `translate`, `score`, `align`, `head_error_rates` and `attention` need a run of translation.
 
   Attributes:
     folder: the run folder; of an ensemble, that of the first run.
@@ -170,6 +171,39 @@ class Run:
     linked = corpus._replace(links=[()] * len(corpus.source))  # the units that are linked must be those of the texts
     corpus = normalize_corpus(linked, self.config.data.normalization)
     return align(corpus, scorer(corpus), *self.vocabularies)
+
+  def head_error_rates(self, corpus: Corpus, *, unlinked_targets: bool = True) -> np.ndarray:
+    """Returns the alignment error rate of the links of each layer and head alone, against those of the corpus.
+
+    Links are those of `align`: each word of the target is linked to that of the source with the largest weight.
+
+    Args:
+      corpus: pairs with links.
+      unlinked_targets: whether links of a target word that has no gold link are errors; otherwise they are left out.
+
+    Returns:
+      [L, N], 0 (best) to 1. [1, 1], for the weights of the model, if its decoder does not attend in each of its layers,
+      and for an ensemble.
+
+    Raises:
+      UserError: for a corpus without links, and as `align`.
+    """
+    scorer = self._scorer
+    self._check_attends()
+    if corpus.links is None:
+      raise UserError(f'{corpus.name or "the corpus"} has no gold links; expected links source-target of each pair')
+    link_units(corpus.level, *self.vocabularies)  # raises UserError before the pairs are scored
+    corpus = normalize_corpus(corpus, self.config.data.normalization)
+    scored = scorer(corpus, has_layer_weights(self.model))
+    weights = [pair.weights[None, None] if pair.layer_weights is None else pair.layer_weights for pair in scored]
+
+    def error_rate(layer, head):
+      matrices = [matrix[layer, head] for matrix in weights]
+      links = predict_links(corpus, matrices, range(len(matrices)), *self.vocabularies, unlinked_targets)
+      return alignment_scores(*links).error_rate
+
+    layers, heads = weights[0].shape[:2]
+    return np.array([[error_rate(layer, head) for head in range(heads)] for layer in range(layers)])
 
   def attention(self, source: str, target: str | None = None) -> AttentionWeights:
     """Returns the attention weights of a source and a target.

@@ -18,7 +18,7 @@ from attention_jax.analysis.alignment import (
 )
 from attention_jax.analysis.statistics import average_lagging
 from attention_jax.data.batching import Batch, eval_batches
-from attention_jax.data.encoding import EncodedCorpus, token_units
+from attention_jax.data.encoding import EncodedCorpus
 from attention_jax.data.text import Corpus, group_references, normalize_lines
 from attention_jax.data.vocab import Vocabulary
 from attention_jax.decoding.constraints import NO_CONSTRAINTS, Constraints
@@ -26,6 +26,7 @@ from attention_jax.decoding.metrics import MetricValue, compute_metric, higher_i
 from attention_jax.decoding.predictor import Prediction, Predictor
 from attention_jax.decoding.ranking import DEFAULT_RANKING, LENGTH_PENALTIES, Exponent, Factor, Ranking
 from attention_jax.decoding.streaming import is_streamable
+from attention_jax.decoding.word_alignment import link_units
 from attention_jax.errors import UserError, choose
 from attention_jax.losses.sequence import output_loss
 from attention_jax.models.encoder_decoder import EncoderDecoder, replace_unreachable_targets
@@ -253,11 +254,13 @@ def predict_links(
     source_vocab: source vocabulary of the run.
     target_vocab: target vocabulary of the run.
     unlinked_targets: as for `alignment_metrics`.
+
+  Raises:
+    UserError: for a vocabulary whose tokens are not parts of the units that links connect.
   """
   sure = [corpus.links[row] for row in rows]
   possible = sure if corpus.possible is None else [corpus.possible[row] for row in rows]
-  source_units = token_units(source_vocab, corpus.level)
-  target_units = token_units(target_vocab, corpus.level)
+  source_units, target_units = link_units(corpus.level, source_vocab, target_vocab)
   predicted = []
   for row, gold in zip(rows, possible, strict=True):
     merged = merge_weights(weights[row], source_units(corpus.source[row]), target_units(corpus.target[row]))

@@ -182,3 +182,17 @@ analysis.heatmap([[1.0]], ['a'], ['b'], {str(tmp_path / 'a.png')!r})
 assert dict(matplotlib.rcParams) == before
 """
   subprocess.run([sys.executable, '-W', 'error', '-c', code], check=True)
+
+
+def test_weights_are_written_into_their_cells_in_percent(tmp_path):
+  pictures = []
+  for in_percent in (False, True):
+    heatmap([[0.0, 0.25], [1.0, 0.5]], ['H0', 'H1'], ['L0', 'L1'], tmp_path / 'heads.png', in_percent=in_percent)
+    pictures.append(imread(tmp_path / 'heads.png'))
+  changed = (pictures[0] != pictures[1]).any(-1)
+  assert 0 < changed.mean() < 0.1
+  texts = []
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr('matplotlib.axes.Axes.text', lambda self, x, y, text, **style: texts.append((x, y, text)))
+    heatmap([[0.0, 0.25], [1.0, 0.5]], ['H0', 'H1'], ['L0', 'L1'], tmp_path / 'heads.png', in_percent=True)
+  assert texts == [(0, 0, '0'), (1, 0, '25'), (0, 1, '100'), (1, 1, '50')]

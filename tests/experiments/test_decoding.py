@@ -194,6 +194,31 @@ def test_a_run_aligns_translations_in_a_file(trained, tmp_path):
   assert '--workdir is missing' in run('align', *flags).err
 
 
+def test_layers_have_alignment_error_rates_of_a_split_or_against_another_program(trained, tmp_path):
+  workdir = f'--workdir={trained[0]}'
+  plot = tmp_path / 'heads.png'
+  result = run('align', workdir, '--layers', '--split=test', f'--plot={plot}')
+  assert result.code == 0 and plot.exists(), result
+  assert result.out.splitlines()[0].startswith('alignment error rate of layers (L) and heads (H), %, 5 sentences')
+  (rate,) = [line.split()[1] for line in result.out.splitlines() if line.split()[:1] == ['L0']]
+  evaluated = run('evaluate', workdir, '--split=test', '--beams=1')
+  assert rate in next(line for line in evaluated.out.splitlines() if 'alignment_error_rate' in line).split()
+  files = write_pairs(tmp_path / 'files')
+  own = tmp_path / 'own.links'
+  own.write_text(run('align', workdir, *files[:2]).out)  # in place of another program
+  assert run('align', workdir, '--layers', *files[:2], f'--gold={own}').out.split()[-1] == '0.00'
+  for flags, message in [
+    (['--split=test', '--source=a'], '--source has no effect with --split'),
+    (['--split=test', '--level=char'], '--level has no effect with --split'),
+    (['--split=test', f'--reverse={trained[0]}'], '--reverse has no effect with --layers'),
+    (['--split=tset'], "unknown split 'tset'"),
+    (['--split=test', f'--gold={own}'], '--split=test has 5 lines but'),
+    (files[:2], '--gold is missing'),
+  ]:
+    assert_user_error(run('align', workdir, '--layers', *flags), [message])
+  assert_user_error(run('align', workdir, *files, '--split=test'), ['--split needs --layers'])
+
+
 @pytest.mark.parametrize(
   ('flags', 'message'),
   [

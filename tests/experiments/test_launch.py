@@ -34,7 +34,7 @@ PROGRAM_FLAGS = {
   ),
   'predict': f'{RUN_FLAGS} input json',
   'score': f'{RUN_FLAGS} source target layers',
-  'align': f'{RUN_FLAGS} reverse links source target gold level symmetrisation',
+  'align': f'{RUN_FLAGS} reverse links source target gold level symmetrisation layers split plot',
   'inspect_attention': (
     f'{RUN_FLAGS} split rows text compare hypotheses layers words analyses edit relative output serve port'
   ),

@@ -41,11 +41,13 @@ def test_runs_that_differ_only_in_the_seed_have_their_own_differences(tmp_path, 
 
 
 def test_files_are_written_and_links_lead_to_runs(folder, report):
-  write_files(report, folder)
+  written = write_files(report, folder)
+  assert {'paper.tex', 'paper.md', 'paper.bib', 'figure.pdf'} < {path.name for path in written}
+  assert all(path.exists() for path in written)
   text = (folder / 'report.md').read_text('utf-8')
   links = re.findall(r'\]\(([^)]+)\)', text)
-  # Two links for each run, and five pictures.
-  assert len(links) == 2 * 12 + 5 and all((folder / unquote(link)).exists() for link in links)
+  # Two links for each run, five pictures, and four files for a paper.
+  assert len(links) == 2 * 12 + 5 + 4 and all((folder / unquote(link)).exists() for link in links)
   assert len(list(csv.DictReader(io.StringIO((folder / 'report.csv').read_text())))) == 8
   names = {path.stem for path in (folder / 'report_pictures').iterdir()}
   assert names == {'alignment', 'curves', 'interaction.alignment_error_rate', 'interaction.exact_match', 'values'}
@@ -81,8 +83,9 @@ def test_the_page_is_self_contained_and_escapes_everything(tmp_path):
   parser = Tags()
   parser.feed(page)
   assert 'script' not in parser.tags and 'b' not in parser.tags
-  assert EVIL in ''.join(parser.text) and '<b>commit</b>' in ''.join(parser.text)
+  assert EVIL in ''.join(parser.text) and 'For the paper' in parser.text and '<b>commit</b>' in ''.join(parser.text)
   assert not [link for link in parser.links if link.startswith(('http', '//', 'javascript'))]
   assert sum(link.startswith('data:image/png;base64,') for link in parser.links) == 5
   markdown = render(report, [], tmp_path, 'md')
+  assert '## For the paper' in markdown and 'paper.tex' not in markdown  # printed: no files are written
   assert r'\<script\>' in markdown and '<script>' not in markdown and r'\| pipe' in markdown

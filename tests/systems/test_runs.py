@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,8 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
+from attention_jax.data.text import Corpus
+from attention_jax.data.vocab import char
 from attention_jax.decoding import predictor
 from attention_jax.decoding.sampling import Sampling
 from attention_jax.errors import UserError
@@ -21,6 +24,8 @@ from attention_jax.systems.base import SupportsLinePrediction, SupportsTranslati
 from attention_jax.systems.config import default_run_config, parse_config
 from attention_jax.systems.recall.system import RecallSystem
 from attention_jax.systems.runs import Run, open_run, open_run_or_ensemble
+from tests.models.helpers import build_transformer
+from tests.modules.helpers import variables
 from tests.systems.helpers import read_tree, two_devices
 
 pytestmark = pytest.mark.usefixtures('on_two_devices')
@@ -449,3 +454,43 @@ def test_training_in_a_thread_beside_an_event_loop_repeats_a_run(config, trained
   assert asyncio.run(train()) == trained.results
   assert aj.train(config, tmp_path / 'run', lines.append) == trained.results  # nothing is left to train
   assert any(line.startswith('all 4 steps are done (') for line in lines)
+
+
+@pytest.mark.parametrize('unlinked_targets', [True, False])
+def test_error_rates_of_heads_are_those_of_their_largest_weights(unlinked_targets):
+  vocabulary = char(['ab cd e'])
+  model = build_transformer(sizes=(len(vocabulary), len(vocabulary)))
+  ids = np.ones((1, 3), np.int32)
+  predictor = SimpleNamespace(source_vocab=vocabulary, target_vocab=vocabulary)
+  config = SimpleNamespace(data=SimpleNamespace(buckets=[(8, 8)], normalization='none'))
+  system = SimpleNamespace(model=model, config=config, predictor=lambda params: predictor)
+  params = jax.tree.map(lambda x: 5 * x, variables(model, ids, ids > 0, ids)['params'])  # weights that differ
+  run = Run(Path('run'), system, params, (1,))
+  links = [((0, 0), (1, 1)), ((0, 0),)]
+  corpus = Corpus(['ab cd', 'e dc'], ['cd a', 'd ee'], links, possible=[links[0], ((0, 0), (1, 0))])
+
+  def words(line):  # the word of each character, -1 for spaces
+    return [-1 if char == ' ' else line[:i].count(' ') for i, char in enumerate(line)]
+
+  expected = np.zeros((2, 4))
+  scored = run.score(corpus, layers=True)
+  for layer, head in np.ndindex(expected.shape):
+    hits = total = 0
+    for row, pair in enumerate(scored):
+      sure, possible = set(corpus.links[row]), set(corpus.possible[row])
+      for word in range(2):
+        letters = [t for t, w in enumerate(words(corpus.target[row])) if w == word]
+        mean = pair.layer_weights[layer, head][letters].mean(0)
+        source = words(corpus.source[row])
+        sums = [mean[[s for s, w in enumerate(source) if w == number]].sum() for number in range(2)] + [mean[-1]]
+        best = int(np.argmax(sums))
+        if best < 2 and (unlinked_targets or word in {target for _, target in possible}):
+          hits += ((best, word) in sure) + ((best, word) in possible)
+          total += 1
+      total += len(sure)
+    expected[layer, head] = 1 - hits / total
+  rates = run.head_error_rates(corpus, unlinked_targets=unlinked_targets)
+  np.testing.assert_allclose(rates, expected, atol=1e-12)
+  assert len(np.unique(rates)) > 1
+  with pytest.raises(UserError, match='the corpus has no gold links'):
+    run.head_error_rates(corpus._replace(links=None))

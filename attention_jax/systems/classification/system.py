@@ -54,6 +54,7 @@ from attention_jax.systems.classification.data import (
   read_labels,
 )
 from attention_jax.systems.classification.model import (
+  CLASSIFIERS,
   Classifier,
   ClassifierConfig,
   ClassifierEnsemble,
@@ -93,6 +94,7 @@ class ClassificationSystem(System):
   }
   plot_filename = 'attention.html'
   extra_metrics = ('entropy',)
+  mechanisms: Mapping[str, Mapping[str, type]] = {'model.classifier': CLASSIFIERS}
 
   def __init__(
     self,

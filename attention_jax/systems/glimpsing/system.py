@@ -82,6 +82,7 @@ class GlimpsingSystem(System):
     'evaluation': GlimpsingEvaluationConfig,
   }
   plot_filename = 'glimpses.png'
+  mechanisms: Mapping[str, Mapping[str, type]] = {'model.network': NETWORKS}
 
   def __init__(self, config: RunConfig, load_data: Callable[[], Mapping[str, Digits]]):
     self.config = config

@@ -24,7 +24,7 @@ from attention_jax.systems.recall.data import (
   eval_episodes,
   eval_recall_batches,
 )
-from attention_jax.systems.recall.model import RecallConfig, Recaller, build_recaller
+from attention_jax.systems.recall.model import RECALL_CELLS, RecallConfig, Recaller, build_recaller
 from attention_jax.systems.recall.tasks import Episode, RecallTask, make_recall_task
 from attention_jax.training.compiling import jit_once
 from attention_jax.training.loss import Loss
@@ -65,6 +65,7 @@ class RecallSystem(System):
   }
   plot_filename = 'memory.png'
   extra_metrics = ('cost_of_best_estimate',)
+  mechanisms: Mapping[str, Mapping[str, type]] = {'model.cell': RECALL_CELLS}
   splits = ('train', *NUM_EPISODES)
 
   def __init__(self, config: RunConfig):
