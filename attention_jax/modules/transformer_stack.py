@@ -20,39 +20,36 @@ from attention_jax.specs import Count, Fraction, Positive, Size
 class Stack(nn.Module):
   """Base class of Transformer encoders and decoders.
 
-    The initial variance of the last kernel of every sublayer is divided by the number of sublayers of all layers (Radford
-    et al. 2019, section 2.3). Initially attention is almost uniform and adds nearly the same vector at all positions in
-    every layer. Without the smaller variance, the sum of these vectors would dominate the differences between positions.
+  The initial variance of the last kernel of every sublayer is divided by the number of sublayers of all layers (Radford
+  et al. 2019, section 2.3). Initially attention is almost uniform and adds nearly the same vector at all positions in
+  every layer. Without the smaller variance, the sum of these vectors would dominate the differences between positions.
 
-    Attributes:
-      features: width D of the layers.
-      layers: number of layers.
-      heads: number N of heads.
-      hidden: features of the hidden layer of feed-forward networks.
-      score, alignment, implementation, kv_heads: fields of self-attention; see modules.attention.
-  <<<<<<< HEAD
-      head_dim: features of a head of self-attention; 0 stands for features / heads.
-  =======
-      scale_embeddings: whether embeddings are multiplied by √D before positions are added.
-      normalize_embeddings: whether embeddings with their positions are normalised, as in BERT and BART.
-  >>>>>>> pre
-      position: a spec of POSITIONS.
-      window, sinks: arguments of `self_attention_mask` for self-attention.
-      norm: a key of NORMS.
-      norm_first: whether to normalise the inputs of sublayers; see Residual.
-      normalize_last: whether to normalise the result of the last layer even if `norm_first` is False, as
-        torch.nn.Transformer does.
-      epsilon: added to the variance (layer) or mean square (rms) in normalisation.
-      bias, differential, gate: fields of self-attention; see modules.attention.
-      lambda_by_layer: whether λ₀ of differential attention is 0.8 - 0.6 exp(-0.3 (l - 1)) in layer l = 1, 2, ..., as in
-        the models of Ye et al. 2025, instead of 0.8 in all layers.
-      activation: a key of ACTIVATIONS.
-      dropout: dropout rate of the results of sublayers; that of embeddings is a field of their module.
-      attention_dropout: dropout rate of the weights of self-attention.
-      layer_dropout: probability that a layer is skipped for a whole batch during training (LayerDrop, Fan, Grave & Joulin
-        2020). A skipped layer is computed nevertheless.
-      remat: whether the backward pass computes each layer again from its inputs, in place of storing its inner values:
-        a third more products, for the memory of one layer at a time, and of its parameters if they are sharded.
+  Attributes:
+    features: width D of the layers.
+    layers: number of layers.
+    heads: number N of heads.
+    hidden: features of the hidden layer of feed-forward networks.
+    score, alignment, implementation, kv_heads: fields of self-attention; see modules.attention.
+    head_dim: features of a head of self-attention; 0 stands for features / heads.
+    scale_embeddings: whether embeddings are multiplied by √D before positions are added.
+    normalize_embeddings: whether embeddings with their positions are normalised, as in BERT and BART.
+    position: a spec of POSITIONS.
+    window, sinks: arguments of `self_attention_mask` for self-attention.
+    norm: a key of NORMS.
+    norm_first: whether to normalise the inputs of sublayers; see Residual.
+    normalize_last: whether to normalise the result of the last layer even if `norm_first` is False, as
+      torch.nn.Transformer does.
+    epsilon: added to the variance (layer) or mean square (rms) in normalisation.
+    bias, differential, gate: fields of self-attention; see modules.attention.
+    lambda_by_layer: whether λ₀ of differential attention is 0.8 - 0.6 exp(-0.3 (l - 1)) in layer l = 1, 2, ..., as in
+      the models of Ye et al. 2025, instead of 0.8 in all layers.
+    activation: a key of ACTIVATIONS.
+    dropout: dropout rate of the results of sublayers; that of embeddings is a field of their module.
+    attention_dropout: dropout rate of the weights of self-attention.
+    layer_dropout: probability that a layer is skipped for a whole batch during training (LayerDrop, Fan, Grave & Joulin
+      2020). A skipped layer is computed nevertheless.
+    remat: whether the backward pass computes each layer again from its inputs, in place of storing its inner values:
+      a third more products, for the memory of one layer at a time, and of its parameters if they are sharded.
   """
 
   features: Size = 512
