@@ -84,7 +84,7 @@ FROM_2 = Conversion(lambda table, order: table[2:])  # positions of BART count f
 OF_TYPE_0 = Conversion(lambda table, types, order: table + types[:1])  # all tokens of BERT are of its first type
 
 
-class Entry(NamedTuple):
+class ArrayRow(NamedTuple):
   """An array of a module: its name here, its names there, and the conversion."""
 
   name: str
@@ -92,24 +92,27 @@ class Entry(NamedTuple):
   conversion: Conversion
 
 
-def _attention(query: str, key: str, value: str, output: str) -> tuple[Entry, ...]:
+def _attention(query: str, key: str, value: str, output: str) -> tuple[ArrayRow, ...]:
   """An attention whose projections have these names; a bias is left out by models without one."""
-  entries = [Entry('join.kernel', (f'{output}.weight',), TRANSPOSED), Entry('join.bias', (f'{output}.bias',), SAME)]
+  entries = [
+    ArrayRow('join.kernel', (f'{output}.weight',), TRANSPOSED),
+    ArrayRow('join.bias', (f'{output}.bias',), SAME),
+  ]
   for side, name in (('query', query), ('key', key), ('value', value)):
-    entries.append(Entry(f'{side}_kernel.kernel', (f'{name}.weight',), HEAD_KERNEL))
-    entries.append(Entry(f'{side}_kernel.bias', (f'{name}.bias',), HEAD_BIAS))
+    entries.append(ArrayRow(f'{side}_kernel.kernel', (f'{name}.weight',), HEAD_KERNEL))
+    entries.append(ArrayRow(f'{side}_kernel.bias', (f'{name}.bias',), HEAD_BIAS))
   return tuple(entries)
 
 
-MODULES: Mapping[str, Sequence[Entry]] = {
-  'embedding': (Entry('table.embedding', ('weight',), ROWS),),
-  'positions': (Entry('table', ('weight',), FROM_2),),
-  'typed_positions': (Entry('table', ('position_embeddings.weight', 'token_type_embeddings.weight'), OF_TYPE_0),),
-  'buckets': (Entry('table', ('weight',), TRANSPOSED),),
-  'norm': (Entry('scale', ('weight',), SAME), Entry('bias', ('bias',), SAME)),
-  'dense': (Entry('kernel', ('weight',), TRANSPOSED), Entry('bias', ('bias',), SAME)),
-  'dense_without_bias': (Entry('kernel', ('weight',), TRANSPOSED), Entry('bias', ('weight',), NO_BIAS)),
-  'output': (Entry('kernel', ('lm_head.weight',), COLUMNS), Entry('bias', ('final_logits_bias',), OUTPUT_BIAS)),
+MODULES: Mapping[str, Sequence[ArrayRow]] = {
+  'embedding': (ArrayRow('table.embedding', ('weight',), ROWS),),
+  'positions': (ArrayRow('table', ('weight',), FROM_2),),
+  'typed_positions': (ArrayRow('table', ('position_embeddings.weight', 'token_type_embeddings.weight'), OF_TYPE_0),),
+  'buckets': (ArrayRow('table', ('weight',), TRANSPOSED),),
+  'norm': (ArrayRow('scale', ('weight',), SAME), ArrayRow('bias', ('bias',), SAME)),
+  'dense': (ArrayRow('kernel', ('weight',), TRANSPOSED), ArrayRow('bias', ('bias',), SAME)),
+  'dense_without_bias': (ArrayRow('kernel', ('weight',), TRANSPOSED), ArrayRow('bias', ('weight',), NO_BIAS)),
+  'output': (ArrayRow('kernel', ('lm_head.weight',), COLUMNS), ArrayRow('bias', ('final_logits_bias',), OUTPUT_BIAS)),
   'bart_attention': _attention('q_proj', 'k_proj', 'v_proj', 'out_proj'),
   't5_attention': _attention('q', 'k', 'v', 'o'),
   'bert_attention': _attention('self.query', 'self.key', 'self.value', 'output.dense'),
@@ -217,7 +220,10 @@ def _t5_model(config: Mapping[str, Any], arrays: Arrays) -> ModelConfig:
   }
   decoder = options | {'layers': config['num_decoder_layers'] or config['num_layers']}
   output = format_spec('tied', {'scaled': True} if config['scale_decoder_outputs'] else {})
-  output = 'vocabulary' if 'lm_head.weight' in arrays else output
+  if 'lm_head.weight' in arrays:
+    if config['scale_decoder_outputs']:
+      raise UserError('scale_decoder_outputs (or tie_word_embeddings) must be false for weights with an lm_head.weight')
+    output = 'vocabulary'
   rate = config['dropout_rate']
   return _transformer(options | {'layers': config['num_layers']}, decoder, output, rate, rate)
 
@@ -339,7 +345,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ('tokenizer.json',),
     BERT_DEFAULTS,
     ((r'^bert\.', ''), (r'\.gamma$', '.weight'), (r'\.beta$', '.bias')),
-    r'pooler\..*|cls\..*|embeddings\.position_ids',
+    r'(pooler|cls|classifier|qa_outputs)\..*|embeddings\.position_ids',
     has_decoder=False,
   ),
 }
@@ -459,8 +465,8 @@ def _evaluation(path: Path, fields: Mapping[str, Any]) -> TextEvaluationConfig:
   )
 
 
-def table_of(architecture: Architecture, layers: int) -> list[Entry]:
-  """Returns the entries of all arrays that a model of this architecture may have, with whole names."""
+def table_of(architecture: Architecture, layers: int) -> list[ArrayRow]:
+  """Returns the rows of all arrays that a model of this architecture may have, with whole names."""
   entries = []
   for name, source, kind in architecture.names:
     sides = ('encoder', 'decoder') if '{side}' in name else ('',)
@@ -468,7 +474,9 @@ def table_of(architecture: Architecture, layers: int) -> list[Entry]:
       here, there = (template.format(side=side, layer=layer) for template in (name, source))
       prefix = f'{there}.' if there else ''
       for entry in MODULES[kind]:
-        entries.append(Entry(f'{here}.{entry.name}', tuple(prefix + name for name in entry.sources), entry.conversion))
+        entries.append(
+          ArrayRow(f'{here}.{entry.name}', tuple(prefix + name for name in entry.sources), entry.conversion)
+        )
   return entries
 
 
