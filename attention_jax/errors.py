@@ -3,7 +3,10 @@
 import contextlib
 import difflib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import runpy
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 # Kinds of names, as in messages, to whose tables plug-ins add rows (docs/plugins.md).
 PLUGIN_KINDS = {
@@ -87,3 +90,30 @@ def report_write_errors(path: str | os.PathLike) -> Iterator[None]:
     raise
   except Exception as error:  # not OSError alone: clients of buckets raise their own kinds
     raise UserError(f'{path}: cannot be written ({getattr(error, "strerror", None) or error})') from error
+
+
+def run_user_file(path: str, use: Callable[[dict[str, Any]], Any], purpose: str) -> Any:
+  """Runs a Python file that a user wrote.
+
+  Args:
+    path: the file.
+    use: a function of the names that the file defines; its errors are reported like those of the file.
+    purpose: what such a file is expected to define, appended to errors other than SyntaxError and UserError.
+
+  Returns:
+    The result of `use`.
+
+  Raises:
+    UserError: with the line of a mistake in the file. A UserError that the file or `use` raises is unchanged.
+  """
+  try:
+    return use(runpy.run_path(path))
+  except UserError:
+    raise
+  except SyntaxError as error:
+    location = f'{error.filename}:{error.lineno}' if error.filename else path  # no name for a file that is not text
+    raise UserError(f'{location}: {error.msg}') from error
+  except Exception as error:  # user code may raise anything
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    location = f'{path}:{lines[-1]}' if lines else path
+    raise UserError(f'{location}: {type(error).__name__}: {error}; {purpose}') from error

@@ -4,9 +4,7 @@ import difflib
 import inspect
 import itertools
 import os
-import runpy
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from absl import flags
 from ml_collections import ConfigDict
 from ml_collections.config_flags import tuple_parser
 
-from attention_jax.errors import UserError, choose
+from attention_jax.errors import UserError, choose, run_user_file
 from attention_jax.sweeps.space import Sweep
 
 PROJECT = Path(__file__).parent.parent  # holds configs/, in a clone and in an installed package
@@ -105,33 +103,6 @@ def resolve_config_arguments(arguments: Sequence[str]) -> list[str]:
     previous = argument
     resolved.append(argument)
   return resolved
-
-
-def run_user_file(path: str, use: Callable[[dict[str, Any]], Any], purpose: str) -> Any:
-  """Runs a Python file that a user wrote.
-
-  Args:
-    path: the file.
-    use: a function of the names that the file defines; its errors are reported like those of the file.
-    purpose: what such a file is expected to define, appended to errors other than SyntaxError and UserError.
-
-  Returns:
-    The result of `use`.
-
-  Raises:
-    UserError: with the line of a mistake in the file. A UserError that the file or `use` raises is unchanged.
-  """
-  try:
-    return use(runpy.run_path(path))
-  except UserError:
-    raise
-  except SyntaxError as error:
-    location = f'{error.filename}:{error.lineno}' if error.filename else path  # no name for a file that is not text
-    raise UserError(f'{location}: {error.msg}') from error
-  except Exception as error:  # user code may raise anything
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    location = f'{path}:{lines[-1]}' if lines else path
-    raise UserError(f'{location}: {type(error).__name__}: {error}; {purpose}') from error
 
 
 def check_config_arguments(arguments: Sequence[str]) -> None:

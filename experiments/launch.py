@@ -20,9 +20,9 @@ from flax.traverse_util import flatten_dict
 from ml_collections import config_flags
 
 from attention_jax.data.files import cache_folder
-from attention_jax.errors import UserError
+from attention_jax.errors import UserError, run_user_file
 from attention_jax.specs import MAX_REPEATS
-from experiments.config_files import check_config_arguments, resolve_config_arguments, run_user_file
+from experiments.config_files import check_config_arguments, resolve_config_arguments
 
 FLAGS = flags.FLAGS
 DISK_ERRORS = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))

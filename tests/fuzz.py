@@ -25,6 +25,7 @@ from typing import Any
 
 import hypothesis
 import numpy as np
+import pyarrow.parquet
 from absl import flags
 from hypothesis import strategies as st
 from ml_collections import config_flags
@@ -113,6 +114,16 @@ def _sentencepiece() -> bytes:
   return vocab.train('subword(size=20)', ['ab cd ef gh', 'ab ab cd'])._model
 
 
+def _tables() -> list[bytes]:
+  """A table as Arrow and as Parquet."""
+  table = pyarrow.table({'de': ['a b', 'c'], 'en': ['A', 'C'], 'id': [1, 2]})
+  arrow, parquet = io.BytesIO(), io.BytesIO()
+  with pyarrow.ipc.new_stream(arrow, table.schema) as writer:
+    writer.write_table(table)
+  pyarrow.parquet.write_table(table, parquet)
+  return [arrow.getvalue(), parquet.getvalue()]
+
+
 # Hostile files and valid ones, from which hypothesis makes others by replacing, cutting and joining bytes.
 CORPUS: Mapping[str, list[bytes]] = {
   'text': [
@@ -169,6 +180,7 @@ CORPUS: Mapping[str, list[bytes]] = {
     _npz(x_train=np.full((2, 28, 28), np.nan), y_train=np.array([0, 2**40])),
   ],
   'vocabulary': [_sentencepiece(), b'', b'\n\x05\n\x01a', b'\xff' * 100],
+  'tables': _tables(),
   'flags': [
     b'model.dropout=0.5\ntraining.steps=10\nmodel.attention.score=dot\n',
     b'training.steps=' + b'9' * 5_000,
@@ -218,6 +230,11 @@ def _user_error_of_one_line() -> Iterator[None]:
 def _read_table(path: Path) -> None:
   task = f"tsv(train='{path.name}', validation='{path.name}')"
   tasks.load(tasks.TranslationDataConfig(task, str(path.parent), 'word', buckets=((4, 4), (64, 64))), None)
+
+
+def _read_hugging_face(path: Path) -> None:
+  task = f"huggingface(path='{path.name}', source='de', target='en')"
+  tasks.load_corpora(tasks.TranslationDataConfig(task, str(path.parent)))
 
 
 def _read_spec(path: Path) -> None:
@@ -289,6 +306,23 @@ READERS: Mapping[str, tuple[tuple[str, ...], str, Callable[[Path], Any]]] = {
     'vocabulary.source.model',
     lambda path: vocab.load_stored('subword', str(path.parent), 'source'),
   ),
+  'sentencepiece vocabulary': (
+    ('vocabulary', 'json'),
+    'a.model',
+    lambda path: vocab.train(f'sentencepiece(path={str(path)!r})', []),
+  ),
+  'tokenizer vocabulary': (
+    ('json', 'text'),
+    'tokenizer.json',
+    lambda path: vocab.train(f'tokenizer(path={str(path)!r})', []),
+  ),
+  'stored vocabulary': (
+    ('json', 'text'),
+    'vocabulary.source.sentencepiece.json',
+    lambda path: vocab.load_stored("sentencepiece(path='')", str(path.parent), 'source'),
+  ),
+  'parquet': (('tables', 'text'), 'a.parquet', _read_hugging_face),
+  'arrow': (('tables', 'text'), 'a.arrow', _read_hugging_face),
   'config': (('json',), folder.CONFIG, lambda path: folder.read_config(path.parent)),
   'digests': (('json',), digests.FILE_DIGESTS, lambda path: digests.check_file_digests(path.parent)),
   'metrics': (('json',), 'metrics/0000000000.jsonl', _read_metrics),

@@ -10,6 +10,7 @@ Every kind of task has readers (a table that `config.data.task` selects from) an
 - images with labels: digits;
 - generated bit vectors: recall_tasks, recall.
 
-builders generates data sets. files, urls, url_folders, splits, tfds_sets and pipeline serve several tasks. The packages
-tensorflow_datasets, sentencepiece, spacy and grain are imported when they are used.
+builders generates data sets. files, urls, url_folders, splits, tfds_sets, hugging_face and pipeline serve several
+tasks. The packages tensorflow_datasets, sentencepiece, tokenizers, pyarrow, spacy and grain are imported when they are
+used.
 """

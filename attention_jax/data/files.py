@@ -5,13 +5,14 @@ import contextlib
 import difflib
 import gzip
 import io
+import json
 import os
 import stat
 import weakref
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -54,6 +55,19 @@ def split_lines(data: bytes, path: str, first: int = 1) -> list[str]:
   # Not str.splitlines: it also splits at characters that occur inside sentences, such as U+2028 or U+0085.
   lines = text.removesuffix('\n').split('\n')
   return [line.removesuffix('\r') for line in lines] if '\r' in text else lines
+
+
+def parse_object(line: str, where: str) -> dict[str, Any]:
+  """Returns the JSON object of a line. Raises UserError, which names `where`, for anything else."""
+  if not line.strip():
+    raise UserError(f'{where}: expected a JSON object, got a blank line')
+  try:
+    row = json.loads(line)
+  except (ValueError, RecursionError) as error:
+    raise UserError(f'{where}: invalid JSON ({error})') from None
+  if not isinstance(row, dict):
+    raise UserError(f'{where}: expected a JSON object, got {line[:40]!r}')
+  return row
 
 
 def invalid_utf8_error(path: str, line: int, column: int, byte: int) -> UserError:

@@ -5,10 +5,10 @@ import gzip
 import itertools
 import operator
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
-from attention_jax.data import tasks, translation_sets
+from attention_jax.data import hugging_face, tasks, translation_sets
 from attention_jax.data.files import (
   BYTE_ORDER_MARK,
   check_regular_file,
@@ -17,7 +17,15 @@ from attention_jax.data.files import (
   report_read_errors,
   strip_line_ends,
 )
-from attention_jax.data.text import Corpus, check_columns, normalize_corpus, normalize_lines, unequal_lengths_error
+from attention_jax.data.text import (
+  Corpus,
+  as_line,
+  line_breaks_note,
+  normalize_corpus,
+  normalize_lines,
+  split_columns,
+  unequal_lengths_error,
+)
 from attention_jax.data.urls import is_url, open_url, report_url_errors
 from attention_jax.errors import UserError
 from attention_jax.specs import bind
@@ -110,19 +118,18 @@ def _text(
   return PairStream(paths[0], pairs, [file_fingerprint(path) for path in paths], notes), other_splits
 
 
-def _tsv(folder: str, *, train: str, level: str = 'word', **splits: Any):
+def _tsv(folder: str, *, train: str, columns: tuple[int, ...] = (), **options: Any):
   path = join_path(folder, train)
   notes = []
 
   def pairs() -> Iterator[tuple[Pair, float]]:
     for number, (line, share) in enumerate(iter_lines(path), 1):
-      columns = line.split('\t')
-      check_columns(path, number, columns)
-      if len(columns) == 3 and not notes:
+      row = split_columns(path, number, line, columns)
+      if len(row) == 3 and not notes:
         notes.extend(_links_note(path))
-      yield (columns[0], columns[1] if len(columns) > 1 else ''), share
+      yield (row[0], row[1] if len(row) > 1 else ''), share
 
-  other_splits = tasks.tsv(folder, train=None, level=level, **splits)
+  other_splits = tasks.tsv(folder, train=None, columns=columns, **options)
   return PairStream(path, pairs, [file_fingerprint(path)], notes), other_splits
 
 
@@ -131,22 +138,42 @@ def _tfds(folder: str, *, name: str, source: str | None = None, target: str | No
   notes = []
 
   def pairs() -> Iterator[tuple[Pair, float]]:
-    num_with_breaks = 0
-    for row in range(len(rows)):
-      texts = rows[row]
-      lines = translation_sets.as_line(texts[0]), translation_sets.as_line(texts[1])
-      num_with_breaks += sum(map(operator.ne, lines, texts))
-      yield lines, (row + 1) / len(rows)
-    notes[:] = translation_sets.line_breaks_note(rows.name, num_with_breaks)
+    texts = ((rows[row], (row + 1) / len(rows)) for row in range(len(rows)))
+    return _as_lines(texts, rows.name, notes)
 
   other_splits = translation_sets.read(folder, name, source, target, without_train=True)
   return PairStream(rows.name, pairs, [rows.name, len(rows)], notes), other_splits
+
+
+def _huggingface(folder: str, *, path: str, source: str, target: str):
+  path = join_path(folder, path)
+  splits = hugging_face.split_files(path)
+  train = splits.pop('train')
+  name = f'{path} train'
+  notes = []
+
+  def pairs() -> Iterator[tuple[Pair, float]]:
+    return _as_lines(hugging_face.iter_text_pairs(train, source, target), name, notes)
+
+  other_splits = hugging_face.read(path, splits, source, target)
+  return PairStream(name, pairs, [file_fingerprint(file) for file in train], notes), other_splits
+
+
+def _as_lines(texts: Iterable[tuple[Pair, float]], name: str, notes: list[str]) -> Iterator[tuple[Pair, float]]:
+  """Yields texts without line breaks; `notes` is complete at the end."""
+  num_with_breaks = 0
+  for pair, share in texts:
+    lines = as_line(pair[0]), as_line(pair[1])
+    num_with_breaks += sum(map(operator.ne, lines, pair))
+    yield lines, share
+  notes[:] = line_breaks_note(name, num_with_breaks)
 
 
 STREAMS: Mapping[str, Callable[..., tuple[PairStream, dict[str, Corpus]]]] = {
   'text': _text,
   'tsv': _tsv,
   'tfds': _tfds,
+  'huggingface': _huggingface,
 }
 
 

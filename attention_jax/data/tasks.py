@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,22 +19,24 @@ from attention_jax.data.encoding import (
   describe_corpus,
   encode_split,
 )
-from attention_jax.data.files import join_path
+from attention_jax.data.files import join_path, open_file, report_read_errors
 from attention_jax.data.pairs import read_pairs, split_by_source
 from attention_jax.data.splits import SPLITS
 from attention_jax.data.text import (
   NORMALIZATIONS,
   Corpus,
   Links,
+  check_text,
   describe_repetitions,
   existing_path,
   from_pairs,
+  from_texts,
   normalize_corpus,
   parallel_paths,
   read_parallel,
   read_tsv,
 )
-from attention_jax.errors import UserError, choose
+from attention_jax.errors import UserError, choose, run_user_file
 from attention_jax.specs import Count, Fraction, Probability, Size, bind, check_fields
 
 
@@ -211,6 +213,7 @@ def tsv(
   validation: str | None = None,
   test: str | None = None,
   unseen: str | None = None,
+  columns: tuple[int, ...] = (),
   level: str = 'word',
 ) -> dict[str, Corpus]:
   """Tables of source TAB target [TAB links], plain or .gz.
@@ -218,9 +221,16 @@ def tsv(
   Args:
     folder: the folder that relative paths start from.
     train, validation, test, unseen: the table of each split.
+    columns: numbers of the columns of source, target and, optionally, links, from 1; others are not read. By default
+      the table has two columns, or three.
     level: the unit that links connect, a key of text.LINK_LEVELS.
+
+  Raises:
+    UserError: as `read_tsv` does.
   """
-  return _read_splits(lambda split, path: read_tsv(join_path(folder, path), level), train, validation, test, unseen)
+  return _read_splits(
+    lambda split, path: read_tsv(join_path(folder, path), level, columns), train, validation, test, unseen
+  )
 
 
 def pairs(
@@ -267,6 +277,74 @@ def tfds(folder: str, *, name: str, source: str | None = None, target: str | Non
   return translation_sets.read(folder, name, source, target)
 
 
+def huggingface(folder: str, *, path: str, source: str, target: str) -> dict[str, Corpus]:
+  """A data set of Hugging Face on a disk: what `save_to_disk` wrote, Parquet files, or JSON lines, plain or .gz.
+
+  Args:
+    folder: the folder that `path` starts from.
+    path: a file, or a folder with the files of all splits, see hugging_face.split_files.
+    source, target: columns of texts, or fields of the column 'translation', such as 'de' and 'en'.
+
+  Raises:
+    UserError: as `split_files` and `iter_text_pairs` of hugging_face do, and as `from_texts` does.
+  """
+  from attention_jax.data import hugging_face
+
+  path = join_path(folder, path)
+  return hugging_face.read(path, hugging_face.split_files(path), source, target)
+
+
+def python(
+  folder: str, *, path: str, name: str, splits: tuple[str, ...] = ('train', 'validation', 'test')
+) -> dict[str, Corpus]:
+  """Pairs that a function of a Python file yields: `def pairs(split): yield source, target`, or dictionaries.
+
+  The function is called once for each split whenever the data are read, and must yield the same each time: a run
+  stores digests of the pairs, and resuming with others is an error.
+
+  Args:
+    folder: the folder that `path` starts from.
+    path: the file, which is executed.
+    name: the name of the function. It takes the name of a split, and yields (source, target), or dictionaries with the
+      keys 'source' and 'target'.
+    splits: the splits that it has.
+
+  Raises:
+    UserError: for a file that cannot be read, and for an error in it, with its line; without such a function; for
+      anything but pairs of texts, with the number of the example; for a split without examples.
+  """
+  path = join_path(folder, path)
+  with report_read_errors(path), open_file(path):
+    pass
+  for split in splits:
+    choose(split, SPLITS, "split of task 'python':")
+
+  def read(names: Mapping[str, Any]) -> dict[str, Corpus]:
+    functions = {key: value for key, value in names.items() if callable(value) and not key.startswith('__')}
+    pairs = functions[choose(name, functions, f'function of {path}:')]
+    return {
+      split: from_texts(_text_pairs(pairs(split), f'{path}: {name}({split!r})'), f'{path} {split}') for split in splits
+    }
+
+  return run_user_file(path, read, f'expected {name}(split), which yields (source, target)')
+
+
+def _text_pairs(examples: Iterable[Any], where: str) -> Iterator[tuple[str, str]]:
+  """Yields what a function of the task `python` yields, checked."""
+  number = 0
+  for number, example in enumerate(examples, 1):
+    pair = [example.get(side) for side in ('source', 'target')] if isinstance(example, Mapping) else example
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+      raise UserError(f'{where}, example {number}: expected (source, target), got {example!r:.200}')
+    source, target = (
+      check_text(text, side, f'{where}, example {number}')
+      for text, side in zip(pair, ('source', 'target'), strict=True)
+    )
+    yield source, target
+  if not number:
+    raise UserError(f'{where} yields no example; leave this split out of the option splits if there are none')
+
+
 def prepared(folder: str, *, copy: bool = True) -> dict[str, Corpus]:
   """A data set that `experiments.prepare` wrote to `folder`: its training split stays on disk.
 
@@ -286,6 +364,8 @@ TASKS: Mapping[str, Callable[..., dict[str, Corpus]]] = {
   'tsv': tsv,
   'pairs': pairs,
   'tfds': tfds,
+  'huggingface': huggingface,
+  'python': python,
   'prepared': prepared,
 }
 

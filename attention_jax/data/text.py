@@ -5,6 +5,7 @@ Nothing is dropped silently: `Corpus.report` describes what was left out.
 
 import functools
 import os
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ NORMALIZATIONS: Mapping[str, Callable[[str], str] | None] = {
   'NFC': functools.partial(unicodedata.normalize, 'NFC'),
   'NFKC': functools.partial(unicodedata.normalize, 'NFKC'),
 }
+_SURROGATE = re.compile('[\ud800-\udfff]')
 _COLUMNS = 'expected source TAB target, or source TAB target TAB links'
 
 
@@ -137,7 +139,7 @@ def _exists(path: str) -> bool:
   return url_exists(path) if is_url(path) else os.path.exists(path)
 
 
-def read_tsv(path: str, level: str = 'word') -> Corpus:
+def read_tsv(path: str, level: str = 'word', columns: Sequence[int] = ()) -> Corpus:
   """Reads a table `source TAB target [TAB links]`, with links in Pharaoh format (`0-0 1-2 1?3`, sure and possible).
 
   Rows with a blank side are left out and reported; every other row is kept, even if several share a source.
@@ -145,14 +147,14 @@ def read_tsv(path: str, level: str = 'word') -> Corpus:
   Args:
     path: the table, plain or .gz.
     level: the unit that links connect, a key of LINK_LEVELS.
+    columns: see `split_columns`.
 
   Raises:
     UserError: for a file that cannot be read, or in which every pair has a blank side; with the line number, for a
-      wrong number of columns and for a link that is malformed or out of range; for an unknown level.
+      wrong number of columns and for a link that is malformed or out of range; for an unknown level, and for `columns`
+      that are not two or three numbers from 1.
   """
-  rows = [line.split('\t') for line in read_lines(path)]
-  for number, row in enumerate(rows, 1):
-    check_columns(path, number, row)
+  rows = [split_columns(path, number, line, columns) for number, line in enumerate(read_lines(path), 1)]
   sources = [row[0] for row in rows]
   targets = [row[1] if len(row) > 1 else '' for row in rows]
   links = None
@@ -161,18 +163,30 @@ def read_tsv(path: str, level: str = 'word') -> Corpus:
   return from_pairs(sources, targets, links, level=level, name=path)
 
 
-def check_columns(path: str, number: int, row: Sequence[str]) -> None:
-  """Raises UserError if a row of a table has too many columns, or only one.
-
-  A row of one blank column is valid: its pair is left out as blank.
+def split_columns(path: str, number: int, line: str, columns: Sequence[int] = ()) -> list[str]:
+  """Returns source, target and, if the table has them, links of a line; a blank line has one column.
 
   Args:
     path: the table, for the error.
     number: number of the line, from 1, for the error.
-    row: the columns of the row.
+    line: the line.
+    columns: numbers of the columns of source, target and, optionally, links, from 1; () for the first two or three,
+      which then are all.
+
+  Raises:
+    UserError: if the line has too many columns, or too few and is not blank; for `columns` that are not two or three
+      numbers from 1.
   """
+  row = line.split('\t')
+  if columns:
+    if len(columns) not in (2, 3) or min(columns) < 1:
+      raise UserError(f'{path}: columns must be two or three numbers from 1, got {tuple(columns)}')
+    if len(row) < max(columns) and line.strip():
+      raise UserError(f'{path}:{number}: {format_count(len(row), "column")}; expected column {max(columns)}')
+    return [row[column - 1] for column in columns] if line.strip() else ['']
   if len(row) > 3 or (len(row) == 1 and row[0].strip()):
     raise UserError(f'{path}:{number}: {format_count(len(row), "column")}; {_COLUMNS}')
+  return row
 
 
 def from_pairs(
@@ -224,6 +238,55 @@ def from_pairs(
   has_possible = any(len(row.possible) > len(row.sure) for row in gold)
   possible = [row.possible for row in gold] if has_possible else None
   return corpus._replace(links=[row.sure for row in gold], possible=possible)
+
+
+def from_texts(texts: Iterable[tuple[str, str]], name: str) -> Corpus:
+  """Returns a corpus of pairs of texts, such as those of a data set, in which line breaks are read as spaces.
+
+  Args:
+    texts: the source and the target of each row.
+    name: name of the data, for messages.
+
+  Raises:
+    UserError: as `from_pairs` does.
+  """
+  num_with_breaks = 0
+  columns: tuple[list[str], list[str]] = ([], [])
+  for pair in texts:
+    for text, column in zip(pair, columns, strict=True):
+      line = as_line(text)
+      num_with_breaks += line != text
+      column.append(line)
+  corpus = from_pairs(*columns, name=name)
+  return corpus._replace(report=(*corpus.report, *line_breaks_note(name, num_with_breaks)))
+
+
+def as_line(text: str) -> str:
+  """Returns a text without line breaks, as a corpus has one line per text."""
+  return text.replace('\r', ' ').replace('\n', ' ')
+
+
+def line_breaks_note(name: str, count: int) -> tuple[str, ...]:
+  """Returns the report of texts whose line breaks were read as spaces; nothing if there are none."""
+  return (f'{name}: line breaks inside {format_count(count, "text")} read as spaces',) if count else ()
+
+
+def check_text(text: Any, field: str, where: str) -> str:
+  """Returns a text if it is a string that can be encoded.
+
+  Args:
+    text: the value to check.
+    field: its name in the data, for the error.
+    where: the file and line, or the example, for the error.
+
+  Raises:
+    UserError: for anything else.
+  """
+  if not isinstance(text, str):
+    raise UserError(f'{where}: {field} must be a string, got {text!r}')
+  if _SURROGATE.search(text):
+    raise UserError(f'{where}: {field} contains an unpaired surrogate, which is not a character; escape both halves')
+  return text
 
 
 def _read_links(corpus: Corpus, row: int, text: str, where: str) -> GoldLinks:

@@ -1,9 +1,9 @@
 """Translation data sets in tfds format (`wmt14_translate/de-en` and the like), read without TensorFlow."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from attention_jax.data.text import Corpus, format_count, from_pairs
+from attention_jax.data.text import Corpus, from_texts
 from attention_jax.data.tfds_sets import TfdsRows, decode_text, open_tfds_set, tfds_split_parts
 from attention_jax.errors import UserError, choose
 
@@ -23,7 +23,7 @@ def read(
     A corpus for each of 'train', 'validation' and 'test' that has examples.
 
   Raises:
-    UserError: as `open_tfds_set` and `from_pairs` do, for a data set without training examples, unless `source` and
+    UserError: as `open_tfds_set` and `from_texts` do, for a data set without training examples, unless `source` and
       `target` are two of its languages, and for a text that is not UTF-8 or a feature that is no text.
   """
   builder = open_tfds_set(folder, name)
@@ -50,8 +50,7 @@ class TrainingPairs:
     return len(self._rows)
 
   def __getitem__(self, row: int) -> tuple[str, str]:
-    source, target = _texts(self._rows[row], self._languages, f'{self.name}:{row}')
-    return source, target
+    return _texts(self._rows[row], self._languages, f'{self.name}:{row}')
 
 
 def _choose_languages(name: str, source: str | None, target: str | None, languages: list[str]) -> tuple[str, str]:
@@ -70,26 +69,10 @@ def _choose_languages(name: str, source: str | None, target: str | None, languag
 
 def _read_split(builder: Any, split: str, source: str, target: str) -> Corpus:
   name = f'{builder.info.full_name} {split}'
-  num_with_breaks = 0
-  columns = {source: [], target: []}
-  for row, example in enumerate(TfdsRows(builder, split)):
-    for text, column in zip(_texts(example, columns, f'{name}:{row}'), columns.values(), strict=True):
-      line = as_line(text)
-      num_with_breaks += line != text
-      column.append(line)
-  corpus = from_pairs(columns[source], columns[target], name=name)
-  return corpus._replace(report=(*corpus.report, *line_breaks_note(name, num_with_breaks)))
+  rows = enumerate(TfdsRows(builder, split))
+  return from_texts((_texts(example, (source, target), f'{name}:{row}') for row, example in rows), name)
 
 
-def _texts(example: Mapping[str, Any], languages: Iterable[str], where: str) -> list[str]:
-  return [decode_text(example[language], language, where) for language in languages]
-
-
-def line_breaks_note(name: str, count: int) -> tuple[str, ...]:
-  """Returns the report of texts whose line breaks were read as spaces; nothing if there are none."""
-  return (f'{name}: line breaks inside {format_count(count, "text")} read as spaces',) if count else ()
-
-
-def as_line(text: str) -> str:
-  """Returns a text without line breaks, as a corpus has one line per text."""
-  return text.replace('\r', ' ').replace('\n', ' ')
+def _texts(example: Mapping[str, Any], languages: tuple[str, str], where: str) -> tuple[str, str]:
+  source, target = (decode_text(example[language], language, where) for language in languages)
+  return source, target

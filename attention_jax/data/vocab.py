@@ -215,7 +215,9 @@ class PretrainedVocabulary:
     return [*(-1 for _ in self._content['prefix']), *(words[token.start] for token in self._split(text))]
 
   def encode(self, text: str) -> list[int]:
-    return [*self._content['prefix'], *(self._ids.get(token.name, UNK) for token in self._split(text))]
+    code, rest = self._split_code(text)
+    names = [code, *self._tokenizer.names(rest)] if code else self._tokenizer.names(rest)
+    return [*self._content['prefix'], *(self._ids.get(name, UNK) for name in names)]
 
   def iter_segments(self, characters: Iterable[str]) -> Iterator[str]:
     raise UserError(
@@ -239,19 +241,23 @@ class PretrainedVocabulary:
     return _write(_path(self.kind, folder, side), json.dumps(content, ensure_ascii=False, indent=0).encode())
 
   def _split(self, text: str) -> 'list[_TokenInText]':
-    """The tokens of a line. A language code such as `>>fra<<` at its start is a token if the vocabulary has it."""
+    code, rest = self._split_code(text)
+    tokens = self._tokenizer.split(rest)
+    if not code:
+      return tokens
+    return [_TokenInText(code, 0), *(token._replace(start=token.start + len(code)) for token in tokens)]
+
+  def _split_code(self, text: str) -> tuple[str, str]:
+    """A language code such as `>>fra<<` at the start of a line, '' unless the vocabulary has it, and what follows."""
+    if not text.startswith('>>'):
+      return '', text
     code, separator, rest = text.partition('<<')
-    code += separator
-    if not code.startswith('>>') or code not in self._ids:
-      return self._tokenizer.split(text)
-    shifted = (token._replace(start=token.start + len(code)) for token in self._tokenizer.split(rest))
-    return [_TokenInText(code, code, 0), *shifted]
+    return (code + separator, rest) if code + separator in self._ids else ('', text)
 
 
 class _TokenInText(NamedTuple):
-  """A token of a text: its name in the vocabulary, the part of the text if it is unknown, and where it starts."""
+  """A token of a text, or the part of the text if it is unknown, and where it starts."""
 
-  name: str
   surface: str
   start: int
 
@@ -272,11 +278,13 @@ class _SentencepieceModel:
     self.special = {self.tokens[id] for id in ids if id >= 0}
     self.hidden: set[str] = set()
 
+  def names(self, text: str) -> list[str]:
+    return self._processor.encode(text, out_type=str)
+
   def split(self, text: str) -> list[_TokenInText]:
     encoded = self._processor.encode(text, return_type='offset_mapping')
-    return [
-      _TokenInText(name, name, start) for name, (start, _) in zip(encoded['pieces'], encoded['offsets'], strict=True)
-    ]
+    pieces = zip(encoded['pieces'], encoded['offsets'], strict=True)
+    return [_TokenInText(piece, start) for piece, (start, _) in pieces]
 
   def join(self, tokens: list[str]) -> str:
     text = self._processor.decode(tokens)
@@ -307,10 +315,13 @@ class _JsonTokenizer:
     self.unknown = content['model'].get('unk_token') if unigram_id is None else content['model']['vocab'][unigram_id][0]
     self.special = {*_SPECIAL_NAMES, self.unknown}
 
+  def names(self, text: str) -> list[str]:
+    return self._tokenizer.encode(text, add_special_tokens=False).tokens
+
   def split(self, text: str) -> list[_TokenInText]:
     encoding = self._tokenizer.encode(text, add_special_tokens=False)
     return [
-      _TokenInText(name, text[start:stop] if name == self.unknown else name, start)
+      _TokenInText(text[start:stop] if name == self.unknown else name, start)
       for name, (start, stop) in zip(encoding.tokens, encoding.offsets, strict=True)
     ]
 
@@ -531,12 +542,12 @@ def from_pretrained(folder: str) -> tuple[PretrainedVocabulary, PretrainedVocabu
       Marian model whose source and target have different tables.
   """
   config_path = os.path.join(folder, 'config.json')
-  config = _read_json(config_path)
+  config = read_json(config_path)
   read = _PRETRAINED[choose(str(config.get('model_type')), _PRETRAINED, f'model_type of {config_path}:')]
   size = config.get('vocab_size')
   if not isinstance(size, int):
     raise UserError(f'{config_path}: vocab_size must be a whole number, got {size!r}')
-  settings = _read_json(os.path.join(folder, 'tokenizer_config.json'), is_optional=True)
+  settings = read_json(os.path.join(folder, 'tokenizer_config.json'), is_optional=True)
   model = read(folder, size, settings)
   if max(model.tokens) >= size:
     raise UserError(
@@ -564,7 +575,7 @@ def _marian(folder: str, size: int, settings: Mapping[str, Any]) -> _PretrainedT
   if settings.get('separate_vocabs'):
     raise UserError(f'{folder}: a Marian model with separate vocabularies; expected one vocab.json for both sides')
   path = os.path.join(folder, 'vocab.json')
-  tokens = {id: token for token, id in _read_json(path).items()}
+  tokens = {id: token for token, id in read_json(path).items()}
   if not tokens or not all(isinstance(id, int) for id in tokens):
     raise UserError(f'{path}: expected an object with the id of each token')
   files = [os.path.join(folder, name) for name in ('source.spm', 'target.spm')]
@@ -606,7 +617,7 @@ def _tokenizer_json(**options: Any) -> Callable[..., _PretrainedTokenizer]:
 
 def _decoder_start(folder: str, config: Mapping[str, Any], size: int) -> int:
   """The id that starts the output of the decoder, which newer versions of transformers store in another file."""
-  generation = _read_json(os.path.join(folder, 'generation_config.json'), is_optional=True)
+  generation = read_json(os.path.join(folder, 'generation_config.json'), is_optional=True)
   name = 'decoder_start_token_id'
   start = generation.get(name) if config.get(name) is None else config[name]
   if not isinstance(start, int) or start not in range(size):
@@ -616,7 +627,8 @@ def _decoder_start(folder: str, config: Mapping[str, Any], size: int) -> int:
   return start
 
 
-def _read_json(path: str, is_optional: bool = False) -> dict[str, Any]:
+def read_json(path: str, is_optional: bool = False) -> dict[str, Any]:
+  """Returns the JSON object of a file, {} if there is no such file and it is optional. Raises UserError."""
   if is_optional and not epath.Path(path).exists():
     return {}
   data = read_bytes(path)

@@ -1,6 +1,7 @@
 """Tasks: splits, vocabularies and ids from a config, and one line for each mistake."""
 
 import dataclasses
+import gzip
 import json
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from attention_jax.data import tasks
 from attention_jax.data.pair_streams import open_pairs
 from attention_jax.data.splits import SPLITS
 from attention_jax.data.tasks import TranslationDataConfig, get_split, load, load_vocabularies, save_vocabularies
+from attention_jax.training import digests
 from tests.data.helpers import error_message, write_tfds_set
 
 BUCKETS = ((4, 4), (8, 8))
@@ -163,17 +165,17 @@ def test_dates_are_loaded_by_their_builder(monkeypatch, tmp_path):
   [
     (
       'txt',
-      "unknown task 'txt' (did you mean 'text'?); expected one of: dates, pairs, prepared, records, text, tfds, "
-      'tsv; a plug-in may be missing: --plugins=FILE',
+      "unknown task 'txt' (did you mean 'text'?); expected one of: dates, huggingface, pairs, prepared, python, "
+      'records, text, tfds, tsv; a plug-in may be missing: --plugins=FILE',
     ),
     ('text(', "cannot parse task 'text(' (did you mean 'text'?); expected 'name' or 'name(option=literal, ...)'"),
     ('dates(size=3)', "task 'dates' has no options, got 'size'"),
     (
       "tsv(trian='train.tsv')",
       "unknown option of task 'tsv': 'trian' (did you mean 'train'?); "
-      'expected one of: level, test, train, unseen, validation',
+      'expected one of: columns, level, test, train, unseen, validation',
     ),
-    ("tsv(test='dev.tsv')", "task 'tsv' needs train; its options: train, validation, test, unseen, level"),
+    ("tsv(test='dev.tsv')", "task 'tsv' needs train; its options: train, validation, test, unseen, columns, level"),
     ('tsv(train=3)', "task 'tsv': option train must be a string, got 3"),
     ("text(train='train')", "task 'text': train='train' is a prefix and needs source and target such as 'en' and 'de'"),
     ('text(train=None)', "task 'text' needs train, got None"),
@@ -186,6 +188,154 @@ def test_dates_are_loaded_by_their_builder(monkeypatch, tmp_path):
 )
 def test_invalid_tasks_are_reported(folder, task, message):
   assert error_message(load, make_config(task, folder), None) == message
+
+
+# As OPUS and mtdata name files: https://opus.nlpl.eu, https://github.com/thammegowda/mtdata.
+@pytest.mark.parametrize(
+  ('files', 'task'),
+  [
+    (
+      {'Europarl.de-en.de': 'ein Hund\n\nx\n', 'Europarl.de-en.en': 'a dog\ny\n\n', 'README': '', 'LICENSE': ''},
+      "text(train='Europarl.de-en', source='de', target='en')",
+    ),
+    (
+      {'Europarl.de-en.de.gz': 'ein Hund\n', 'Europarl.de-en.en.gz': 'a dog\n'},
+      "text(train='Europarl.de-en', source='de', target='en')",
+    ),
+    (
+      {'train.deu': 'ein Hund\n', 'train.eng': 'a dog\n', 'mtdata.signature.txt': ''},
+      "text(train='train', source='deu', target='eng')",
+    ),
+    (
+      {
+        'train-parts/Statmt-europarl-10-deu-eng.deu.gz': 'ein Hund\n',
+        'train-parts/Statmt-europarl-10-deu-eng.eng': 'a dog\n',
+      },
+      "text(train='train-parts/Statmt-europarl-10-deu-eng', source='deu', target='eng')",
+    ),
+    ({'europarl-v10.de-en.tsv.gz': 'ein Hund\ta dog\n\tx\n\n'}, "tsv(train='europarl-v10.de-en.tsv.gz')"),
+    (  # score, languages, and the texts in the other order
+      {'WikiMatrix.de-en.tsv.gz': '1.2\ta dog\tein Hund\ten\tde\n\n'},
+      "tsv(train='WikiMatrix.de-en.tsv.gz', columns=(3, 2))",
+    ),
+  ],
+  ids=lambda value: next(iter(value)) if isinstance(value, dict) else '',
+)
+def test_layouts_of_opus_and_mtdata_are_read_as_they_come(files, task, tmp_path):
+  for name, content in files.items():
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    data = content.encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith('.gz') else data)
+  assert tasks.load_corpora(make_config(task, tmp_path))['train'][:3] == (['ein Hund'], ['a dog'], None)
+  stream, _ = open_pairs(make_config(task, tmp_path))
+  assert next(stream.pairs())[0] == ('ein Hund', 'a dog')
+
+
+@pytest.mark.parametrize(
+  ('columns', 'message'),
+  [
+    ('(1,)', '{0}/train.tsv: columns must be two or three numbers from 1, got (1,)'),
+    ('(0, 1)', '{0}/train.tsv: columns must be two or three numbers from 1, got (0, 1)'),
+    ('(1, 3)', '{0}/train.tsv:2: 2 columns; expected column 3'),
+    ("('a', 'b')", "task 'tsv': option columns must be tuple[int, ...], got ('a', 'b')"),
+  ],
+)
+def test_invalid_columns_are_reported(folder, columns, message):
+  (folder / 'train.tsv').write_text('a\tb\tc\nd\te\n')
+  config = make_config(f"tsv(train='train.tsv', columns={columns})", folder)
+  assert error_message(load, config, None) == message.format(folder)
+
+
+def test_links_may_be_in_a_column_of_their_own(folder):
+  (folder / 'train.tsv').write_text('0.5\tA\t0-0 1-0\ta b\n')
+  corpus = tasks.load_corpora(make_config("tsv(train='train.tsv', columns=(4, 2, 3))", folder))['train']
+  assert corpus[:3] == (['a b'], ['A'], [((0, 0), (1, 0))])
+
+
+PYTHON = """
+import pathlib
+CALLS = pathlib.Path(__file__).parent / 'calls'
+def pairs(split):
+  with CALLS.open('a') as file:
+    print(split, file=file)
+  if split == 'train':
+    yield 'ein Hund', 'a dog'
+    yield {'source': 'eine\\nKatze', 'target': 'a cat', 'id': 2}
+  yield ['ein Vogel', 'WORD']
+"""
+
+
+def test_pairs_of_a_python_function_are_read_once_and_guarded_by_digests(tmp_path):
+  config = make_config("python(path='mine.py', name='pairs', splits=('train', 'test'))", tmp_path)
+
+  def read(word):
+    (tmp_path / 'mine.py').write_text(PYTHON.replace('WORD', word))
+    return load(config, str(tmp_path))
+
+  data = read('bird')
+  assert (tmp_path / 'calls').read_text() == 'train\ntest\n'
+  assert data.corpora['train'][:2] == (['ein Hund', 'eine Katze', 'ein Vogel'], ['a dog', 'a cat', 'bird'])
+  assert list(data.corpora) == ['train', 'test'] and data.corpora['test'].target == ['bird']
+  assert f'{tmp_path}/mine.py train: line breaks inside 1 text read as spaces' in data.report
+  save_vocabularies(config, data.source_vocab, data.target_vocab, str(tmp_path))
+  digests.store_digests(tmp_path, digests.compute_digests(data.encoded))
+  digests.check_digests(tmp_path, digests.compute_digests(read('bird').encoded))
+  message = error_message(digests.check_digests, tmp_path, digests.compute_digests(read('dog').encoded))
+  assert message.startswith(f'{tmp_path} was trained on other data: test, train (or the vocabulary) changed since; ')
+
+
+@pytest.mark.parametrize(
+  ('code', 'options', 'message'),
+  [
+    (None, '', '{0}: no such file'),
+    ('def pairs(:', '', '{0}:1: '),
+    (
+      'import nothing_like_it',
+      '',
+      "{0}:1: ModuleNotFoundError: No module named 'nothing_like_it'; expected pairs(split)",
+    ),
+    ('def pair(split): pass', '', "unknown function of {0}: 'pairs' (did you mean 'pair'?); expected one of: pair"),
+    (
+      'def pairs(): pass',
+      '',
+      '{0}: TypeError: pairs() takes 0 positional arguments but 1 was given; expected pairs(spl',
+    ),
+    (
+      'def pairs(split): pass',
+      '',
+      "{0}: TypeError: 'NoneType' object is not iterable; expected pairs(split), which yie",
+    ),
+    (
+      'def pairs(split):\n  yield "a", "b"\n  1 / 0',
+      '',
+      '{0}:3: ZeroDivisionError: division by zero; expected pairs(split)',
+    ),
+    ('def pairs(split): yield "ab"', '', "{0}: pairs('train'), example 1: expected (source, target), got 'ab'"),
+    ('def pairs(split): yield "a", 3', '', "{0}: pairs('train'), example 1: target must be a string, got 3"),
+    (
+      'def pairs(split): yield {{"source": "a"}}',
+      '',
+      "{0}: pairs('train'), example 1: target must be a string, got None",
+    ),
+    (
+      'def pairs(split):\n  if split == "train": yield "a", "b"',
+      '',
+      "{0}: pairs('validation') yields no example; leave this split out of the option splits if there are none",
+    ),
+    (
+      '',
+      ", splits=('dev',)",
+      "unknown split of task 'python': 'dev'; expected one of: test, train, unseen, validation",
+    ),
+    ('def pairs(split): yield "a", "b"', ", splits=('test',)", "task 'python' needs train, got None"),
+  ],
+)
+def test_mistakes_in_python_files_are_reported(code, options, message, tmp_path):
+  path = tmp_path / 'mine.py'
+  if code is not None:
+    path.write_text(code.format())
+  config = make_config(f"python(path='mine.py', name='pairs'{options})", tmp_path)
+  assert error_message(load, config, None).startswith(message.format(path))
 
 
 def test_invalid_paths_and_values_are_reported(folder):

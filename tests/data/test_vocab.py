@@ -325,6 +325,32 @@ def test_pretrained_vocabularies_tokenize_and_decode_as_transformers(name, folde
     assert len(source.tokenize(line)) == len(source.word_ids(line)) == len(ids[0]) - 1
 
 
+@pytest.mark.parametrize('path', ['marian/source.spm', 't5/spiece.model'])
+def test_existing_sentencepiece_models_keep_their_pieces(path, folders):
+  vocabulary = vocab.train(f'sentencepiece(path={str(folders / path)!r})', [])
+  processor = sentencepiece.SentencePieceProcessor(model_file=str(folders / path))
+  for line in json.loads((folders / 'lines.json').read_text('utf-8')):
+    ids = processor.encode(line)
+    assert vocabulary.tokenize(line) == processor.encode(line, out_type=str)
+    assert [id == UNK for id in vocabulary.encode(line)] == [id == processor.unk_id() for id in ids]
+    assert vocabulary.decode(vocabulary.encode(line)) == processor.decode(ids)
+  special = {processor.pad_id(), processor.bos_id(), processor.eos_id(), processor.unk_id()} - {-1}
+  assert len(vocabulary) == len(processor) - len(special) + 4
+
+
+@pytest.mark.parametrize('name', ['bart', 'bert'])
+def test_existing_tokenizers_keep_their_tokens(name, folders):
+  path = str(folders / name / 'tokenizer.json')
+  vocabulary, tokenizer = vocab.train(f'tokenizer(path={path!r})', []), tokenizers.Tokenizer.from_file(path)
+  tokenizer.no_padding()
+  tokenizer.no_truncation()
+  for line in json.loads((folders / 'lines.json').read_text('utf-8')):
+    encoding = tokenizer.encode(line, add_special_tokens=False)
+    ids = vocabulary.encode(line)
+    assert ['[UNK]' if id == UNK else vocabulary.id_to_token(id) for id in ids] == encoding.tokens
+    assert vocabulary.decode(ids) == tokenizer.decode(encoding.ids)
+
+
 # The rows of PAD, BOS, EOS, UNK and the first other token: BOS is what starts the decoder, and repeats another row.
 @pytest.mark.parametrize(
   ('name', 'first', 'size', 'next_token'),

@@ -4,23 +4,23 @@ import functools
 import itertools
 import json
 import os
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from etils import epath
 
-from attention_jax.data.files import join_path
+from attention_jax.data import hugging_face
+from attention_jax.data.files import join_path, parse_object
 from attention_jax.data.pair_streams import file_fingerprint, iter_lines
 from attention_jax.data.prepared import IDS, TEXT, PreparedField, PreparedTable, Schema, open_prepared
 from attention_jax.data.splits import SPLITS
+from attention_jax.data.text import check_text
 from attention_jax.data.tfds_sets import TfdsRows, decode_text, open_tfds_set, tfds_split_parts
 from attention_jax.errors import UserError, choose
 from attention_jax.specs import bind
 from attention_jax.systems.classification import sentences
 from attention_jax.systems.classification.config import ClassificationDataConfig
 
-SURROGATE = re.compile('[\ud800-\udfff]')
 LABELS_FILE = 'labels.json'
 TABLE = Schema({'ids': IDS, 'sentence_lengths': IDS, 'sentences': TEXT}, ('sentences', 'words', 'label', 'line'))
 Row = tuple[list[str], str]  # the text of a document, or the two texts of a pair, and the label
@@ -115,12 +115,7 @@ def jsonl(
     UserError: if `text` is neither one field nor two, if a file cannot be read, or if a line is invalid; the message
       then names the file and the line.
   """
-  fields = (text,) if isinstance(text, str) else tuple(text)
-  if len(fields) not in (1, 2) or not all(isinstance(field, str) for field in (*fields, label)):
-    raise UserError(
-      "task 'jsonl': expected one or two field names in text and one field name in label, "
-      f'got text={text!r} and label={label!r}'
-    )
+  fields = _field_names('jsonl', text, label)
   splits = {}
   for split, path in zip(SPLITS, (train, validation, test, unseen), strict=True):
     if path is not None:
@@ -129,6 +124,52 @@ def jsonl(
       fingerprint = [file_fingerprint(path)]
       splits[split] = DocumentStream(path, rows, len(fields) == 2, fingerprint, 1, language, html)
   return splits
+
+
+def huggingface(
+  folder: str,
+  *,
+  path: str,
+  text: str | tuple[str, str] = 'text',
+  label: str = 'label',
+  language: str = 'en',
+  html: bool = False,
+) -> dict[str, DocumentStream]:
+  """A data set of Hugging Face on a disk: what `save_to_disk` wrote, Parquet files, or JSON lines, plain or .gz.
+
+  A test split without labels, stored as -1, is left out.
+
+  Args:
+    folder: the folder that `path` starts from.
+    path: a file, or a folder with the files of all splits, see hugging_face.split_files.
+    text: the column of the text, or two columns for pairs of texts.
+    label: the column of the label.
+    language, html: see sentences.split.
+
+  Raises:
+    UserError: if `text` is neither one column nor two, as `split_files` and `iter_rows` of hugging_face do, and for
+      rows whose texts or labels are invalid; the message then names the file and the row.
+  """
+  fields = _field_names('huggingface', text, label)
+  path = join_path(folder, path)
+  splits = {}
+  for split, files in hugging_face.split_files(path).items():
+    if split == 'test' and all(row.values == (None,) for row in hugging_face.iter_rows(files, [label])):
+      continue
+    rows = functools.partial(_read_hugging_face, files, fields, label)
+    fingerprint = [file_fingerprint(file) for file in files]
+    splits[split] = DocumentStream(f'{path} {split}', rows, len(fields) == 2, fingerprint, 1, language, html)
+  return splits
+
+
+def _field_names(task: str, text: str | tuple[str, str], label: str) -> tuple[str, ...]:
+  fields = (text,) if isinstance(text, str) else tuple(text)
+  if len(fields) not in (1, 2) or not all(isinstance(field, str) for field in (*fields, label)):
+    raise UserError(
+      f'task {task!r}: expected one or two field names in text and one field name in label, '
+      f'got text={text!r} and label={label!r}'
+    )
+  return fields
 
 
 def tfds(
@@ -244,6 +285,7 @@ def read_labels(folder: epath.PathLike) -> list[str]:
 DOCUMENTS: Mapping[str, Callable[..., Mapping[str, DocumentStream | Documents]]] = {
   'jsonl': jsonl,
   'tfds': tfds,
+  'huggingface': huggingface,
   'entailment': entailment,
   'prepared': prepared,
 }
@@ -316,37 +358,26 @@ def parse_documents(
 def _read_jsonl(path: str, fields: tuple[str, ...], label: str) -> Iterator[tuple[Row, float]]:
   for number, (line, share) in enumerate(iter_lines(path), 1):
     where = f'{path}:{number}'
-    row = _parse_object(line, where)
+    row = parse_object(line, where)
     for field in (*fields, label):
       if field not in row:
         raise UserError(f"{where}: no field '{field}'; it has: {', '.join(row) or 'none'}")
-    for field in fields:
-      _check_text(row[field], field, where)
-    if not isinstance(row[label], str | int) or isinstance(row[label], bool) or row[label] == '':
-      raise UserError(f'{where}: {label} must be a non-empty string or a whole number, got {row[label]!r}')
-    _check_text(str(row[label]), label, where)
-    yield ([row[field] for field in fields], str(row[label])), share
+    yield _check_row([row[field] for field in fields], row[label], fields, label, where), share
 
 
-def _parse_object(line: str, where: str) -> dict[str, Any]:
-  """The JSON object of a line. Raises UserError for anything else."""
-  if not line.strip():
-    raise UserError(f'{where}: expected a JSON object, got a blank line')
-  try:
-    row = json.loads(line)
-  except (ValueError, RecursionError) as error:
-    raise UserError(f'{where}: invalid JSON ({error})') from None
-  if not isinstance(row, dict):
-    raise UserError(f'{where}: expected a JSON object, got {line[:40]!r}')
-  return row
+def _read_hugging_face(files: Sequence[str], fields: tuple[str, ...], label: str) -> Iterator[tuple[Row, float]]:
+  for (*texts, value), where, share in hugging_face.iter_rows(files, (*fields, label)):
+    yield _check_row(texts, value, fields, label, where), share
 
 
-def _check_text(text: Any, field: str, where: str) -> None:
-  """Raises UserError for anything but a string that can be encoded."""
-  if not isinstance(text, str):
-    raise UserError(f'{where}: {field} must be a string, got {text!r}')
-  if SURROGATE.search(text):
-    raise UserError(f'{where}: {field} contains an unpaired surrogate, which is not a character; escape both halves')
+def _check_row(texts: list[Any], value: Any, fields: tuple[str, ...], label: str, where: str) -> Row:
+  """A row of texts and the value of its label. Raises UserError, which names a field, for anything else."""
+  for field, text in zip(fields, texts, strict=True):
+    check_text(text, field, where)
+  if not isinstance(value, str | int) or isinstance(value, bool) or value == '':
+    raise UserError(f'{where}: {label} must be a non-empty string or a whole number, got {value!r}')
+  check_text(str(value), label, where)
+  return texts, str(value)
 
 
 def _split_sentences(

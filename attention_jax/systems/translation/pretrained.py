@@ -21,7 +21,7 @@ from etils import epath
 
 from attention_jax.atomic import write_text
 from attention_jax.data import vocab
-from attention_jax.data.tasks import TranslationDataConfig
+from attention_jax.data.tasks import TranslationData, TranslationDataConfig
 from attention_jax.errors import UserError, choose
 from attention_jax.models.decoders import TransformerDecoder
 from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig, build
@@ -394,7 +394,7 @@ def read_pretrained(source: str, task: str = TASK, data_folder: str = 'data') ->
   """
   path = Path(source).expanduser()
   source_vocab, target_vocab, rows = vocab.from_pretrained(str(path))  # reads config.json, and checks its model_type
-  fields = json.loads((path / 'config.json').read_text())
+  fields = vocab.read_json(str(path / 'config.json'))
   architecture = ARCHITECTURES[choose(fields['model_type'], ARCHITECTURES, f'model_type of {path}/config.json:')]
   arrays = _read_weights(path, architecture)
   fields = architecture.defaults | fields
@@ -422,9 +422,13 @@ def read_pretrained(source: str, task: str = TASK, data_folder: str = 'data') ->
     build(model_config, len(source_vocab), len(target_vocab)),
     source_vocab,
     target_vocab,
-    functools.partial(TranslationSystem.load, config, str(path)),
+    _load_no_data,
   )
   return Pretrained(architecture, system, _convert(architecture, system, arrays, rows, f'{path / WEIGHTS}'))
+
+
+def _load_no_data() -> TranslationData:
+  raise UserError('a pretrained model has no data; expected the run that import_model writes')
 
 
 def _read_weights(path: Path, architecture: Architecture) -> dict[str, np.ndarray]:
@@ -453,8 +457,7 @@ def _read_weights(path: Path, architecture: Architecture) -> dict[str, np.ndarra
 
 def _evaluation(path: Path, fields: Mapping[str, Any]) -> TextEvaluationConfig:
   """The search that the model was stored with; the ranking of hypotheses is that of transformers."""
-  generation = path / 'generation_config.json'
-  options = fields | (json.loads(generation.read_text()) if generation.exists() else {})
+  options = fields | vocab.read_json(str(path / 'generation_config.json'), is_optional=True)
   return TextEvaluationConfig(
     metrics=('bleu', 'chrf'),
     beams=options.get('num_beams') or 1,
@@ -502,7 +505,11 @@ def _convert(architecture: Architecture, system: TranslationSystem, arrays: Arra
   for entry in entries:
     side = model.decoder if entry.name.startswith('decoder') else model.encoder
     order = Order(rows, side.heads)
-    weights[entry.name] = np.ascontiguousarray(entry.conversion.read(*(arrays[name] for name in entry.sources), order))
+    inputs = [arrays[name] for name in entry.sources]
+    try:
+      weights[entry.name] = np.ascontiguousarray(entry.conversion.read(*inputs, order))
+    except (ValueError, IndexError):
+      raise UserError(f'{path}: {entry.sources[0]} cannot have the shape {list(inputs[0].shape)}') from None
   if not architecture.has_decoder:
     weights = flatten_names(system.initializer()(0)) | weights
   return unflatten_names(weights, like, path)
