@@ -558,12 +558,12 @@ def from_pretrained(folder: str) -> tuple[PretrainedVocabulary, PretrainedVocabu
       Marian model whose source and target have different tables.
   """
   config_path = os.path.join(folder, 'config.json')
-  config = _read_json(config_path)
+  config = read_json(config_path)
   read = _PRETRAINED[choose(str(config.get('model_type')), _PRETRAINED, f'model_type of {config_path}:')]
   size = config.get('vocab_size')
   if not isinstance(size, int):
     raise UserError(f'{config_path}: vocab_size must be a whole number, got {size!r}')
-  settings = _read_json(os.path.join(folder, 'tokenizer_config.json'), is_optional=True)
+  settings = read_json(os.path.join(folder, 'tokenizer_config.json'), is_optional=True)
   model = read(folder, size, settings)
   if max(model.tokens) >= size:
     raise UserError(
@@ -591,7 +591,7 @@ def _marian(folder: str, size: int, settings: Mapping[str, Any]) -> _PretrainedT
   if settings.get('separate_vocabs'):
     raise UserError(f'{folder}: a Marian model with separate vocabularies; expected one vocab.json for both sides')
   path = os.path.join(folder, 'vocab.json')
-  tokens = {id: token for token, id in _read_json(path).items()}
+  tokens = {id: token for token, id in read_json(path).items()}
   if not tokens or not all(isinstance(id, int) for id in tokens):
     raise UserError(f'{path}: expected an object with the id of each token')
   files = [os.path.join(folder, name) for name in ('source.spm', 'target.spm')]
@@ -633,7 +633,7 @@ def _tokenizer_json(**options: Any) -> Callable[..., _PretrainedTokenizer]:
 
 def _decoder_start(folder: str, config: Mapping[str, Any], size: int) -> int:
   """The id that starts the output of the decoder, which newer versions of transformers store in another file."""
-  generation = _read_json(os.path.join(folder, 'generation_config.json'), is_optional=True)
+  generation = read_json(os.path.join(folder, 'generation_config.json'), is_optional=True)
   name = 'decoder_start_token_id'
   start = generation.get(name) if config.get(name) is None else config[name]
   if not isinstance(start, int) or start not in range(size):
@@ -643,7 +643,8 @@ def _decoder_start(folder: str, config: Mapping[str, Any], size: int) -> int:
   return start
 
 
-def _read_json(path: str, is_optional: bool = False) -> dict[str, Any]:
+def read_json(path: str, is_optional: bool = False) -> dict[str, Any]:
+  """Returns the JSON object of a file, {} if there is no such file and it is optional. Raises UserError."""
   if is_optional and not epath.Path(path).exists():
     return {}
   data = read_bytes(path)

@@ -21,7 +21,7 @@ from etils import epath
 
 from attention_jax.atomic import write_text
 from attention_jax.data import vocab
-from attention_jax.data.tasks import TranslationDataConfig
+from attention_jax.data.tasks import TranslationData, TranslationDataConfig
 from attention_jax.errors import UserError, choose
 from attention_jax.models.decoders import TransformerDecoder
 from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig, build
@@ -84,7 +84,7 @@ FROM_2 = Conversion(lambda table, order: table[2:])  # positions of BART count f
 OF_TYPE_0 = Conversion(lambda table, types, order: table + types[:1])  # all tokens of BERT are of its first type
 
 
-class Entry(NamedTuple):
+class ArrayRow(NamedTuple):
   """An array of a module: its name here, its names there, and the conversion."""
 
   name: str
@@ -92,24 +92,27 @@ class Entry(NamedTuple):
   conversion: Conversion
 
 
-def _attention(query: str, key: str, value: str, output: str) -> tuple[Entry, ...]:
+def _attention(query: str, key: str, value: str, output: str) -> tuple[ArrayRow, ...]:
   """An attention whose projections have these names; a bias is left out by models without one."""
-  entries = [Entry('join.kernel', (f'{output}.weight',), TRANSPOSED), Entry('join.bias', (f'{output}.bias',), SAME)]
+  entries = [
+    ArrayRow('join.kernel', (f'{output}.weight',), TRANSPOSED),
+    ArrayRow('join.bias', (f'{output}.bias',), SAME),
+  ]
   for side, name in (('query', query), ('key', key), ('value', value)):
-    entries.append(Entry(f'{side}_kernel.kernel', (f'{name}.weight',), HEAD_KERNEL))
-    entries.append(Entry(f'{side}_kernel.bias', (f'{name}.bias',), HEAD_BIAS))
+    entries.append(ArrayRow(f'{side}_kernel.kernel', (f'{name}.weight',), HEAD_KERNEL))
+    entries.append(ArrayRow(f'{side}_kernel.bias', (f'{name}.bias',), HEAD_BIAS))
   return tuple(entries)
 
 
-MODULES: Mapping[str, Sequence[Entry]] = {
-  'embedding': (Entry('table.embedding', ('weight',), ROWS),),
-  'positions': (Entry('table', ('weight',), FROM_2),),
-  'typed_positions': (Entry('table', ('position_embeddings.weight', 'token_type_embeddings.weight'), OF_TYPE_0),),
-  'buckets': (Entry('table', ('weight',), TRANSPOSED),),
-  'norm': (Entry('scale', ('weight',), SAME), Entry('bias', ('bias',), SAME)),
-  'dense': (Entry('kernel', ('weight',), TRANSPOSED), Entry('bias', ('bias',), SAME)),
-  'dense_without_bias': (Entry('kernel', ('weight',), TRANSPOSED), Entry('bias', ('weight',), NO_BIAS)),
-  'output': (Entry('kernel', ('lm_head.weight',), COLUMNS), Entry('bias', ('final_logits_bias',), OUTPUT_BIAS)),
+MODULES: Mapping[str, Sequence[ArrayRow]] = {
+  'embedding': (ArrayRow('table.embedding', ('weight',), ROWS),),
+  'positions': (ArrayRow('table', ('weight',), FROM_2),),
+  'typed_positions': (ArrayRow('table', ('position_embeddings.weight', 'token_type_embeddings.weight'), OF_TYPE_0),),
+  'buckets': (ArrayRow('table', ('weight',), TRANSPOSED),),
+  'norm': (ArrayRow('scale', ('weight',), SAME), ArrayRow('bias', ('bias',), SAME)),
+  'dense': (ArrayRow('kernel', ('weight',), TRANSPOSED), ArrayRow('bias', ('bias',), SAME)),
+  'dense_without_bias': (ArrayRow('kernel', ('weight',), TRANSPOSED), ArrayRow('bias', ('weight',), NO_BIAS)),
+  'output': (ArrayRow('kernel', ('lm_head.weight',), COLUMNS), ArrayRow('bias', ('final_logits_bias',), OUTPUT_BIAS)),
   'bart_attention': _attention('q_proj', 'k_proj', 'v_proj', 'out_proj'),
   't5_attention': _attention('q', 'k', 'v', 'o'),
   'bert_attention': _attention('self.query', 'self.key', 'self.value', 'output.dense'),
@@ -217,7 +220,10 @@ def _t5_model(config: Mapping[str, Any], arrays: Arrays) -> ModelConfig:
   }
   decoder = options | {'layers': config['num_decoder_layers'] or config['num_layers']}
   output = format_spec('tied', {'scaled': True} if config['scale_decoder_outputs'] else {})
-  output = 'vocabulary' if 'lm_head.weight' in arrays else output
+  if 'lm_head.weight' in arrays:
+    if config['scale_decoder_outputs']:
+      raise UserError('scale_decoder_outputs (or tie_word_embeddings) must be false for weights with an lm_head.weight')
+    output = 'vocabulary'
   rate = config['dropout_rate']
   return _transformer(options | {'layers': config['num_layers']}, decoder, output, rate, rate)
 
@@ -339,7 +345,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ('tokenizer.json',),
     BERT_DEFAULTS,
     ((r'^bert\.', ''), (r'\.gamma$', '.weight'), (r'\.beta$', '.bias')),
-    r'pooler\..*|cls\..*|embeddings\.position_ids',
+    r'(pooler|cls|classifier|qa_outputs)\..*|embeddings\.position_ids',
     has_decoder=False,
   ),
 }
@@ -388,7 +394,7 @@ def read_pretrained(source: str, task: str = TASK, data_folder: str = 'data') ->
   """
   path = Path(source).expanduser()
   source_vocab, target_vocab, rows = vocab.from_pretrained(str(path))  # reads config.json, and checks its model_type
-  fields = json.loads((path / 'config.json').read_text())
+  fields = vocab.read_json(str(path / 'config.json'))
   architecture = ARCHITECTURES[choose(fields['model_type'], ARCHITECTURES, f'model_type of {path}/config.json:')]
   arrays = _read_weights(path, architecture)
   fields = architecture.defaults | fields
@@ -416,9 +422,14 @@ def read_pretrained(source: str, task: str = TASK, data_folder: str = 'data') ->
     build(model_config, len(source_vocab), len(target_vocab)),
     source_vocab,
     target_vocab,
-    functools.partial(TranslationSystem.load, config, str(path)),
+    data.buckets,
+    _load_no_data,
   )
   return Pretrained(architecture, system, _convert(architecture, system, arrays, rows, f'{path / WEIGHTS}'))
+
+
+def _load_no_data() -> TranslationData:
+  raise UserError('a pretrained model has no data; expected the run that import_model writes')
 
 
 def _read_weights(path: Path, architecture: Architecture) -> dict[str, np.ndarray]:
@@ -447,8 +458,7 @@ def _read_weights(path: Path, architecture: Architecture) -> dict[str, np.ndarra
 
 def _evaluation(path: Path, fields: Mapping[str, Any]) -> TextEvaluationConfig:
   """The search that the model was stored with; the ranking of hypotheses is that of transformers."""
-  generation = path / 'generation_config.json'
-  options = fields | (json.loads(generation.read_text()) if generation.exists() else {})
+  options = fields | vocab.read_json(str(path / 'generation_config.json'), is_optional=True)
   return TextEvaluationConfig(
     metrics=('bleu', 'chrf'),
     beams=options.get('num_beams') or 1,
@@ -459,8 +469,8 @@ def _evaluation(path: Path, fields: Mapping[str, Any]) -> TextEvaluationConfig:
   )
 
 
-def table_of(architecture: Architecture, layers: int) -> list[Entry]:
-  """Returns the entries of all arrays that a model of this architecture may have, with whole names."""
+def table_of(architecture: Architecture, layers: int) -> list[ArrayRow]:
+  """Returns the rows of all arrays that a model of this architecture may have, with whole names."""
   entries = []
   for name, source, kind in architecture.names:
     sides = ('encoder', 'decoder') if '{side}' in name else ('',)
@@ -468,7 +478,9 @@ def table_of(architecture: Architecture, layers: int) -> list[Entry]:
       here, there = (template.format(side=side, layer=layer) for template in (name, source))
       prefix = f'{there}.' if there else ''
       for entry in MODULES[kind]:
-        entries.append(Entry(f'{here}.{entry.name}', tuple(prefix + name for name in entry.sources), entry.conversion))
+        entries.append(
+          ArrayRow(f'{here}.{entry.name}', tuple(prefix + name for name in entry.sources), entry.conversion)
+        )
   return entries
 
 
@@ -494,7 +506,11 @@ def _convert(architecture: Architecture, system: TranslationSystem, arrays: Arra
   for entry in entries:
     side = model.decoder if entry.name.startswith('decoder') else model.encoder
     order = Order(rows, side.heads)
-    weights[entry.name] = np.ascontiguousarray(entry.conversion.read(*(arrays[name] for name in entry.sources), order))
+    inputs = [arrays[name] for name in entry.sources]
+    try:
+      weights[entry.name] = np.ascontiguousarray(entry.conversion.read(*inputs, order))
+    except (ValueError, IndexError):
+      raise UserError(f'{path}: {entry.sources[0]} cannot have the shape {list(inputs[0].shape)}') from None
   if not architecture.has_decoder:
     weights = flatten_names(system.initializer()(0)) | weights
   return unflatten_names(weights, like, path)

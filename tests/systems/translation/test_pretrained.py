@@ -16,6 +16,7 @@ import pytest
 from attention_jax.data import vocab
 from attention_jax.decoding.compiled_search import compile_beam_search
 from attention_jax.decoding.ranking import Ranking
+from attention_jax.errors import UserError
 from attention_jax.modules.attention import Attention
 from attention_jax.modules.parameter_files import read_arrays, read_metadata, save_weights
 from attention_jax.systems.runs import open_run
@@ -134,6 +135,34 @@ def test_the_encoder_of_bert_equals_that_of_transformers(tmp_path, monkeypatch):
   memory = encode(pretrained.params, answers['source'], answers['mask']).memory
   mask = answers['mask']
   np.testing.assert_allclose(memory[mask], answers['memory'][mask], **CLOSE)
+
+
+WRONG = {
+  'a width per head': (
+    't5',
+    {'d_kv': 4},
+    r'config.json: d_kv \* num_heads must be d_model, got d_kv=4, num_heads=2 and',
+  ),
+  'a scaled output layer': (
+    't5_gated',
+    {'tie_word_embeddings': True},
+    'must be false for weights with an lm_head.weight',
+  ),
+  'an activation': ('bert', {'hidden_act': 'tanh'}, "config.json: unknown activation of a pretrained model: 'tanh'"),
+  'positions': ('bart', {'max_position_embeddings': 30}, r'positions.table must be \[30, 16\], got \[40, 16\]'),
+  'rows': ('mbart', {'vocab_size': 70}, 'shared.weight must have vocab_size rows, got 61'),
+  'a penalty': ('marian', {'length_penalty': -1.0}, 'config.evaluation.alpha must be at least 0'),
+}
+
+
+@pytest.mark.parametrize('case', WRONG)
+def test_a_config_that_does_not_fit_is_reported(case, tmp_path, monkeypatch):
+  name, fields, message = WRONG[case]
+  shutil.copytree(REFERENCES / name, tmp_path / 'references' / name)
+  path = tmp_path / 'references' / name / 'config.json'
+  path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+  with pytest.raises(UserError, match=message):
+    load(name, tmp_path / name, monkeypatch, tmp_path / 'references')
 
 
 @pytest.fixture(scope='module')
