@@ -44,7 +44,7 @@ class Size(NamedTuple):
 
 
 SIZES = {
-  'tiny': Size(128, 64, 2, 0.1, 1024, 3_000, 'cosine(peak=2e-3, warmup=200)', 0.99),
+  'tiny': Size(128, 64, 2, 0.1, 1024, 2_000, 'cosine(peak=2e-3, warmup=200)', 0.99),
   'small': Size(256, 128, 3, 0.2, 2048, 10_000, 'cosine(peak=1.5e-3, warmup=500)', 0.998),
   'base': Size(512, 256, 3, 0.2, 4096, 20_000, 'rsqrt(peak=1e-3, warmup=1000)', 0.999),
 }

@@ -504,7 +504,16 @@ def save_vocabularies(
 
 
 def save_buckets(config: TranslationDataConfig, buckets: Buckets, run_folder: str) -> list[str]:
-  """Stores buckets that were chosen from the data where `load_buckets` reads them; returns the names of the files."""
+  """Stores the buckets of a run, unless its config has them, where `load_buckets` reads them.
+
+  Args:
+    config: as in `load`.
+    buckets: the buckets.
+    run_folder: the folder that the file is written to.
+
+  Returns:
+    The names of the files.
+  """
   if config.buckets:
     return []
   write_text(epath.Path(run_folder) / BUCKETS_FILE, json.dumps(buckets) + '\n')

@@ -211,7 +211,7 @@ def test_a_run_with_buckets_from_its_data_resumes_and_opens_without_data(data_fo
   export_run(tmp_path / 'run', tmp_path / 'exported')
   shutil.rmtree(folder)
   exported = open_run(tmp_path / 'exported')
-  assert exported.system.buckets == run.system.buckets == ((8, 8), (12, 12))
+  assert exported.system.buckets == run.system.buckets == ((4, 4), (8, 8))
   assert exported.translate(['a b']) == run.translate(['a b'])
   assert exported.score([('a b', 'b a')])[0].score == pytest.approx(run.score([('a b', 'b a')])[0].score)
 
