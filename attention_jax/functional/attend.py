@@ -204,8 +204,7 @@ def project(x: Float[Array, '... D'], params: Params, name: str) -> Float[Array,
 
 def bias_of_query(bias: Partial, query_position: Array, key_position: Int[Array, ' S']) -> Float[Array, ' S']:
   """Returns the bias of one query that a function of positions computes. Raises UserError unless it is float, [S]."""
-  positions = {'query_position': query_position, 'key_position': key_position}
-  row = bias(**{name: positions[name] for name in Row(bias.func).required_inputs})
+  row = bias(query_position=query_position, key_position=key_position)
   if jnp.shape(row) != key_position.shape or not jnp.issubdtype(jnp.result_type(row), jnp.floating):
     got = f'{jnp.result_type(row)} {list(jnp.shape(row))}'
     raise UserError(f'attend: a bias of positions must be float [S] = [{key_position.shape[0]}], got {got}')

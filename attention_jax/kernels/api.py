@@ -1,6 +1,7 @@
 """`attend` and the table of its implementations: 'xla' is the definition, and the others compute the same function."""
 
 import dataclasses
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -300,13 +301,19 @@ def _attend_batch(
   operands = shard_alike((query, memory._replace(key=key), bias, rngs), len(batch))
   query, memory, bias, rngs = operands
   if bias_row:
-    bias = Partial(bias_row.fn, **aligned.pop('bias'))
+    bias = Partial(functools.partial(_call_bias, bias_row), **aligned.pop('bias'))
   problem = Problem(
     score, alignment, without_key(aligned), query, memory, bias, rngs, deterministic, return_weights, return_log_sum
   )
   mesh_axis = batch_mesh_axis(batch[0]) if batch else None
   axes = [{'spmd_axis_name': mesh_axis} if mesh_axis and axis == 0 else {} for axis in range(len(batch))]
   return _attend_checked(attend_batch, problem, axes)
+
+
+def _call_bias(row: Row, *, query_position: Array, key_position: Array, **params: Array) -> Array:
+  """Calls the function of a bias with those of both positions that it takes."""
+  positions = {'query_position': query_position, 'key_position': key_position}
+  return row.fn(**{name: positions[name] for name in row.required_inputs}, **params)
 
 
 def _with_batch_axes(x: Array, rank: int, num_axes: int) -> Array:

@@ -17,7 +17,8 @@ other devices they run together.
 
 If weights are requested, the array [T, S] is computed separately. Dropout multiplies weights by factors [T, S],
 sampled beforehand and equal to those of the definition, implementation 'xla': with dropout, memory grows with T S, as
-it does with a bias or a mask per query. First derivatives in reverse mode only.
+it does with a bias that is an array, or a mask per query; a bias that is a function of positions is computed for each
+block. First derivatives in reverse mode only.
 """
 
 import functools
@@ -252,7 +253,7 @@ def _backward(q, k, v, inputs: BlockedInputs, change, context, max_score, invers
     return vary_like(start, q, k, v, *inputs, g)
 
   dbias = None if inputs.bias is None else jnp.zeros(inputs.bias.shape, q.dtype)
-  dchange = jax.tree.map(jnp.zeros_like, floats)
+  dchange = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), floats)
   start = vary((jnp.zeros(keys.shape, q.dtype), jnp.zeros(values.shape, q.dtype), dbias, dchange))
   # Σ_s weight dweight of each query, and the gradient of the log, whose derivatives are the weights
   mean_dweights = (g * context).sum(1) - g_log_total * inverse_sum

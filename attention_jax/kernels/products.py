@@ -1,5 +1,6 @@
 """Attention as products q · k with a form of softmax, for kernels that take all sequences and heads at once."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -93,7 +94,7 @@ def products_of(problem: Problem, axes: Axes) -> Products:
     counted = counted & ~jnp.isneginf(bias)
   scale, transform, sink = lift(softmax_terms, axes, problem.params.get('alignment', {}), counted)
   if callable(bias):
-    bias = Partial(_scaled_bias, bias, scale, offset)
+    bias = Partial(functools.partial(_scaled_bias, size), bias, scale, offset)
   scale = scale[..., None]
   if bias is not None and not callable(bias):
     scaled = clamp_to_finite(zero_masked(bias, ~jnp.isneginf(bias)).astype(dtype)) * scale
@@ -101,19 +102,22 @@ def products_of(problem: Problem, axes: Axes) -> Products:
   return Products(q.astype(dtype) * scale, k.astype(dtype), memory.value, memory.mask, bias, transform, sink)
 
 
-def _scaled_bias(bias: Partial, scale: jax.Array, offset: Mask, queries: jax.Array, keys: jax.Array) -> jax.Array:
+def _scaled_bias(
+  size: int, bias: Partial, scale: jax.Array, offset: Mask, queries: jax.Array, keys: jax.Array
+) -> jax.Array:
   """The scaled bias [Q, K] of one sequence that a function of positions computes, -inf where it masks.
 
   Args:
+    size: S.
     bias: the function.
     scale: factor of the scores of each query, [T].
     offset: a mask with the offset of the queries.
-    queries: indices of queries, [Q]; those above T - 1 are padding.
-    keys: positions of keys, [K].
+    queries, keys: indices of queries [Q] and of keys [K]; those that are padding have the bias of the last one.
   """
+  queries, keys = jnp.minimum(queries, scale.shape[0] - 1), jnp.minimum(keys, size - 1)
   first = 0 if offset.offset is None else offset.offset
   values = jax.vmap(lambda position: bias_of_query(bias, position, keys))(first + queries)
-  scales = jnp.take(scale, queries, mode='clip')[:, None]
+  scales = scale[queries][:, None]
   is_allowed = ~jnp.isneginf(values)
   scaled = clamp_to_finite(zero_masked(values, is_allowed).astype(scale.dtype)) * scales
   return jnp.where(is_allowed, clamp_to_finite(scaled), -jnp.inf)

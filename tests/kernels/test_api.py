@@ -405,11 +405,15 @@ def test_a_bias_may_be_a_function_of_positions(implementation, alignment, monkey
   assert_close(actual[1][0], gradients[0])
 
 
+def sine_of_position(*, key_position, factor=1.0):
+  return jnp.sin(factor * key_position.astype(jnp.float32))
+
+
 def test_flash_stores_no_array_for_a_bias_of_positions():
   query, key, value = (jnp.ones((2048, 4)) for _ in range(3))
 
   def context(query):
-    bias = lambda *, key_position: jnp.sin(key_position.astype(jnp.float32))  # noqa: E731
+    bias = functools.partial(sine_of_position, factor=2.0)
     return aj.attend(query, key, value, bias=bias, implementation='flash', return_weights=False).context.sum()
 
   memory = jax.jit(jax.grad(context)).lower(query).compile().memory_analysis()
