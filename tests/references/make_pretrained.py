@@ -64,7 +64,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     BART | BART_IDS | {'activation_function': 'gelu', 'scale_embedding': True, 'decoder_start_token_id': V - 3},
   ),
   't5': ('T5', T5 | {'feed_forward_proj': 'relu'}),
-  't5_gated': ('T5', T5 | {'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False}),
+  't5_gated': ('T5', T5 | {'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False, 'd_kv': 12}),
 }
 BERT = {
   'vocab_size': V,

@@ -197,11 +197,6 @@ def _bart_model(options: Mapping[str, Any], config: Mapping[str, Any], arrays: A
 
 
 def _t5_model(config: Mapping[str, Any], arrays: Arrays) -> ModelConfig:
-  if config['d_kv'] * config['num_heads'] != config['d_model']:
-    raise UserError(
-      f'd_kv * num_heads must be d_model, got d_kv={config["d_kv"]}, num_heads={config["num_heads"]} and '
-      f'd_model={config["d_model"]}'
-    )
   buckets = {
     'buckets': config['relative_attention_num_buckets'],
     'max_distance': config['relative_attention_max_distance'],
@@ -209,6 +204,7 @@ def _t5_model(config: Mapping[str, Any], arrays: Arrays) -> ModelConfig:
   options = {
     'features': config['d_model'],
     'heads': config['num_heads'],
+    'head_dim': config['d_kv'],
     'hidden': config['d_ff'],
     'score': 'dot',
     'scale_embeddings': False,
@@ -260,6 +256,7 @@ def _transformer(
       score=decoder.get('score', 'scaled_dot'),
       features=decoder['features'],
       heads=decoder['heads'],
+      head_dim=decoder.get('head_dim', 0),
       bias=decoder.get('bias', False),
       dropout=attention_dropout,
     ),
