@@ -129,13 +129,12 @@ def _print_error_rates() -> None:
   unlinked_targets = bool(FLAGS.gold) or run.config.evaluation.unlinked_targets
   rates = run.head_error_rates(corpus, unlinked_targets=unlinked_targets)
   targets = '' if unlinked_targets else f', without links of {corpus.level}s that have no gold link'
-  title = f'alignment error rate of layers (L) and heads (H), %, {len(corpus.source)} sentences{targets}'
-  print(title)
+  print(f'alignment error rate of layers (L) and heads (H), %, {len(corpus.source)} sentences{targets}')
   print_heads(rates)
   if FLAGS.plot:
     heads = [f'H{head}' for head in range(rates.shape[1])]
     layers = [f'L{layer}' for layer in range(len(rates))]
-    heatmap(rates, heads, layers, FLAGS.plot, title=title, in_percent=True)
+    heatmap(rates, heads, layers, FLAGS.plot, title='alignment error rate, %', in_percent=True)
     print(f'written to {FLAGS.plot}')
 
 
