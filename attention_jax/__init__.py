@@ -8,7 +8,7 @@ import importlib
 from attention_jax.errors import UserError
 from attention_jax.functional import alignments, scores
 from attention_jax.functional.alignments import ALIGNMENTS
-from attention_jax.functional.attend import Attended, Carry, Memory
+from attention_jax.functional.attend import Attended, AttendedWithLogSum, Carry, Memory
 from attention_jax.functional.dropout import with_dropout
 from attention_jax.functional.edits import with_edit
 from attention_jax.functional.mask import Mask
@@ -62,6 +62,7 @@ __all__ = [
   'IMPLEMENTATIONS',
   'SCORES',
   'Attended',
+  'AttendedWithLogSum',
   'Attention',
   'Carry',
   'LocalWindow',

@@ -52,7 +52,7 @@ CROSS_MODULE_TESTS = {
   'functional': 'annotations contract latent_paths properties rows transforms variants',
   'kernels': 'eager implementations pallas',
   'models': 'copying_models dropout latent_models transformer',
-  'modules': 'feed_forward',
+  'modules': 'blocks feed_forward',
   'systems': 'losses meshes',
   'training': 'checkpoint_retention fit_own_model',
 }

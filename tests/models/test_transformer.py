@@ -318,3 +318,29 @@ def test_invalid_options_are_reported(options, message):
     model = build_transformer(**options)
     jax.eval_shape(model.init, jax.random.key(0), *inputs())
   assert '\n' not in str(caught.value)
+
+
+def nearby(query, key, *, query_position, key_position):
+  """Products less the distance: a score of positions that is not recurrent."""
+  return key @ query - 0.3 * jnp.abs(key_position - query_position).astype(query.dtype)
+
+
+@pytest.mark.parametrize(
+  'options',
+  [
+    'head_dim=6, position="rope", score="normed_dot", kv_heads=2',
+    'head_dim=6, differential=True, lambda_by_layer=True, kv_heads=2',
+    'score="nearby"',
+  ],
+)
+def test_steps_equal_the_call_for_heads_of_any_width_and_scores_of_positions(options, monkeypatch):
+  monkeypatch.setitem(aj.SCORES, 'nearby', aj.Row(nearby))
+  model = build_transformer(options, options, score='nearby')
+  source, mask, target = inputs()
+  params = variables(model, source, mask, target)
+  assert_close(run_steps(model, params, source, mask, target), run(model, params, source, mask, target))
+
+
+def test_a_lambda_by_layer_needs_differential_attention():
+  with pytest.raises(aj.UserError, match='lambda_by_layer must be False without differential=True'):
+    variables(build_transformer('lambda_by_layer=True'), *inputs())
