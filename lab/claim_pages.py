@@ -214,16 +214,23 @@ def _heads(settings: Sequence[SettingRuns]) -> Tables:
 
 
 def _alignments(settings: Sequence[SettingRuns]) -> Tables:
-  return _compare_alignments('alignments', settings, 'validation', {'phoneme_error_rate': 'PER, %'})
+  return _compare_alignments('alignments', settings, 'validation', {'phoneme_error_rate': 'PER, %', **LINKS})
 
 
 def _alignments_dates(settings: Sequence[SettingRuns]) -> Tables:
-  return _compare_alignments('alignments_dates', settings, 'test', {'exact_match': 'exact match, %'})
+  return _compare_alignments('alignments_dates', settings, 'test', {'exact_match': 'exact match, %', **LINKS})
 
 
-def _compare_alignments(name: str, settings: Sequence[SettingRuns], split: str, quality: Mapping[str, str]) -> Tables:
+def _pretrained(settings: Sequence[SettingRuns]) -> Tables:
+  return _compare_alignments('pretrained', settings, 'test', {'bleu': 'BLEU', 'chrf': 'chrF', **ENTROPY})
+
+
+ENTROPY = {'entropy': 'entropy, nat'}
+LINKS = {'alignment_error_rate': 'AER, %', **ENTROPY}
+
+
+def _compare_alignments(name: str, settings: Sequence[SettingRuns], split: str, metrics: Mapping[str, str]) -> Tables:
   factors = [Factor('model.attention.alignment', 'alignment', lambda alignment: alignment.partition('(')[0])]
-  metrics = {**quality, 'alignment_error_rate': 'AER, %', 'entropy': 'entropy, nat'}
   rows = setting_rows(settings, split, list(metrics), factors, {'alignment': 'softmax'})
   columns = [*_factor_columns(['alignment']), *_metric_columns(split, metrics, 'difference from softmax')]
   panels = {f'{split}/{metric}': title for metric, title in list(metrics.items())[:2]}
@@ -310,6 +317,7 @@ CLAIMS: Mapping[str, Claim] = {
   'explanation_reviews': Claim('h_explanation_reviews', 'explanation_reviews', _explanation_reviews),
   'explanation_words': Claim('h_explanation_words', 'explanation_words', _explanation_words),
   'probes': Claim('i_probes', 'bottleneck', _probes),
+  'pretrained': Claim('j_pretrained', 'pretrained', _pretrained),
 }
 
 
