@@ -199,7 +199,12 @@ def sizes_of(problem: Problem) -> Sizes:
 
 
 def visited_share(mask: Mask, num_queries: int, size: int) -> float:
-  """Returns the share of blocks in which the bands of the mask leave anything; 1.0 for queries with an offset."""
+  """Returns the share of blocks in which the bands of the mask leave anything; 1.0 for queries with an offset.
+
+  Args:
+    mask: the mask.
+    num_queries, size: T and S.
+  """
   if not mask.bands or mask.offset is not None or not num_queries or not size:
     return 1.0
   first_query = np.arange(0, num_queries, BLOCK)[:, None]
