@@ -15,7 +15,7 @@ from attention_jax import cli
 
 ROOT = Path(aj.__file__).parent.parent
 SOURCE_FOLDERS = ('attention_jax', 'experiments', 'configs')
-DATA_FILES = ('py.typed', '*.css', '*.jinja', '*.js')
+DATA_FILES = ('py.typed', '*.bib', '*.css', '*.jinja', '*.js')
 MAX_BYTES = 900_000
 # The two newest minor versions of jax; pyproject.toml requires the older one.
 OLDEST_JAX = '0.9'

@@ -35,6 +35,7 @@ PLAIN_STRINGS = frozenset(
     'data.batch_unit',
     'data.folder',
     'data.normalization',
+    'evaluation.length_penalty',
     'model.attention.implementation',
     'model.dtype',
     'training.anneal',

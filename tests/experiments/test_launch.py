@@ -17,7 +17,7 @@ from tests.experiments.helpers import ROOT, run, tiny_arguments
 from tests.experiments.test_bad_input import assert_user_error
 
 RUN_FLAGS = 'workdir checkpoint dtype'
-SEARCH_FLAGS = 'beams alpha beta gamma no_repeat_ngram_size min_length max_length replace_unknown'
+SEARCH_FLAGS = 'beams alpha beta gamma length_penalty no_repeat_ngram_size min_length max_length replace_unknown'
 # program -> its flags
 PROGRAM_FLAGS = {
   'train': 'config workdir trackers group distributed coordinator processes process peer_timeout help_config',

@@ -95,9 +95,9 @@ def _capped_softmax(scores, cap):
   return _softmax(np.array([cap * np.tanh(e / cap) for e in scores]))
 
 
-def _combined_softmax(scores, sink):
-  scaled = [0.8 * np.log(len(scores)) * e / 0.7 for e in scores]
-  return _sink_softmax([1.5 * np.tanh(e / 1.5) for e in scaled], sink)
+def _combined_softmax(scores, temperature, length_scale, cap, sink):
+  scaled = [length_scale * np.log(len(scores)) * e / temperature for e in scores]
+  return _sink_softmax([cap * np.tanh(e / cap) for e in scaled], sink)
 
 
 def _stick_breaking(scores):
@@ -328,7 +328,7 @@ ALIGNMENT_CASES = [
   Case('capped_softmax(cap=1.5)', {**_SCORED, 'cap': 1.5}, over_unmasked(_capped_softmax)),
   Case(
     'softmax(temperature=0.7, length_scale=0.8, cap=1.5, sink=True)',
-    {**_SCORED, 'sink': np.array(0.7)},
+    {**_SCORED, 'temperature': 0.7, 'length_scale': 0.8, 'cap': 1.5, 'sink': np.array(0.7)},
     over_unmasked(_combined_softmax),
   ),
   Case('stick_breaking', _SCORED, over_unmasked(_stick_breaking)),
@@ -378,7 +378,7 @@ TEST_TIME_CASES = [
   Case('hard_mocha', {**_SCORED, **_UNIT, 'state': np.eye(S)[1], 'width': 2}, _hard_mocha),
 ]
 
-ALIGNMENTS_BY_NAME = {case.row: case for case in ALIGNMENT_CASES}
+ALIGNMENTS_BY_NAME = {case.row: case for case in reversed(ALIGNMENT_CASES)}  # the first case of each row
 
 
 def _function_at_test(case: Case):

@@ -30,7 +30,7 @@ def get_config():
 def config(tmp_path, monkeypatch):
   """The flag of a small config; all topologies are two devices of the CPU."""
   monkeypatch.setattr('lab.topologies.topology_devices', lambda topology: jax.devices()[:2])
-  monkeypatch.setitem(CHIPS, 'cpu', Chip(1e12, 2**30))
+  monkeypatch.setitem(CHIPS, 'cpu', Chip(1e12, 2**30, 1e9))
   path = tmp_path / 'tiny.py'
   path.write_text(TINY)
   return f'--config={path}'
@@ -66,7 +66,7 @@ def test_no_mesh_is_tried_after_one_that_fits(config):
 
 
 def test_it_is_an_error_if_no_mesh_fits(config, monkeypatch):
-  monkeypatch.setitem(CHIPS, 'cpu', Chip(1e12, 2**10))
+  monkeypatch.setitem(CHIPS, 'cpu', Chip(1e12, 2**10, 1e9))
   result = run('compile_for_pod', config, '--vocabulary_size=20', '--try_meshes')
   assert result.code == 2 and result.out.splitlines()[-1].endswith(' KiB')
   assert 'none of the meshes tried on --topology=v5e:2x2 fits' in result.err

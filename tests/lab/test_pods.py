@@ -11,7 +11,7 @@ from lab.ahead_of_time import DoesNotFitError
 from lab.pods import CHIPS, Attempt, Chip, chip_of, count_chips, try_meshes, update_costs
 from tests.lab.test_ahead_of_time import ENTRIES, make_config
 
-CHIP = Chip(flops=1e9, memory=2**30)
+CHIP = Chip(flops=1e9, memory=2**30, bandwidth=1e9)
 
 
 def test_an_update_has_the_analyses_of_the_compiler_and_a_bound_of_its_time():

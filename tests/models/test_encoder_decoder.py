@@ -65,7 +65,7 @@ def test_defaults_are_those_of_the_modules():
     ({'encoder': 'embedded(dropout=0.2)'}, "unknown option of encoder 'embedded': 'dropout'"),
     ({'decoder': 'bahdanau(input_feeding=True)'}, "unknown option of decoder 'bahdanau': 'input_feeding'"),
     ({'decoder': 'luong(dtype="bfloat16")'}, "unknown option of decoder 'luong': 'dtype'"),
-    ({'output': 'tied(size=3)'}, "output 'tied' has no options, got 'size'"),
+    ({'output': 'vocabulary(size=3)'}, "output 'vocabulary' has no options, got 'size'"),
     ({'encoder': 'rnn(features="8")'}, "encoder 'rnn': option features must be a whole number, got '8'"),
     ({'encoder': 'rnn(features=8.0)'}, 'option features must be a whole number, got 8.0'),
     ({'decoder': 'luong(layers=True)'}, "decoder 'luong': option layers must be a whole number, got True"),

@@ -161,7 +161,7 @@ def test_a_system_of_another_config_has_the_same_data(name):
     'classification': [list('abcde'), ['x', 'y'], load],
     'glimpsing': [load],
     'recall': [],
-    'translation': [None, list('abcde'), list('abcdefg'), load],  # the model is built by with_config
+    'translation': [None, list('abcde'), list('abcdefg'), ((8, 8),), load],  # the model is built by with_config
   }
   config = default_config(name)
   if name == 'captioning':

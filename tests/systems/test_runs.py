@@ -461,8 +461,8 @@ def test_error_rates_of_heads_are_those_of_their_largest_weights(unlinked_target
   vocabulary = char(['ab cd e'])
   model = build_transformer(sizes=(len(vocabulary), len(vocabulary)))
   ids = np.ones((1, 3), np.int32)
-  predictor = SimpleNamespace(source_vocab=vocabulary, target_vocab=vocabulary)
-  config = SimpleNamespace(data=SimpleNamespace(buckets=[(8, 8)], normalization='none'))
+  predictor = SimpleNamespace(source_vocab=vocabulary, target_vocab=vocabulary, buckets=[(8, 8)])
+  config = SimpleNamespace(data=SimpleNamespace(normalization='none'))
   system = SimpleNamespace(model=model, config=config, predictor=lambda params: predictor)
   params = jax.tree.map(lambda x: 5 * x, variables(model, ids, ids > 0, ids)['params'])  # weights that differ
   run = Run(Path('run'), system, params, (1,))
