@@ -42,8 +42,6 @@ flags.DEFINE_string('level', 'word', 'the unit that links connect, word or char'
 flags.DEFINE_string(
   'symmetrisation', 'grow_diag_final_and', f'how both directions are joined, one of: {", ".join(SYMMETRISATIONS)}'
 )
-
-
 flags.DEFINE_bool('layers', False, 'print the alignment error rate of every layer and head instead of alignments')
 flags.DEFINE_string('split', None, 'for --layers: a split of the task instead of --source and --target')
 flags.DEFINE_string('plot', None, 'for --layers: a new PNG file for the alignment error rates')

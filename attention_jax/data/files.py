@@ -70,6 +70,17 @@ def parse_object(line: str, where: str) -> dict[str, Any]:
   return row
 
 
+def read_json(path: str, is_optional: bool = False) -> dict[str, Any]:
+  """Returns the JSON object of a file, {} if there is no such file and it is optional.
+
+  Raises:
+    UserError: as `read_lines` does, and for anything but a JSON object.
+  """
+  if is_optional and not os.path.exists(path):
+    return {}
+  return parse_object('\n'.join(read_lines(path)), path)
+
+
 def invalid_utf8_error(path: str, line: int, column: int, byte: int) -> UserError:
   """Returns the error of a byte that is not UTF-8, at a line and a byte of that line, both counted from 1.
 

@@ -20,7 +20,7 @@ from etils import epath
 
 from attention_jax.atomic import write_bytes
 from attention_jax.data import word_positions
-from attention_jax.data.files import read_bytes
+from attention_jax.data.files import read_bytes, read_json
 from attention_jax.data.text import format_count
 from attention_jax.errors import UserError, choose
 from attention_jax.specs import Count, Range, Size, bind
@@ -641,20 +641,6 @@ def _decoder_start(folder: str, config: Mapping[str, Any], size: int) -> int:
       f'{os.path.join(folder, "config.json")}: {name} must be a whole number from 0 to {size - 1}, got {start!r}'
     )
   return start
-
-
-def read_json(path: str, is_optional: bool = False) -> dict[str, Any]:
-  """Returns the JSON object of a file, {} if there is no such file and it is optional. Raises UserError."""
-  if is_optional and not epath.Path(path).exists():
-    return {}
-  data = read_bytes(path)
-  try:
-    content = json.loads(data)
-  except (ValueError, RecursionError) as error:
-    raise UserError(f'{path}: not JSON ({" ".join(str(error).split())})') from None
-  if not isinstance(content, dict):
-    raise UserError(f'{path}: expected a JSON object, got {type(content).__name__}')
-  return content
 
 
 _PRETRAINED: Mapping[str, Callable[[str, int, Mapping[str, Any]], _PretrainedTokenizer]] = {

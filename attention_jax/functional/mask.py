@@ -43,6 +43,22 @@ class Band(NamedTuple):
       mask = mask & (positions <= queries + self.right)
     return mask | (positions < self.sinks) if self.sinks else mask
 
+  def classify(self, queries: tuple[Any, Any], positions: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Returns whether blocks have any, and have only, pairs that may attend.
+
+    Args:
+      queries, positions: the first and the last of each block, arrays of jax or NumPy that broadcast to each other.
+    """
+    (first_query, last_query), (first, last) = queries, positions
+    live = full = (first_query == first_query) & (first == first)
+    if self.left is not None:
+      live = live & (last >= first_query - self.left)
+      full = full & (first >= last_query - self.left)
+    if self.right is not None:
+      live = live & (first <= last_query + self.right)
+      full = full & (last <= first_query + self.right)
+    return live | (first < self.sinks), full | (last < self.sinks)
+
 
 @functools.partial(
   jax.tree_util.register_dataclass,

@@ -159,7 +159,7 @@ class Row(NamedTuple):
     fn: the variant itself, a pure function.
     at_test: replaces `fn` when deterministic, as `hard_monotonic` replaces `monotonic`; None keeps `fn`.
     params: learned parameters of `fn` and of `remember`, by the name of the argument.
-    optional: parameters of shape () that `fn` has only if a spec string says so by True, by the name of the argument,
+    optional: parameters of shape () that `fn` has only if a spec string sets them to True, by the name of the argument,
       whose default is None.
     sizes: sizes that only this row's `params` mention, with their defaults; a spec string may set them.
     project: whether query and key are projected to `features` before `fn` gets them.

@@ -62,7 +62,7 @@ class Sizes(NamedTuple):
     rows: number of sequences times heads.
     queries, positions: T and S.
     width: features of a key and a value together.
-    features: F of a score v · tanh(q + k), else 0.
+    features: F of a score v · tanh(q + k) and of a recurrent one, whose gradients read arrays [T, S, F]; else 0.
     itemsize: bytes of a number.
     visited: share of the blocks of [T, S] in which the bands of the mask leave anything.
     is_dense: whether there is a bias, or a mask that the kernels of libraries do not take as structure.
@@ -184,14 +184,14 @@ def choose_by_cost(names: Iterable[str], sizes: Sizes, chip: Chip) -> str:
 
 def sizes_of(problem: Problem) -> Sizes:
   """Returns the sizes of a problem with all of its leading axes."""
-  query, (key, value, mask, *_) = problem.query, problem.memory
+  score, query, (key, value, mask, *_) = problem.score, problem.query, problem.memory
   leading = jax.numpy.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
   return Sizes(
     math.prod(leading),
     query.shape[-2],
     key.shape[-2],
     key.shape[-1] + value.shape[-1],
-    key.shape[-1] if isinstance(problem.score.form, TanhSum) else 0,
+    key.shape[-1] if isinstance(score.form, TanhSum) or score.is_recurrent else 0,
     query.dtype.itemsize,
     visited_share(mask, query.shape[-2], key.shape[-2]),
     problem.bias is not None or mask.remainder is not None or mask.query_segments is not None,
@@ -207,14 +207,9 @@ def visited_share(mask: Mask, num_queries: int, size: int) -> float:
   """
   if not mask.bands or mask.offset is not None or not num_queries or not size:
     return 1.0
-  first_query = np.arange(0, num_queries, BLOCK)[:, None]
-  first_key = np.arange(0, size, BLOCK)[None]
-  live = np.ones((first_query.size, first_key.size), bool)
-  for left, right, sinks in mask.bands:
-    near = first_key + BLOCK - 1 >= first_query - (math.inf if left is None else left)
-    near &= first_key <= first_query + BLOCK - 1 + (math.inf if right is None else right)
-    live &= near | (first_key < sinks)
-  return float(live.mean())
+  queries, positions = np.arange(0, num_queries, BLOCK)[:, None], np.arange(0, size, BLOCK)[None]
+  ends = (queries, queries + BLOCK - 1), (positions, positions + BLOCK - 1)
+  return float(np.logical_and.reduce([band.classify(*ends)[0] for band in mask.bands]).mean())
 
 
 def chip_of_platform(platform: str) -> Chip:

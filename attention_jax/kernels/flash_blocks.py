@@ -142,15 +142,9 @@ class Blocks(NamedTuple):
     first_key = jnp.arange(self.num_key_blocks)[None] * self.key_block
     last_key = first_key + self.key_block - 1
     live = full = jnp.ones((self.num_query_blocks, self.num_key_blocks), bool)
-    for left, right, sinks in mask.bands:
-      live_band = full_band = jnp.ones((self.num_query_blocks, self.num_key_blocks), bool)
-      if left is not None:
-        live_band = live_band & (last_key >= first_query - left)
-        full_band = full_band & (first_key >= last_query - left)
-      if right is not None:
-        live_band = live_band & (first_key <= last_query + right)
-        full_band = full_band & (last_key <= first_query + right)
-      live, full = live & (live_band | (first_key < sinks)), full & (full_band | (last_key < sinks))
+    for band in mask.bands:
+      live_band, full_band = band.classify((first_query, last_query), (first_key, last_key))
+      live, full = live & live_band, full & full_band
     if mask.length is not None:
       live, full = live & (first_key < mask.length), full & (last_key < mask.length)
     if mask.query_segments is not None:

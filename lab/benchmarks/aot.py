@@ -1,6 +1,6 @@
 """Attention compiled ahead of time for a TPU that is not attached: memory of the program, and a bound of its time.
 
-Nothing runs: a "time" is the larger one of the bytes and the matrix products of the blocks that an implementation
+Nothing runs: a time is a bound, that of the bytes or of the matrix products of the blocks that an implementation
 visits, forward and backward, at the published rates of the chip, as kernels.estimates has them.
 """
 
@@ -24,7 +24,6 @@ from lab.topologies import topology_devices
 HEADS, WIDTH = 8, 128
 SEQUENCES = {512: 4, 4096: 4, 32768: 1}  # T = S -> B
 WINDOW = 1024
-SEGMENTS = 8  # of a packed row
 SCORES = ('scaled_dot', 'additive')
 # mask of self-attention or of a memory -> the Mask, from ids of segments [B, 1, T] and lengths [B, 1]
 MASKS: Mapping[str, Callable[[Any, Any], aj.Mask]] = {
@@ -87,15 +86,15 @@ def _compile_case(
     )
     seconds = max(cost.flop / chip.flops, cost.traffic / chip.bandwidth)
     speed = bounds['xla'].seconds(chip) / cost.seconds(chip)
-    note = f'bound, not measured: {cost.traffic / 1e9:.2f} GB, {cost.flop / 1e12:.2f} TFLOP; forward alone {forward}'
-    note += '' if isinstance(backward, int) else '; with gradients it does not fit'
-    side = name if name == 'xla' and auto != 'xla' else f'{name}, by auto'
-    memory = backward if isinstance(backward, int) else None
-    yield Timing('aot', case, side, seconds, seconds, seconds, speed, memory=memory, note=note)
+    note = f'bound, not measured: {cost.traffic / 1e9:.2f} GB, {cost.flop / 1e12:.2f} TFLOP; forward alone '
+    note += 'does not fit' if forward is None else f'{forward / 1e6:.0f} MB'
+    note += '; with gradients it does not fit' if backward is None else ''
+    side = f'{name}, by auto' if name == auto else name
+    yield Timing('aot', case, side, seconds, seconds, seconds, speed, memory=backward, note=note)
 
 
-def _temporary_bytes(fn: Callable, *arguments: Any) -> int | str:
-  """Returns the temporary bytes of the program of `fn`, or 'does not fit'."""
+def _temporary_bytes(fn: Callable, *arguments: Any) -> int | None:
+  """The temporary bytes of the program of `fn`; None if it does not fit."""
   with compile_for('tpu'):
     lowered = jax.jit(fn).trace(*arguments).lower(lowering_platforms=('tpu',))
   try:
@@ -103,4 +102,4 @@ def _temporary_bytes(fn: Callable, *arguments: Any) -> int | str:
   except jax.errors.JaxRuntimeError as error:
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
-    return 'does not fit'
+    return None

@@ -422,8 +422,8 @@ def test_invalid_files_are_reported(files, tmp_path, monkeypatch):
   ('name', 'changes', 'message'),
   [
     ('t5', {'config.json': None}, '{0}/config.json: no such file'),
-    ('t5', {'config.json': '{'}, '{0}/config.json: not JSON (Expecting property name'),
-    ('t5', {'config.json': '[]'}, '{0}/config.json: expected a JSON object, got list'),
+    ('t5', {'config.json': '{'}, '{0}/config.json: invalid JSON (Expecting property name'),
+    ('t5', {'config.json': '[]'}, "{0}/config.json: expected a JSON object, got '[]'"),
     (
       't5',
       {'config.json': '{"model_type": "t4"}'},

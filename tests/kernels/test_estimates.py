@@ -69,3 +69,5 @@ def test_sizes_have_all_leading_axes_and_know_what_is_dense():
   assert estimates.sizes_of(problem._replace(bias=jnp.zeros((8, 6)))).is_dense
   additive = problem._replace(score=lookup('additive', aj.SCORES, 'score'))
   assert estimates.sizes_of(additive).features == 16
+  recurrent = problem._replace(score=lookup('coverage', aj.SCORES, 'score'))
+  assert estimates.sizes_of(recurrent).features == 16

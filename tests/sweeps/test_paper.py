@@ -135,11 +135,11 @@ def test_the_bibliography_has_the_mechanisms_of_all_settings_and_names_papers_wi
   assert 'gu2016' in cited_papers(report._replace(rows=[report.rows[0]._replace(setting=with_preset)]))
 
   def dot(query, key):
-    """A score of one's own. Nobody & Noone 1999."""
+    """A score of one's own. Doe & Roe 1999."""
 
   SCORES['dot'] = Row(dot)
   paper = make_paper(report)
-  assert '% No entry: Nobody & Noone 1999\n' in paper.bibtex and 'nobody' not in paper.latex
+  assert '% No entry: Doe & Roe 1999\n' in paper.bibtex and 'doe1999' not in paper.latex
 
 
 @pytest.mark.parametrize('count', [1, 4])

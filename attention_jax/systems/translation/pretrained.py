@@ -21,6 +21,7 @@ from etils import epath
 
 from attention_jax.atomic import write_text
 from attention_jax.data import vocab
+from attention_jax.data.files import read_json
 from attention_jax.data.tasks import TranslationData, TranslationDataConfig
 from attention_jax.errors import UserError, choose
 from attention_jax.models.decoders import TransformerDecoder
@@ -391,7 +392,7 @@ def read_pretrained(source: str, task: str = TASK, data_folder: str = 'data') ->
   """
   path = Path(source).expanduser()
   source_vocab, target_vocab, rows = vocab.from_pretrained(str(path))  # reads config.json, and checks its model_type
-  fields = vocab.read_json(str(path / 'config.json'))
+  fields = read_json(str(path / 'config.json'))
   architecture = ARCHITECTURES[choose(fields['model_type'], ARCHITECTURES, f'model_type of {path}/config.json:')]
   arrays = _read_weights(path, architecture)
   fields = architecture.defaults | fields
@@ -455,7 +456,7 @@ def _read_weights(path: Path, architecture: Architecture) -> dict[str, np.ndarra
 
 def _evaluation(path: Path, fields: Mapping[str, Any]) -> TextEvaluationConfig:
   """The search that the model was stored with; the ranking of hypotheses is that of transformers."""
-  options = fields | vocab.read_json(str(path / 'generation_config.json'), is_optional=True)
+  options = fields | read_json(str(path / 'generation_config.json'), is_optional=True)
   return TextEvaluationConfig(
     metrics=('bleu', 'chrf'),
     beams=options.get('num_beams') or 1,
