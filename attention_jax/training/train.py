@@ -183,7 +183,8 @@ class _Loop:
     self.before_save = before_save
     self.epoch = epoch
     self.log = log
-    self.seconds_at_first = 0.0  # of training, when the first update of this start was made
+    self.first: tuple[int, float] | None = None  # an update when nothing was compiled, and the seconds of training then
+    self.is_described = False
     self.unchecked: list[tuple] = []  # (update, live runs, losses, gradient norms) since the last check
     self.tokens: list = []  # of each update since the last record
 
@@ -200,7 +201,7 @@ class _Loop:
       states, metrics = self.update(states, batches, live)
       self.unchecked.append((step, live, metrics['loss'], metrics['grad_norm']))
       self.tokens.append(metrics['tokens'])
-      self.describe(step, step - start, states)
+      self.describe(step, states)
 
       is_last = step == training.steps
       logs, evaluates, saves = (
@@ -229,20 +230,25 @@ class _Loop:
       'expected one per update'
     )
 
-  def describe(self, step: int, number: int, states: Any) -> None:
-    """Logs once the size of the model and the time to the last update, from the second and third update of a start."""
-    if number not in (1, 3):
+  def describe(self, step: int, states: Any) -> None:
+    """Logs once the size of the model and the time to the last update, from two updates beside no compilation."""
+    if self.is_described or self.pool.describe():
+      return
+    if self.first is None:  # loads the program
+      jax.block_until_ready(states)
+      self.first = step, self.clock.seconds()
+      return
+    first, start = self.first
+    if step < first + 2:
       return
     jax.block_until_ready(states)
-    if number == 1:  # which loads the program
-      self.seconds_at_first = self.clock.seconds()
-      return
-    seconds = (self.clock.seconds() - self.seconds_at_first) / 2
+    self.is_described = True
+    seconds = (self.clock.seconds() - start) / 2
     size = f'{count_parameters(self.update.shapes.params):,} parameters'
     size += f', {self.epoch:,} updates an epoch' if self.epoch else ''
     left = datetime.timedelta(seconds=round(seconds * (self.training.steps - step)))
     end = f'{left} to step {self.training.steps:,} without evaluations'
-    self.log(f'{size}, {seconds:.2g} s an update (second and third), {end}')
+    self.log(f'{size}, {seconds:.2g} s an update (measured on two), {end}')
 
   def check(self) -> None:
     """Checks the losses of all updates since the last check, which waits for the device."""

@@ -188,7 +188,7 @@ def test_the_log_describes_the_model_the_batches_and_the_written_files(trained):
     'attention implementation auto (xla, one query at a time); 2 x cpu',
     'batches of shapes (rows, source, target) [(8, 5, 5)]',
     ' parameters, 2 updates an epoch, ',
-    ' s an update (second and third), 0:00:0',
+    ' s an update (measured on two), 0:00:0',
     ' to step 4 without evaluations',
     'all 4 steps are done (',
     'measured: test; parameters: step',

@@ -89,7 +89,7 @@ def test_progress_is_printed(capsys, tmp_path, monkeypatch):
   lines = capsys.readouterr().out.splitlines()
   assert lines[0] == 'starting at step 0 of 5'
   assert re.fullmatch(
-    r'[\d,]+ parameters, [\d.e-]+ s an update \(second and third\), 0:00:\d\d to step 5 without evaluations', lines[1]
+    r'[\d,]+ parameters, [\d.e-]+ s an update \(measured on two\), 0:00:\d\d to step 5 without evaluations', lines[1]
   )
   for words in ('step 5/5', 'left 0:00:00', 'loss ', 'tokens/s', 'steps/s', 'learning rate', 'compiled shapes 1'):
     assert words in lines[2]
@@ -113,7 +113,7 @@ def test_rates_and_the_time_to_the_end_exclude_compiling(tmp_path, monkeypatch, 
 
   monkeypatch.setattr(CompilePool, 'wait', slow_wait)
   fit_light(tmp_path, steps=64, log_every=2, stream=stream)
-  end = '1 s an update (second and third), 0:01:01 to step 64 without evaluations'
+  end = '1 s an update (measured on two), 0:01:01 to step 64 without evaluations'
   assert end in capsys.readouterr().out
   records = read_metrics(tmp_path)
   assert [record['train/steps_per_second'] for record in records if 'train/loss' in record] == [1.0] * 32
