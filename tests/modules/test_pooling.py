@@ -17,9 +17,10 @@ FINAL = draw(3, 11)
 DOT = Attention('dot', features=13)
 
 
-@pytest.mark.parametrize(('hops', 'bias'), [(1, True), (3, False)], ids=['yang2016', 'lin2017'])
-def test_attention_equals_the_formulas_of_the_papers(hops, bias):
-  pooling = AttentionPooling(DOT, hops=hops, bias=bias)
+@pytest.mark.parametrize('options', [{}, {'hops': 3, 'bias': False}], ids=['yang2016', 'lin2017'])
+def test_attention_equals_the_formulas_of_the_papers(options):
+  pooling = AttentionPooling(DOT, **options)
+  hops, bias = options.get('hops', 1), options.get('bias', True)
   params = variables(pooling, MEMORY, MASK, FINAL)
   p, memory = jax.tree.map(np.asarray, (params['params'], MEMORY))
   vector, weights = jax.jit(pooling.apply)(params, MEMORY, MASK, FINAL)
