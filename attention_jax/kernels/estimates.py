@@ -130,6 +130,15 @@ def _in_blocks(products: int) -> Callable[[Sizes], Cost]:
   return cost
 
 
+def _additive(sizes: Sizes) -> Cost:
+  # Each span of keys writes its sums for all queries; its largest scores and sums of exponentials fill 128 lanes each.
+  spans = math.ceil(sizes.positions / BLOCK)
+  sums = 4 * spans * sizes.rows * sizes.queries * (sizes.width - sizes.features + 2 * 128)
+  sums += 4 * sizes.queries * sizes.positions  # the mask, as a bias of float32
+  cost = _in_blocks(6)(sizes)
+  return cost._replace(traffic=cost.traffic + 2 * sums, memory=cost.memory + sums)
+
+
 def _cudnn(sizes: Sizes) -> Cost:
   if sizes.is_dense:
     return _definition(sizes)._replace(memory=2 * sizes.scores / 17, slower=SLOWER['cudnn'])
@@ -159,7 +168,7 @@ COSTS: Mapping[str, Callable[[Sizes], Cost]] = {
   'xla': _definition,  # first: it is used unless another one is faster, or it needs too much memory
   'splash': _in_blocks(9),
   'cudnn': _cudnn,
-  'pallas_additive': _in_blocks(6),
+  'pallas_additive': _additive,
   'window': _window,
   'linear': _linear,
   'flash': _where_memory_counts('flash'),
