@@ -76,6 +76,7 @@ def _write_repeatedly(path, letter):
     write_text(path, letter * 10_000)
 
 
+@pytest.mark.long
 def test_processes_that_write_one_file_never_mix(tmp_path):
   path = tmp_path / 'file.txt'
   context = multiprocessing.get_context('spawn')

@@ -91,6 +91,7 @@ def test_a_name_whose_packages_are_missing_names_the_extra(name, module, monkeyp
   assert error.value.__notes__ == [f"attention_jax.{name} needs pip install 'attention_jax[train]'"]
 
 
+@pytest.mark.long
 def test_the_wheel_has_the_package_the_programs_and_the_configs(wheel):
   assert wheel.stat().st_size < MAX_BYTES
   names = {name for name in zipfile.ZipFile(wheel).namelist() if '.dist-info/' not in name}
@@ -108,6 +109,7 @@ def test_the_wheel_requires_jax_alone(wheel):
   assert [line for line in requirements if 'extra ==' not in line] == ['jax>=0.9']
 
 
+@pytest.mark.long
 def test_programs_of_the_wheel_run_without_a_clone(wheel, tmp_path):
   """Runs against this environment's packages; `test_each_extra_installs_and_runs` uses fresh environments."""
   zipfile.ZipFile(wheel).extractall(tmp_path / 'site')

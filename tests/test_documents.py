@@ -102,6 +102,7 @@ def test_plugins_are_short():
   assert len(plugins) == 10 and max(sum(map(bool, code.splitlines())) for code in plugins) <= 15  # without blank lines
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('document', 'code', 'output'), blocks('sh'))
 def test_shell_blocks_parse_and_name_programs_flags_and_fields_that_exist(document, code, output):
   subprocess.run(['bash', '-n'], input=code, text=True, check=True)

@@ -84,6 +84,7 @@ def project_imports(path: Path) -> set[str]:
   return {name for name in names if name.split('.')[0] in FOLDERS}
 
 
+@pytest.mark.long
 def test_imports_point_down():
   for path in LAYERED_FILES:
     layer = layer_of('.'.join(path.with_suffix('').parts).removesuffix('.__init__'))
@@ -151,6 +152,7 @@ def test_cross_module_tests_exist():
   assert listed <= {('.'.join(p.parts[1:-1]), p.stem.removeprefix('test_')) for p in TEST_FILES}
 
 
+@pytest.mark.long
 def test_no_two_classes_have_one_name():
   names = [
     node.name
@@ -166,6 +168,7 @@ def test_every_folder_of_the_package_has_a_layer():
   assert folders <= {'__init__', *LAYER_NUMBERS}
 
 
+@pytest.mark.long
 def test_importing_the_package_loads_no_heavy_dependency():
   code = """
 import sys, jax

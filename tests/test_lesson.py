@@ -57,6 +57,7 @@ def test_every_exercise_has_a_solution(lesson):
   assert lesson['CHECKS'].keys() == lesson['SOLUTIONS'].keys() == WRONG_ANSWERS.keys()
 
 
+@pytest.mark.long
 def test_the_notebook_is_the_script():
   script = jupytext.read(SCRIPT)
   notebook = jupytext.read(DOCS / 'attention_basics.ipynb')

@@ -57,6 +57,7 @@ def test_every_analysis_returns_a_value_for_each_of_its_axes(name):
     assert measured.axes == tuple(TOKENS[axis] for axis in AXES.get(name, 'T'))
 
 
+@pytest.mark.long
 def test_intra_attention_is_self_attention_over_the_past():
   subject = subject_of(functools.partial(build_tiny, encoder='lstmn(features=10)'))
   weights = analyse('self_attention', subject).values
@@ -67,6 +68,7 @@ def test_intra_attention_is_self_attention_over_the_past():
     analyse('self_attention(layer=1)', subject)
 
 
+@pytest.mark.long
 def test_head_importance_names_its_heads():
   measured = analyse('head_importance', subject_of(build_transformer))
   assert len(measured.axes[0]) == 2 * 3 * 4  # layers, attentions (of the encoder, the decoder, the memory), heads
@@ -74,6 +76,7 @@ def test_head_importance_names_its_heads():
   assert np.all(measured.values >= 0) and measured.values.max() > 0
 
 
+@pytest.mark.long
 def test_what_if_is_zero_for_an_edit_without_effect_and_before_the_edited_token():
   subject = subject_of(build_tiny)
   np.testing.assert_allclose(analyse('what_if(edit="tempered")', subject).values, 0, atol=1e-5)
@@ -94,6 +97,7 @@ def test_an_edit_of_a_token_that_does_not_exist_raises(edit, message):
     analyse(f'what_if(edit={edit!r})', subject_of(build_tiny))
 
 
+@pytest.mark.long
 def test_leave_one_out_masks_one_token():
   subject = subject_of(build_tiny)
   lost = analyse('leave_one_out', subject).values
@@ -101,6 +105,7 @@ def test_leave_one_out_masks_one_token():
   np.testing.assert_allclose(lost[:, 2], expected, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.long
 def test_integrated_gradients_are_complete():
   subject = subject_of(build_tiny)
   total = analyse('integrated_gradients', subject).values.sum(1)

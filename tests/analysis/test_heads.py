@@ -35,6 +35,7 @@ def attend(params, gates=None):
   return jax.jit(lambda params: ATTENTION.apply({'params': params}, method=run).context)(params)
 
 
+@pytest.mark.long
 def test_a_gate_multiplies_the_output_of_its_head():
   params = {'layer': attend(None)}
   gates = jnp.array([0.0, 1.0, 2.5])
@@ -42,6 +43,7 @@ def test_a_gate_multiplies_the_output_of_its_head():
   np.testing.assert_allclose(attend(gated['layer']), attend(params['layer'], gates), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_every_attention_with_several_heads_has_gates(transformer):
   gates = analysis.open_gates(transformer[1])
   assert len(gates) == 6  # two layers of the encoder, and two attentions in each of two layers of the decoder
@@ -50,6 +52,7 @@ def test_every_attention_with_several_heads_has_gates(transformer):
   assert analysis.open_gates(jax.eval_shape(model.init, jax.random.key(0), *inputs())['params']) == {}
 
 
+@pytest.mark.long
 def test_pairs_of_differential_attention_have_one_gate():
   attention = aj.Attention('scaled_dot', features=8, heads=4, differential=True)
   query, encoded = (jax.random.normal(jax.random.key(i), (2, size, 5)) for i, size in enumerate((4, 7)))
@@ -75,6 +78,7 @@ def test_parameters_of_one_attention_have_gates():
   np.testing.assert_allclose(attend(pruned), attend(params, jnp.array([1.0, 0.0, 1.0])), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_sensitivity_is_the_absolute_slope_of_the_loss(transformer):
   """The slope is the sum of kernel x gradient over the rows of a head, by the chain rule: its gate scales them."""
   model, params = transformer

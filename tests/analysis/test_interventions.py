@@ -64,6 +64,7 @@ def step_through(model, params, source, mask, target):
   return jnp.stack(logits, 1), jnp.stack(weights, 1)
 
 
+@pytest.mark.long
 def test_stepping_equals_scanning_with_fixed_weights(model_and_params):
   model, params = model_and_params
   source, mask, target = inputs()
@@ -84,6 +85,7 @@ def transformer():
   return model, init_params(model), inputs()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('layer', [pytest.param(0, marks=pytest.mark.long), 1])
 def test_an_edit_of_one_layer_and_head_changes_no_other_weights_up_to_its_layer(transformer, layer):
   model, params, (source, mask, target) = transformer
@@ -100,6 +102,7 @@ def test_an_edit_of_one_layer_and_head_changes_no_other_weights_up_to_its_layer(
   np.testing.assert_allclose(weights, outputs.weights, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.long
 def test_edits_of_several_layers_and_heads_combine(transformer):
   model, params, (source, mask, target) = transformer
   edited = edited_model(edited_model(model, 'uniform(layer=0, head=1)'), Edit(largest, layer=1))
@@ -132,6 +135,7 @@ def test_a_recurrent_decoder_has_one_layer_and_one_head():
       edited_model(build_tiny('gnmt', 'layers=2'), f'uniform({name}=1)')
 
 
+@pytest.mark.long
 def test_weights_that_are_replaced_by_themselves_change_nothing():
   model = build_tiny()
   source, mask, target = (x[:1] for x in inputs())
@@ -151,6 +155,7 @@ def make_pair(model):
   return AnalysedPair(model, init_params(model), source, target)
 
 
+@pytest.mark.long
 def test_log_probs_are_those_of_the_model():
   pair = make_pair(build_tiny())
   mask = jnp.arange(S) < 4
@@ -174,6 +179,7 @@ def test_source_vectors_can_be_replaced(shared):
   assert abs(expected - same).max() > 1e-4
 
 
+@pytest.mark.long
 def test_encoder_weights_are_a_distribution_for_each_layer_and_head():
   pair = make_pair(build_transformer(heads=4))
   weights = jax.jit(lambda params: interventions.encoder_weights(pair._replace(params=params)))(pair.params)

@@ -41,6 +41,7 @@ WRITERS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('name', 'suffix'), [*((name, '.png') for name in WRITERS), ('captions', '.gif')])
 def test_a_picture_that_cannot_be_written_leaves_the_file_as_it_was(tmp_path, monkeypatch, name, suffix):
   save = Image.Image.save

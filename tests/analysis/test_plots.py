@@ -33,6 +33,7 @@ def is_mark(char: str) -> bool:
   return unicodedata.category(char).startswith('M')
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('stride', [8, pytest.param(1, marks=pytest.mark.long)])
 def test_no_glyph_of_any_month_name_is_missing(tmp_path, recwarn, monkeypatch, stride):
   monkeypatch.setattr(plots, 'DPI', 20)  # a small picture requests the same glyphs
@@ -118,6 +119,7 @@ def count_orange(picture: np.ndarray) -> int:
   return int((np.abs(picture - [0.91, 0.35, 0.05]).max(-1) < 0.05).sum())
 
 
+@pytest.mark.long
 def test_weights_and_gold_are_drawn(tmp_path):
   heatmap(WEIGHTS, SOURCE, TARGET, tmp_path / 'plain.png')
   heatmap(WEIGHTS * 0, SOURCE, TARGET, tmp_path / 'empty.png')
@@ -132,6 +134,7 @@ def test_weights_and_gold_are_drawn(tmp_path):
   assert 200 < dashed < 0.95 * solid  # the outline of a possible link has gaps
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('tokens', [1, 5, 60])
 def test_size_grows_with_the_number_of_tokens(tmp_path, tokens):
   heatmap(np.eye(tokens), ['a'] * tokens, ['b'] * tokens, tmp_path / 'a.png')
@@ -171,6 +174,7 @@ def test_invalid_weights_and_paths_raise(tmp_path, weights, path, message):
     heatmap(weights, SOURCE, TARGET, tmp_path / path)
 
 
+@pytest.mark.long
 def test_matplotlib_is_loaded_on_first_use_and_its_settings_stay(tmp_path):
   code = f"""
 import sys

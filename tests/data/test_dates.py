@@ -63,6 +63,7 @@ def test_locales_of_unseen_occur_in_no_other_split(first):
   assert all({row['locale'] for row in rows_of(split, first)} <= seen for split in ('validation', 'test'))
 
 
+@pytest.mark.long
 def test_no_source_occurs_twice_in_a_split_or_in_two_splits(first):
   keys = {split: [normalize_spacing(row['source']) for row in rows_of(split, first)] for split in SPLITS}
   assert all(len(set(rows)) == len(rows) for rows in keys.values())
@@ -93,6 +94,7 @@ def test_text_is_normalised_and_visible(first):
     assert 1900 <= datetime.date.fromisoformat(row['target']).year <= 2099
 
 
+@pytest.mark.long
 def test_links_are_in_range_and_join_equal_digits(first):
   for row in all_rows(first):
     source = row['source']
@@ -154,6 +156,7 @@ def parse_date(source, names, pattern):
   return datetime.date(century + int(year), int(month), int(day))
 
 
+@pytest.mark.long
 def test_the_target_follows_from_the_source(first):
   names, pattern = known_names()
   for row in itertools.islice(all_rows(first), 0, None, 9):
@@ -229,6 +232,7 @@ def test_the_slower_of_two_processes_loads_the_same_rows(tmp_path, few, monkeypa
   assert dates.load('test', str(tmp_path))['source'] == [row['source'] for row in rows_of('test', FEW)]
 
 
+@pytest.mark.long
 def test_a_killed_preparation_is_repeated(tmp_path, few):
   program = (
     'import os; from attention_jax.data.builders import dates\n'
@@ -256,6 +260,7 @@ def test_unknown_splits_and_folders_are_reported(tmp_path):
   assert path.read_text() == 'text'
 
 
+@pytest.mark.long
 def test_damaged_data_are_reported(tmp_path, few):
   expected = dates.load('test', str(tmp_path))
   folder = tmp_path / 'dates' / 'seed0'

@@ -51,6 +51,7 @@ def test_no_number_is_in_two_splits():
   assert next(numbers.generate('test', seed=1)) != next(numbers.generate('test'))
 
 
+@pytest.mark.long
 def test_the_program_writes_the_same_pairs_as_text(tmp_path):
   command = [sys.executable, '-m', 'attention_jax.data.builders.numbers']
   assert 'usage: ' in subprocess.run(command, capture_output=True, text=True).stderr

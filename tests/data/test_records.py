@@ -56,6 +56,7 @@ def test_names_of_unseen_occur_in_no_other_split():
   assert sources['validation'].isdisjoint(sources['test'])
 
 
+@pytest.mark.long
 def test_generation_is_deterministic_across_processes():
   program = "from attention_jax.data.builders import records; print(next(records.generate('test', seed=3)))"
   process = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True)

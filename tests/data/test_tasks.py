@@ -507,6 +507,7 @@ def test_a_tfds_split_without_rows_is_left_out(tmp_path):
   assert set(tasks.load_corpora(make_config("tfds(name='tiny/de-en')", folder))) == {'train'}
 
 
+@pytest.mark.long
 def test_importing_tasks_loads_no_optional_package():
   optional = {'tensorflow_datasets', 'sentencepiece', 'grain', 'tensorflow', 'flax'}
   script = f'import sys, attention_jax.data.tasks; print(sorted({optional} & set(sys.modules)))'

@@ -324,6 +324,7 @@ def folders(tmp_path_factory):
 PRETRAINED = ['bart', 'bert', 'marian', 'mbart', 't5']
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', PRETRAINED)
 def test_pretrained_vocabularies_tokenize_and_decode_as_transformers(name, folders, tmp_path):
   source, target, rows = vocab.from_pretrained(str(folders / name))

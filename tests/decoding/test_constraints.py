@@ -73,6 +73,7 @@ def ranked_outputs(model, b: int, constraints: Constraints) -> list[ReferenceHyp
 CONSTRAINTS = [(Constraints(n, length),) for n, length in [(1, 0), (1, 2), (2, 0), (2, 3), (3, 1), (0, 3), (9, 4)]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('constraints', sample_cases(CONSTRAINTS, 2), ids=str)
 def test_enough_beams_return_every_output_within_the_constraints(constraints):
   model = make_toy_model(WORDS)
@@ -82,6 +83,7 @@ def test_enough_beams_return_every_output_within_the_constraints(constraints):
     assert_hypotheses(hypotheses, b, ranked_outputs(model, b, constraints), RANKING, model.mask[b])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('constraints', sample_cases(CONSTRAINTS, 2), ids=str)
 def test_greedy_search_takes_the_most_probable_token_within_the_constraints(constraints):
   model = make_toy_model(WORDS)
@@ -100,6 +102,7 @@ def sampler(samples: int, **options):
   return functools.partial(sample, rngs=rngs, sampling=Sampling(samples, **options))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('constraints', [Constraints(1, 2), Constraints(2, 3)], ids=str)
 def test_samples_are_all_outputs_within_the_constraints(constraints):
   model = make_toy_model(WORDS)
@@ -114,6 +117,7 @@ def test_samples_are_all_outputs_within_the_constraints(constraints):
       assert_hypotheses(one, b, [score_output(model, b, output)], RANKING, model.mask[b])
 
 
+@pytest.mark.long
 def test_a_filter_of_samples_keeps_only_tokens_within_the_constraints():
   model = make_toy_model(WORDS)
   constraints = Constraints(no_repeat_ngram_size=1, min_length=2)
@@ -121,6 +125,7 @@ def test_a_filter_of_samples_keeps_only_tokens_within_the_constraints():
   np.testing.assert_array_equal(likeliest.tokens, run(model, constraints, search.greedy).tokens)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('find', [search.greedy, functools.partial(search.beam, beams=3), sampler(3)])
 def test_a_hypothesis_that_cannot_be_continued_is_dropped(find):
   """Three words, none of them twice, are at most three tokens."""
@@ -129,6 +134,7 @@ def test_a_hypothesis_that_cannot_be_continued_is_dropped(find):
   assert np.all(hypotheses.scores == np.float32(-1e30))
 
 
+@pytest.mark.long
 def test_a_prefix_counts_but_is_not_constrained_itself():
   model = make_toy_model(WORDS)
   prefix = jnp.asarray([[3, 3], [4, PAD], [PAD, PAD], [5, 5], [3, 4]])

@@ -37,6 +37,7 @@ def test_outputs_are_the_mean_over_models():
   assert_close(outputs.weights, (by_model[0].weights + by_model[1].weights) / 2)
 
 
+@pytest.mark.long
 def test_weights_of_models_without_attention_do_not_count():
   model = two_models()[0][0]
   plain = build_tiny('plain', 'rnn="gru"')
@@ -50,6 +51,7 @@ def test_weights_of_models_without_attention_do_not_count():
   assert not np.any(jax.jit(Ensemble([plain] * 2).apply)({'params': params[:1] * 2}, *INPUTS).weights)
 
 
+@pytest.mark.long
 def test_stepping_equals_the_call_over_all_steps():
   models, params = two_models()
   ensemble = Ensemble(models)
@@ -69,6 +71,7 @@ def test_stepping_equals_the_call_over_all_steps():
     token = target[:, t]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('constraints', [NO_CONSTRAINTS, Constraints(no_repeat_ngram_size=1, min_length=2)], ids=str)
 def test_an_ensemble_of_one_model_twice_equals_the_model(constraints):
   models, params = two_models()
@@ -96,6 +99,7 @@ def test_an_ensemble_in_which_only_some_models_copy_raises():
     Ensemble(models)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'strategy',
   [
@@ -125,6 +129,7 @@ def test_hypotheses_begin_with_their_prefix_and_are_scored_by_the_tokens_after_i
       np.testing.assert_allclose(hypotheses.log_probs[b, k], expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.long
 def test_copy_ids_of_a_prefix_become_unk_for_a_model_that_does_not_copy():
   model = build_tiny('luong', 'rnn="gru"')
   params = variables(model, *INPUTS)

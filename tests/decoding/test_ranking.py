@@ -79,6 +79,7 @@ def test_hypotheses_exist_whatever_their_penalty(ranking):
   assert -1e12 < hypotheses.scores[0, 0] < -1e9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('gamma', 'lengths', 'scores'),
   [(0.0, [1, 2], (0.6, 0.4)), (0.5, [1, 2], (0.6, 0.4)), (1.0, [2, 1], (0.4, 0.36))],

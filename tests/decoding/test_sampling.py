@@ -16,6 +16,7 @@ from tests.modules.helpers import assert_same, variables
 LOGITS = jnp.log(jnp.asarray([0.4, 0.05, 0.3, 0.15, 0.1]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('options', 'expected'),
   [
@@ -73,6 +74,7 @@ def draw_samples(model, params, model_inputs, sampling, seed=0, numbers=None):
   return jax.device_get(run(params['params'], source, mask, (jnp.full((B,), seed), numbers)))
 
 
+@pytest.mark.long
 def test_first_tokens_are_as_frequent_as_they_are_likely():
   model = build_tiny('bahdanau')
   model_inputs = inputs()
@@ -86,6 +88,7 @@ def test_first_tokens_are_as_frequent_as_they_are_likely():
     np.testing.assert_allclose(frequencies, expected[b], atol=0.03)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('build', [build_tiny, build_transformer])
 def test_log_probs_are_those_of_the_model_at_temperature_1(build):
   model = build()
@@ -107,6 +110,7 @@ def test_log_probs_are_those_of_the_model_at_temperature_1(build):
   assert hypotheses.weights.shape == (B, 2, 4, S)
 
 
+@pytest.mark.long
 def test_top_k_of_1_equals_greedy_search():
   model = build_tiny('luong')
   model_inputs = inputs()
@@ -115,6 +119,7 @@ def test_top_k_of_1_equals_greedy_search():
   np.testing.assert_array_equal(draw_samples(model, params, model_inputs, Sampling(top_k=1)).tokens, greedy.tokens)
 
 
+@pytest.mark.long
 def test_samples_depend_on_the_seed_and_on_the_number_of_the_source_alone():
   model = build_tiny('bahdanau')
   source, mask, target = inputs()

@@ -32,6 +32,7 @@ def model_and_params():
   return model, init_model_params(model)
 
 
+@pytest.mark.long
 def test_scores_equal_those_of_the_model(model_and_params):
   model, params = model_and_params
   corpus = Corpus(['a b', 'c ' * 40, 'd'], ['b', 'a x a', 'c c'])
@@ -80,12 +81,14 @@ def test_sources_that_are_too_long_have_no_hypotheses_and_do_not_affect_the_othe
   assert predictor(lines[3:])[0].hypotheses == []
 
 
+@pytest.mark.long
 def test_sources_that_fit_a_bucket_are_not_traced_for_their_length(model_and_params, monkeypatch):
   predictor = Predictor(*model_and_params, WORDS, WORDS, buckets=[(4, 4), (9, 9)], max_length=4)
   monkeypatch.setattr(predictor, '_accepts_length', None)
   assert len(predictor(['a b', 'c'])) == 2
 
 
+@pytest.mark.long
 def test_each_search_is_compiled_once_and_each_length_traced_once(model_and_params, monkeypatch):
   compiled = []
   traced = []
@@ -118,6 +121,7 @@ def test_a_wrong_number_of_prefixes_or_line_numbers_raises(model_and_params, opt
     predictor(['a b', 'c'], **options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('replace_unknown', [False, True])
 def test_prefixes_may_contain_out_of_vocabulary_words(model_and_params, replace_unknown):
   predictor = Predictor(
@@ -157,6 +161,7 @@ def test_pairs_longer_than_the_buckets_are_padded_to_no_more_than_the_model_acce
     PairScorer(model, params, WORDS, WORDS, [(4, 4)])(longer)
 
 
+@pytest.mark.long
 def test_sources_of_an_ensemble_are_padded_to_no_more_than_each_model_accepts():
   models = [build_transformer(sizes=SIZES), build_transformer('position="learned(max_positions=10)"', sizes=SIZES)]
   params = [init_model_params(model) for model in models]

@@ -64,6 +64,7 @@ def test_beam_equals_the_search_in_numpy(beams, max_length, ranking):
     assert_hypotheses(hypotheses, b, expected, ranking, model.mask[b])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('beams', 'groups', 'diversity'), [(4, 2, 1.0), (6, 3, 0.4), (3, 3, 0.0)])
 def test_diverse_beam_equals_the_search_in_numpy(beams, groups, diversity):
   model = make_toy_model()
@@ -107,6 +108,7 @@ def test_greedy_search_without_room_for_the_end_raises(max_length):
     search.greedy(model.step, model.first_carry(), None, max_length=max_length)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'ranking',
   [
@@ -125,6 +127,7 @@ def test_early_stopping_does_not_change_the_result(ranking):
     assert_hypotheses(hypotheses, b, reference_search(model, b, 3, 23, ranking), ranking, model.mask[b])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('run_search', [functools.partial(search.beam, beams=2), search.greedy], ids=['beam', 'greedy'])
 def test_the_loop_stops_early_and_ignores_filler_rows(run_search):
   steps = []
@@ -163,6 +166,7 @@ def test_the_loop_continues_while_a_longer_hypothesis_can_still_win():
   np.testing.assert_allclose(hypotheses.scores, [[-1.3 / ((5 + size) / 6) ** 0.6]], rtol=0.02)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('beams', [1, 3])
 def test_sums_over_the_steps_of_a_16_bit_model_are_float32(beams):
   logits = jax.random.normal(jax.random.key(0), (WORDS, WORDS)).at[:, EOS].set(-9.0).astype(jnp.bfloat16)
@@ -184,6 +188,7 @@ def test_a_search_without_any_array_of_a_source_raises(run):
     run(lambda carry, token, memory: (carry, (jnp.zeros((1, WORDS)), jnp.ones((1, S)))), (), (), max_length=2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('words', 'max_length', 'outputs'), [(4, 20, 20), (5, 4, 15), (6, 3, 13)])
 def test_beams_beyond_the_number_of_outputs_stay_empty(words, max_length, outputs):
   model = make_toy_model(words)
@@ -195,6 +200,7 @@ def test_beams_beyond_the_number_of_outputs_stay_empty(words, max_length, output
     assert_hypotheses(hypotheses, b, expected, ranking, model.mask[b])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('beams', [2, 7])
 def test_hypotheses_are_sorted_and_distinct_and_end_with_eos(beams):
   hypotheses = jax.device_get(beam(make_toy_model(), beams=beams, max_length=5))
@@ -206,6 +212,7 @@ def test_hypotheses_are_sorted_and_distinct_and_end_with_eos(beams):
       assert not np.isin(tokens[: length - 1], (PAD, BOS, EOS)).any()
 
 
+@pytest.mark.long
 def test_results_do_not_depend_on_the_other_sources_of_the_batch():
   model = make_toy_model()
   options = {'beams': 3, 'max_length': 6, 'ranking': Ranking(beta=0.2, gamma=0.7)}
@@ -298,6 +305,7 @@ def score_all_outputs(model, params, source, mask):
   return jax.lax.map(score_source, (source, mask))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('cell', 'options', 'attention'),
   sample_cases(
@@ -337,6 +345,7 @@ def test_enough_beams_return_every_output(cell, options, attention):
   assert_same(changed_results, (beam_results, greedy_results))
 
 
+@pytest.mark.long
 def test_results_do_not_depend_on_padding():
   model = build_tiny('bahdanau', 'rnn="simple"', score='coverage')
   source, mask, target = inputs()

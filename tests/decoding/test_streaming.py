@@ -63,6 +63,7 @@ def greedy_tokens_and_weights(model, params, source: list[int], constraints=NO_C
   return hypotheses.tokens[0, 0, :length].tolist(), hypotheses.weights[0, 0, :length, : len(source)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'options',
   ['rnn="gru"', 'rnn="lstm", layers=3, residual=True', 'rnn="simple", layers=2', 'rnn="gru", layers=2, dropout=0.4'],
@@ -121,6 +122,7 @@ def test_streaming_equals_greedy_search(case):
   assert len(seen_events) == 6, seen_events
 
 
+@pytest.mark.long
 def test_streaming_within_constraints_equals_greedy_search():
   model = build_streaming()
   constraints = Constraints(no_repeat_ngram_size=1, min_length=3)
@@ -177,6 +179,7 @@ def record_reads(ids, record):
     yield id
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('alignment', 'window'), [('monotonic', 1), pytest.param('mocha(width=4)', 4, marks=pytest.mark.long)]
 )

@@ -29,6 +29,7 @@ def test_masked_top_k_equals_a_sort(size, count, in_one_block):
   np.testing.assert_array_equal(np.where(is_allowed, ids, -1), np.where(is_allowed, expected_ids, -1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('size', [3, 64, 65, 200])
 def test_log_sum_exp_equals_that_of_jax(size):
   finite = 100 * jax.random.normal(jax.random.key(size), (5, size))

@@ -21,6 +21,7 @@ def record_characters(line, record):
     yield character
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'spec',
   [pytest.param('char', marks=pytest.mark.long), pytest.param('word', marks=pytest.mark.long), 'subword(size=40)'],

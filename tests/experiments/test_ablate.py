@@ -97,6 +97,7 @@ def test_a_sweep_without_finished_runs_ends_without_a_report(tmp_path, monkeypat
   assert result.code == 75 and not result.err
 
 
+@pytest.mark.long
 def test_trackers_are_those_of_every_run_and_the_sweep_is_their_group(tmp_path, monkeypatch):
   requests = []
   monkeypatch.setattr(

@@ -127,6 +127,7 @@ def test_wrong_flags_are_user_errors(args, parts):
   assert not (ROOT / 'somewhere').exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('field', 'parts'), FIELDS)
 def test_wrong_config_fields_are_user_errors(field, parts, tmp_path):
   assert_user_error(run('train', CONFIG, f'--workdir={tmp_path / "run"}', f'--config.{field}'), parts)
@@ -139,6 +140,7 @@ def test_a_decoder_without_attention_cannot_be_selected_by_alignments(tmp_path):
   assert_user_error(result, ["training.select='precision' measures alignments", 'has no attention'])
 
 
+@pytest.mark.long
 def test_buckets_longer_than_the_positions_are_user_errors(task, tmp_path):
   encoder = 'transformer(features=4, heads=2, hidden=4, position="learned(max_positions=3)")'
   result = run('train', *tiny_arguments(task, tmp_path / 'run', f'--config.model.encoder={encoder}'))
@@ -146,6 +148,7 @@ def test_buckets_longer_than_the_positions_are_user_errors(task, tmp_path):
   assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('content', 'parts'), TABLES)
 def test_wrong_tables_are_user_errors(task, content, parts, tmp_path):
   path = tmp_path / 'table.tsv'
@@ -155,6 +158,7 @@ def test_wrong_tables_are_user_errors(task, content, parts, tmp_path):
   assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.long
 def test_tasks_that_cannot_be_read_are_user_errors(task, tmp_path):
   def assert_task_error(spec, *parts):
     result = run('train', *tiny_arguments(task, tmp_path / 'run', EMBEDDED, f'--config.data.task={spec}'))
@@ -175,6 +179,7 @@ def test_tasks_that_cannot_be_read_are_user_errors(task, tmp_path):
   assert_task_error("tfds(name='nosuchset/de-en')", "tfds set 'nosuchset/de-en' is not prepared in")
 
 
+@pytest.mark.long
 def test_losses_and_schedules_whose_requirements_are_not_met_are_user_errors(task, tmp_path):
   def assert_fields_error(fields, *parts):
     result = run('train', *tiny_arguments(task, tmp_path / 'run', EMBEDDED, *(f'--config.{field}' for field in fields)))
@@ -196,6 +201,7 @@ def test_losses_and_schedules_whose_requirements_are_not_met_are_user_errors(tas
   assert_fields_error(['data.vocabulary=subword(size=8000)'], 'subword(size=8000)', '<=')
 
 
+@pytest.mark.long
 def test_unusable_folders_are_user_errors(task, trained, tmp_path):
   before = read_tree(task)
   assert_user_error(
@@ -213,6 +219,7 @@ def test_unusable_folders_are_user_errors(task, trained, tmp_path):
   assert read_tree(folder) == before
 
 
+@pytest.mark.long
 def test_damaged_checkpoints_are_user_errors(trained, task, tmp_path):
   folder = tmp_path / 'run'
   shutil.copytree(trained[0], folder)

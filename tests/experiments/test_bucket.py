@@ -61,6 +61,7 @@ def damage_checkpoint(folder, step, change):
     change(path)
 
 
+@pytest.mark.long
 def test_a_run_in_a_bucket_is_that_on_a_disk(on_disk, in_bucket):
   result, folder = in_bucket
   expected, expected_folder = on_disk

@@ -49,6 +49,7 @@ def test_training_learns_the_labels_and_reports_the_data(trained):
   assert labels == list(LABELS.values()) * 8
 
 
+@pytest.mark.long
 def test_documents_without_weights_have_no_entropy(tmp_path):
   """Scores of 0 get weights of 0 from softpick."""
   lines = [json.dumps({'text': f'It was {word}.', 'label': label}) for word, label in LABELS.items()]

@@ -176,6 +176,7 @@ def test_no_task_changes_the_mechanisms_of_a_preset():
         assert name_of(value) == name_of(spec), (name, preset, path)
 
 
+@pytest.mark.long
 def test_the_selecting_metric_is_available():
   for pair in PAIRS:
     config = parse_config(tiny_config(*pair))

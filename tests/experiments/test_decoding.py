@@ -17,12 +17,14 @@ def read_columns(result):
   return [line.split('\t') for line in result.out.splitlines()]
 
 
+@pytest.mark.long
 def test_diverse_beams_do_not_repeat_hypotheses(trained):
   rows = read_columns(run('translate', f'--workdir={trained[0]}', '--beams=4', '--groups=2', '--nbest=4', stdin=INPUT))
   assert {number for number, *_ in rows} == {'1', '3'} and len(rows) > 4
   assert len({(number, text) for number, _, text, *_ in rows}) == len(rows)  # no repetition
 
 
+@pytest.mark.long
 def test_unknown_characters_of_a_line_are_reported(trained):
   result = run('translate', f'--workdir={trained[0]}', stdin='eins Я😀'.encode())
   assert result.err.splitlines()[-1] == "sources have 2 characters that the source vocabulary lacks: 'Я', '😀'"
@@ -46,6 +48,7 @@ def test_ensembles_are_evaluated_and_averaged(trained):
   assert average.code == 0 and run('translate', twice, '--checkpoint=average', stdin=INPUT).out == average.out
 
 
+@pytest.mark.long
 def test_checkpoints_of_one_run_are_an_ensemble(trained):
   workdir = f'--workdir={trained[0]}'
   last = open_run(trained[0], 'latest').step
@@ -72,6 +75,7 @@ def test_a_tilde_is_the_home_folder(trained, tmp_path, monkeypatch):
   assert run('translate', home, f'--input={tmp_path}/lines').out == run('translate', home, stdin=INPUT).out != ''
 
 
+@pytest.mark.long
 def test_a_run_can_compute_in_another_dtype(trained):
   scores = {}
   for dtype in ('float32', 'bfloat16'):
@@ -83,6 +87,7 @@ def test_a_run_can_compute_in_another_dtype(trained):
   )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('search', ['--beams=1', '--beams=3', '--samples=1'])
 def test_outputs_satisfy_constraints(trained, search):
   workdir = f'--workdir={trained[0]}'
@@ -103,6 +108,7 @@ def test_a_minimum_length_beyond_the_maximum_is_an_error(trained):
   assert_user_error(run('translate', f'--workdir={trained[0]}', '--min_length=-1'), ['--min_length=-1', 'non-negative'])
 
 
+@pytest.mark.long
 def test_outputs_begin_with_their_prefixes(trained, tmp_path):
   plain = run('translate', f'--workdir={trained[0]}', stdin=INPUT).out.splitlines()
   prefixes = tmp_path / 'prefixes'
@@ -122,6 +128,7 @@ def test_minimum_bayes_risk_reranking_selects_one_of_the_samples(trained):
   assert len({(number, text) for number, _, text in ranked}) == len(ranked)
 
 
+@pytest.mark.long
 def test_flags_override_the_search_of_the_config(trained, tmp_path):
   plain = read_columns(run('translate', f'--workdir={trained[0]}', '--nbest=1', stdin=INPUT))
   sums = read_columns(run('translate', f'--workdir={trained[0]}', '--nbest=1', '--alpha=0', '--beta=0', stdin=INPUT))

@@ -11,6 +11,7 @@ from tests.experiments.helpers import run
 from tests.experiments.test_bad_input import assert_user_error
 
 
+@pytest.mark.long
 def test_metrics_by_a_property_are_a_table_json_and_a_picture(trained, tmp_path, monkeypatch):
   monkeypatch.setenv('HOME', str(tmp_path))
   folder, _ = trained
@@ -53,6 +54,7 @@ def test_mistakes_are_reported_in_one_line(trained, tmp_path):
     assert result.code == 2 and message in result.err and result.err.count('\n') == 1, result.err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('kind', ['best', 'latest'])
 def test_flipped_bits_of_a_checkpoint_are_an_error(trained, tmp_path, kind):
   folder = tmp_path / 'run'
@@ -112,6 +114,7 @@ def test_hypotheses_of_several_files_are_combined(trained, tmp_path):
     assert result.code == 2 and message in result.err and result.err.count('\n') == 1, result.err
 
 
+@pytest.mark.long
 def test_lists_of_hypotheses_are_combined_by_their_probabilities(trained, tmp_path):
   workdir = f'--workdir={trained[0]}'
   corpus = open_run(trained[0]).system.corpus('test')

@@ -54,6 +54,7 @@ def test_an_exported_run_translates_without_this_package(trained, tmp_path):
   assert list(greedy_texts) == [translation.text for translation in opened.translate(LINES, beams=1)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('encoder', 'alignment', 'source_length'),
   [
@@ -87,6 +88,7 @@ def test_mistakes_are_reported_in_one_line(trained, tmp_path):
     assert result.code == 2 and result.err.startswith(f'error: {message}')
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('module', ['flatbuffers', 'safetensors'])
 def test_nothing_is_written_without_the_packages_of_exports(module, trained, tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, module, None)  # importing it raises ImportError

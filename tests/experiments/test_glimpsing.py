@@ -55,6 +55,7 @@ def test_splits_are_evaluated_and_drawn(trained):
   assert result.code == 2 and '--text: this run reads pictures' in result.err
 
 
+@pytest.mark.long
 def test_locations_do_not_depend_on_the_batch(trained):
   opened = open_run(trained[0])
   results = []
@@ -71,6 +72,7 @@ def test_locations_do_not_depend_on_the_batch(trained):
     np.testing.assert_allclose(small_batch.locations, large_batch.locations, atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('flag', 'message'),
   [

@@ -114,6 +114,7 @@ def test_transformers_translates_with_an_exported_model(folders):
     assert found.score == pytest.approx(score, rel=1e-4)
 
 
+@pytest.mark.long
 def test_from_run_is_the_config_of_a_run_that_starts_from_it(folders):
   config = parse_config(load_config(f'configs/from_run.py:{folders[2]}'))
   assert config == dataclasses.replace(read_run_config(folders[2]), initial_run=str(folders[2]))

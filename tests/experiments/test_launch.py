@@ -82,6 +82,7 @@ def test_a_config_file_may_require_a_preset(tmp_path):
   assert_user_error(run('train', f'--config={path}', f'--workdir={tmp_path}/run'), ['missing 1 required', "'preset'"])
 
 
+@pytest.mark.long
 def test_a_missing_device_is_reported_in_one_line(tmp_path):
   flags = ['--config=configs/digits.py:mnih2014', f'--workdir={tmp_path}/run']
   command = [sys.executable, '-m', 'experiments.train', *flags]
@@ -91,6 +92,7 @@ def test_a_missing_device_is_reported_in_one_line(tmp_path):
   assert result.stderr.endswith(f'error: {message}\n')
 
 
+@pytest.mark.long
 def test_closed_standard_streams_are_empty(tmp_path):
   path = tmp_path / 'program.py'
   path.write_text(

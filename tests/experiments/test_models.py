@@ -26,6 +26,7 @@ def commands(trained, tmp_path, monkeypatch):
   return started
 
 
+@pytest.mark.long
 def test_models_are_trained_exported_and_used_by_name(commands, tmp_path):
   workdir = tmp_path / 'models'
   result = run('models', f'--workdir={workdir}')
@@ -70,6 +71,7 @@ def test_training_does_not_write_to_a_ready_made_model(commands):
   assert result.err == "error: '@dates' names a ready-made model, which is only read; expected a folder\n"
 
 
+@pytest.mark.long
 def test_an_exported_run_translates_like_the_original(trained, tmp_path):
   folder = tmp_path / 'exported'
   result = run('export_run', f'--workdir={trained[0]}', f'--output={folder}')

@@ -34,6 +34,7 @@ def prepared_arguments(prepared, workdir, *fields):
   return tiny_arguments(prepared, workdir, '--config.data.task=prepared', *fields)
 
 
+@pytest.mark.long
 def test_training_on_prepared_data_equals_training_on_data_in_memory(trained, prepared, tmp_path):
   folder, _ = trained
   result = run('train', *prepared_arguments(prepared, tmp_path / 'disk'))

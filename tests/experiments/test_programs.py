@@ -76,6 +76,7 @@ def test_resuming_with_different_data_is_an_error(tmp_path):
   assert 'all 4 steps are done (' in run('train', *command).out
 
 
+@pytest.mark.long
 def test_a_locked_folder_is_an_error(trained, task):
   before = read_tree(trained[0])
   with own_folder(trained[0], print):
@@ -84,6 +85,7 @@ def test_a_locked_folder_is_an_error(trained, task):
   assert read_tree(trained[0]) == before
 
 
+@pytest.mark.long
 def test_evaluate_reproduces_the_results_of_training(trained, tmp_path):
   folder, _ = trained
   before = read_tree(folder)
@@ -99,6 +101,7 @@ def test_evaluate_reproduces_the_results_of_training(trained, tmp_path):
   assert read_tree(folder) == before
 
 
+@pytest.mark.long
 def test_evaluate_with_other_metrics_as_json(trained):
   workdir = f'--workdir={trained[0]}'
   record = json.loads(run('evaluate', workdir, '--metrics=chrf', '--metrics=bleu(lowercase=True)', '--json').out)
@@ -111,6 +114,7 @@ def test_evaluate_with_other_metrics_as_json(trained):
     assert result.code == 2 and result.out == '' and result.err.count('\n') == 1
 
 
+@pytest.mark.long
 def test_translate_reads_lines_of_stdin_or_a_file_and_keeps_empty_ones(trained, tmp_path):
   workdir = f'--workdir={trained[0]}'
   lines = 'eins zwei\r\n\nneun fünf drei'.encode()
@@ -151,6 +155,7 @@ def test_translate_prints_alternatives_and_alignments_as_columns_and_json(traine
     assert {tuple(link) for link in hypothesis['alignment']} == set(parse_pharaoh(columns[3]))
 
 
+@pytest.mark.long
 def test_samples_are_reproducible_and_depend_on_line_number_and_seed(trained):
   workdir = f'--workdir={trained[0]}'
   lines = b'eins zwei\n\ndrei\neins zwei'
@@ -174,6 +179,7 @@ def copy_run(trained, folder, **evaluation):
   return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('fields', [('beta',), pytest.param(('alpha', 'beta', 'gamma'), marks=pytest.mark.long)])
 def test_scores_of_hypotheses_depend_on_the_ranking_of_the_config(trained, tmp_path, fields):
   # Long enough that no short output covers it, so that the coverage penalty is not zero.
@@ -220,6 +226,7 @@ def read_test_loss(folder):
   return json.loads((folder / 'results.json').read_text())['results']['test']['loss']
 
 
+@pytest.mark.long
 def test_inspect_attention_draws_rows_and_lines(trained, tmp_path):
   folder, _ = trained
   result = run('inspect_attention', f'--workdir={folder}', '--rows=0,3', f'--output={tmp_path}/rows.png')
@@ -231,6 +238,7 @@ def test_inspect_attention_draws_rows_and_lines(trained, tmp_path):
   (folder / 'attention.png').unlink()
 
 
+@pytest.mark.long
 def test_analyses_are_written_as_json_and_maps_are_drawn(trained, tmp_path):
   workdir = f'--workdir={trained[0]}'
   path = tmp_path / 'rows.json'
@@ -265,6 +273,7 @@ def test_a_page_compares_runs_and_hypotheses(trained, tmp_path):
   assert result.code == 2 and f'{tmp_path}/no holds no config.json' in result.err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('flag', 'message'),
   [

@@ -40,6 +40,7 @@ def test_a_run_writes_results_and_hypotheses(trained):
   assert len(lines) == 256 and all(len(line.split()) == 5 and set(line) <= {'0', '1', ' '} for line in lines)
 
 
+@pytest.mark.long
 def test_random_answers_are_compared_with_the_best_estimate(tmp_path):
   folder = tmp_path / 'run'
   task = '--config.data.task=ngrams(order=2, length=6, beyond=8)'

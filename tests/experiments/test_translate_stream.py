@@ -71,6 +71,7 @@ class CountingIterator:
     return item
 
 
+@pytest.mark.long
 def test_streamed_lines_are_those_of_greedy_search(streaming_run):
   lines = '\n'.join([*LINES, '', 'eins  neun\r', ' ']).encode()
   searched = run('translate', f'--workdir={streaming_run}', '--beams=1', stdin=lines)
@@ -82,6 +83,7 @@ def test_streamed_lines_are_those_of_greedy_search(streaming_run):
   assert len(set(searched.out.splitlines())) > 3  # outputs differ
 
 
+@pytest.mark.long
 def test_streamed_lines_within_constraints_are_those_of_greedy_search(streaming_run):
   lines = '\n'.join(LINES).encode()
   flags = (f'--workdir={streaming_run}', '--no_repeat_ngram_size=1', '--min_length=2')
@@ -96,6 +98,7 @@ def test_the_results_contain_the_average_lagging(streaming_run):
   assert 0 < lag['value'] < 4 and lag['unit'] == 'token' and lag['signature'] == 'per:row|targets:hypotheses|rows:5'
 
 
+@pytest.mark.long
 def test_tokens_are_printed_before_the_line_has_ended(streaming_run):
   prefix, text = early_output(streaming_run)
   translate = start_translate(f'--workdir={streaming_run}', '--stream')
@@ -113,6 +116,7 @@ def test_tokens_are_printed_before_the_line_has_ended(streaming_run):
   assert (translate.returncode, text + remaining_lines + out, err) == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('flags', 'read_first'), [((), 1), pytest.param(('--buffer=2', '--nbest=1'), 2, marks=pytest.mark.long)]
 )

@@ -1,12 +1,14 @@
 """experiments.weights: files of the weights of a run, and of weights converted from torch."""
 
 import numpy as np
+import pytest
 
 from attention_jax.modules.parameter_files import read_arrays, save_weights
 from tests.experiments.helpers import ROOT, run
 from tests.experiments.test_bad_input import assert_user_error
 
 
+@pytest.mark.long
 def test_a_file_of_weights_replaces_the_checkpoint_of_a_run(trained, tmp_path):
   folder, _ = trained
   path = tmp_path / 'weights.safetensors'

@@ -50,6 +50,7 @@ def test_weights_shift_circularly_and_are_sharpened():
   assert sharp(weights, 1e4).tolist() == [0, 0, 0, 1, 0] and not sharp(0 * weights, 2.0).any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('weights', [[0.999, 1e-7, 0], [0.7, 0.3, 1e-4], [0.5, 0.5, 1e-8]])
 def test_gradient_of_sharpening_equals_the_formula(weights):
   weights = np.array(weights)

@@ -51,6 +51,7 @@ def test_every_pair_obeys_the_contract(score, alignment):
   assert np.any(gradients.value[FULL] != 0) == np.any(attended.weights[FULL] != 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('alignment', DIFFERENT_AT_TEST)
 def test_alignments_that_differ_in_training_obey_the_contract(alignment):
   problem = make_problem('general', alignment, batch=(len(LENGTHS),))
@@ -71,6 +72,7 @@ def test_batching_and_padding_change_nothing(score, alignment):
   testing.check_rows(f'{score}, {alignment}', functools.partial(attend, score, alignment), problem)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('alignment', ['forward', 'forward_agent'])
 def test_forward_alignments_skip_masked_positions(alignment):
   problem = make_problem('dot', alignment)
@@ -83,6 +85,7 @@ def test_forward_alignments_skip_masked_positions(alignment):
   assert np.all(attended.weights[:, is_masked] == 0)
 
 
+@pytest.mark.long
 @sampled_rows
 def test_broadcast_masks_biases_and_omitted_weights_do_not_change_the_result(score, alignment):
   """A mask may be broadcast or be a bias of -inf, and the context does not depend on whether weights are returned."""

@@ -86,6 +86,7 @@ def test_gradients_of_emittable_words_equal_numeric_gradients(name):
     check_grads(emittable_log_probs, arguments, 1, modes=['rev'])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('size', [1e4, -1e4])
 def test_extreme_scores_and_exact_zeros_stay_finite(size):
   weights = jnp.zeros(S).at[1].set(1.0)
@@ -116,6 +117,7 @@ def test_weights_are_normalised():
     np.testing.assert_allclose(log_probs, generate_or_copy(logits, gate, weights), rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('padding', [0, 9])
 def test_zero_weights_point_to_the_end_or_generate(padding):
   ids = np.pad(IDS, (0, padding))

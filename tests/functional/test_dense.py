@@ -60,6 +60,7 @@ def measure_in_process(names):
   return json.loads(output)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'names', [QUICK_SAMPLE, pytest.param(ALL_OTHERS, marks=pytest.mark.long)], ids=['quick sample', 'all others']
 )
@@ -73,6 +74,7 @@ def test_weights_and_gradients_are_finite_at_every_scale(names):
         np.testing.assert_allclose([least, most], 1, rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('scale', [1e-30, 1.0, 1e20, 1e30])
 def test_cosine_equals_the_formula_for_vectors_of_any_norm(scale):
   rng = np.random.default_rng(0)
@@ -93,6 +95,7 @@ def test_cosine_equals_the_formula_for_vectors_of_any_norm(scale):
     np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.long
 def test_infinite_scores_count_as_the_nearest_finite_ones():
   scores = jnp.asarray([jnp.inf, 1.0, -jnp.inf])
   mask = jnp.ones(3, bool)

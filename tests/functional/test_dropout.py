@@ -21,6 +21,7 @@ def with_dropout(name, rate):
   return aj.with_dropout(lookup(name, aj.ALIGNMENTS, 'alignment'), rate)
 
 
+@pytest.mark.long
 def test_mask_entries_are_independent_with_the_right_rate():
   draws = 1024
   positions = 2048
@@ -44,6 +45,7 @@ def test_mask_entries_are_independent_with_the_right_rate():
   assert np.array_equal(masks[3], np.asarray(keep_mask(keys[3], rate, (positions,))))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', sample_cases([(name,) for name in NOT_LATENT], 8))
 def test_weights_are_dropped_in_training_only(name):
   problem = make_problem('coverage', name, size=11)
@@ -79,6 +81,7 @@ def test_dropout_preserves_the_mean():
   np.testing.assert_allclose(samples.mean(0), weights, rtol=0.05)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('implementation', ['chunked', 'factored', 'auto'])
 def test_implementations_drop_the_same_weights(implementation, monkeypatch):
   monkeypatch.setattr(auto, 'MIN_SCORES', {'cpu': {'factored': 0}})  # 'auto' chooses 'factored' for any size

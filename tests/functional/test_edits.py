@@ -42,12 +42,14 @@ def test_edits_equal_weights_computed_by_hand(edit, expected):
   np.testing.assert_allclose(edited_weights(edit), expected, rtol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('edit', SPECS)
 def test_edits_need_no_implicit_promotion(edit):
   with jax.numpy_dtype_promotion('strict'):
     assert edited_weights(edit).dtype == np.float32
 
 
+@pytest.mark.long
 def test_permuted_weights_are_the_same_weights_in_another_order():
   permute = jax.vmap(lambda step: with_edit('softmax', 'permuted').fn(SCORES, MASK, step=step))
   rows = np.asarray(jax.jit(permute)(jnp.arange(40)))

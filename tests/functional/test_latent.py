@@ -44,6 +44,7 @@ def objective(theta, entropy):
   return jnp.sum(jnp.exp(logs) * (jax.vmap(rewards)(ALL_SAMPLES).sum(-1) - entropy * logs))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('baseline', BASELINES)
 @pytest.mark.parametrize('entropy', [0.0, 0.3])
 def test_expected_gradient_is_that_of_reward_and_entropy(theta, entropy, baseline):
@@ -83,6 +84,7 @@ def first_weights(scores):
   return latent_monotonic(scores, jnp.ones(scores.shape, bool), state=init_chain(len(scores), jnp.float32))[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('extreme', [-1e20, -1e30, jnp.finfo('float32').min, -jnp.inf, 1e30])
 @pytest.mark.parametrize('position', range(T))
 def test_weights_of_the_first_query_with_an_extreme_score_equal_the_softmax(extreme, position):

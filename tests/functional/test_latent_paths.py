@@ -40,6 +40,7 @@ def enumerate_paths(scores, mask, log_likelihood):
   return probabilities
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('mask', MASKS, ids=['unmasked', 'gap', 'masked_ends'])
 def test_forward_algorithm_equals_the_sum_over_all_paths(mask):
   scores, log_likelihood = draw(1, mask)
@@ -87,6 +88,7 @@ def test_stepping_with_observations_gives_the_same_marginal(mask):
   np.testing.assert_allclose(np.exp(state.position), last_position, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.long
 def test_order_zero_equals_the_sum_over_positions():
   scores, _ = draw(3, MASKS[0])
   weights = jax.nn.softmax(jnp.asarray(scores), axis=-1).at[1, 2].set(0.0)
@@ -99,6 +101,7 @@ def test_order_zero_equals_the_sum_over_positions():
   assert np.all(latent.log_mixture(jnp.zeros((T, S)), log_probs) <= LOG_ZERO)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('scale', [1e4, pytest.param(-1e4, marks=pytest.mark.long)])
 def test_a_long_chain_of_extreme_scores_stays_finite(scale):
   random = np.random.default_rng(5)

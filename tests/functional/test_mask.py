@@ -32,6 +32,7 @@ def loop(function):
   return np.array([[bool(function(t, s)) for s in range(S)] for t in range(T)])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('first', 'second'), PAIRS, ids=map('-'.join, PAIRS))
 def test_two_masks_are_those_positions_that_both_have(first, second):
   (mask, function), (other, other_function) = PARTS[first], PARTS[second]

@@ -34,6 +34,7 @@ def test_attention_equals_the_loop_of_the_paper(alignment):
   np.testing.assert_allclose(attended.context, weights @ values, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('alignment', REFERENCES)
 def test_a_memory_may_contain_the_projected_values(alignment):
   """`remember` projects the values once if it receives the alignment; otherwise every step projects them."""

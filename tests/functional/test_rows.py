@@ -96,6 +96,7 @@ def test_gradients_equal_numeric_gradients(module, case):
     check_grads(function, (variables,), order=1, modes=('fwd', 'rev'), eps=1e-6, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('row', STRAIGHT_THROUGH)
 def test_straight_through_gradient_is_that_of_the_softmax(row):
   case = next(c for c in ALIGNMENT_CASES if c.row == row)
@@ -203,6 +204,7 @@ def test_normed_dot_of_zero_vectors_with_an_epsilon_has_finite_gradients():
     aj.scores.normed_dot(*zero, **gains, epsilon=-1.0)
 
 
+@pytest.mark.long
 @every_row
 def test_float32_stays_float32_under_x64(module, case):
   with jax.enable_x64(True):
@@ -232,6 +234,7 @@ def weights_and_gradient(case, arguments):
   return jax.device_get(compiled_weights_and_gradient(case.row)(arguments['scores'], arguments['mask']))
 
 
+@pytest.mark.long
 @every_alignment
 @pytest.mark.parametrize('scale', [1e4, -1e4, 0.0], ids=['large', 'negated', 'equal'])
 def test_extreme_scores_have_finite_weights_and_gradients(case, scale):
@@ -274,6 +277,7 @@ def test_an_empty_memory_gets_zero_weights_and_zero_gradient(case):
   assert np.all(weights == 0) and np.all(gradient == 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('size', 'width'), [(2, 31), (7, 4), (1, 1), (31, 2)])
 def test_location_sensitive_equals_the_literal_loop_for_any_memory_and_filter_width(size, width):
   arguments = {
@@ -293,6 +297,7 @@ def test_location_raises_for_a_longer_memory():
     aj.scores.location(jnp.ones(5), jnp.ones((7, 11)), w=jnp.ones((3, 5)))
 
 
+@pytest.mark.long
 def test_cosine_of_a_zero_vector_is_zero_with_zero_gradient():
   score, gradient = jax.value_and_grad(lambda q: aj.scores.cosine(q, jnp.ones((1, 5)), beta=2.0)[0])(jnp.zeros(5))
   assert score == 0 and np.all(gradient == 0)

@@ -15,6 +15,7 @@ SCORES = draw(2, 11)
 MASKS = np.array([[1] * 11, [1, 0] * 5 + [1]], bool)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('alignment', 'alpha'), [('entmax15', 1.5), ('sparsemax', 2.0)])
 @pytest.mark.parametrize('scale', [0.1, 1.0, 10.0])
 def test_sorting_equals_bisection(alignment, alpha, scale):
@@ -63,6 +64,7 @@ def test_the_gradient_of_a_large_alpha_equals_the_formula():
     np.testing.assert_allclose(jax.jit(jax.grad(total))(jnp.zeros(1000)), 1000.0**18 * cotangent, rtol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('alpha', [1.1, 1.5, 2.0, 2.7])
 def test_gradients_for_scores_and_alpha_equal_numeric_gradients(alpha):
   with jax.enable_x64(True):
@@ -95,6 +97,7 @@ def test_alpha_may_be_learned_or_fixed(rng):
   assert jax.grad(sharpness)(jnp.float32(1.5)) > 0  # a larger alpha is sharper
 
 
+@pytest.mark.long
 def test_a_learned_alpha_below_its_limit_keeps_its_gradient():
   scores = jnp.asarray(draw(S), jnp.float32)
   mask = jnp.ones(S, bool)

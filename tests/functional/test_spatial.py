@@ -51,6 +51,7 @@ def test_samples_and_gradients_equal_the_sum_over_all_pixels():
     np.testing.assert_allclose(slope, np.stack([by_x * W / 2, by_y * H / 2], -1), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.long
 def test_samples_equal_those_of_scipy():
   grid = affine_grid(jnp.asarray(THETA), 9, 9)
   assert np.abs(grid).max() > 1
@@ -59,6 +60,7 @@ def test_samples_equal_those_of_scipy():
   np.testing.assert_allclose(bilinear_sample(jnp.asarray(PICTURE), grid), np.stack(expected, -1), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', TRANSFORMS)
 def test_the_identity_reads_the_whole_picture(name):
   row = TRANSFORMS[name]

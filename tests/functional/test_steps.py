@@ -11,6 +11,7 @@ import attention_jax as aj
 from tests.functional.helpers import attend, make_problem
 
 
+@pytest.mark.long
 def test_the_documented_scan_over_a_batch_equals_attend():
   problem = make_problem('coverage', 'softmax', batch=(2,), queries=3, size=5)
   mask = aj.padding_mask(jnp.array([5, 3]), 5)
@@ -51,6 +52,7 @@ def test_numpy_arrays_are_accepted_inside_of_a_scan(alignment):
   np.testing.assert_array_equal(jax.jit(lambda: run(queries, mask))(), jax.jit(run)(queries, mask))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('alignment', ['softmax', 'monotonic', 'mocha', 'forward', 'latent_monotonic', 'hard'])
 def test_float64_queries_keep_the_dtype_of_the_carry(alignment):
   with jax.enable_x64(True):

@@ -53,6 +53,7 @@ def test_transformations_do_not_change_the_result(score, alignment):
     assert_same(transformed(*arrays), expected, **CLOSE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('score', 'alignment'), sample_cases(SCANNED, 4))
 def test_scanning_equals_stepping(score, alignment):
   score = SCORES_BY_NAME[score].name
@@ -73,6 +74,7 @@ def test_scanning_equals_stepping(score, alignment):
   assert carry.step == T
 
 
+@pytest.mark.long
 @half_of_the_continuous_pairs
 def test_only_recurrent_pairs_depend_on_earlier_queries(score, alignment):
   problem = make_problem(score, alignment)

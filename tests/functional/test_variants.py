@@ -97,6 +97,7 @@ def test_a_scalar_parameter_that_a_spec_string_fixes_is_not_learned(rng, score, 
   np.testing.assert_array_equal(weights(fixed, other_params), weights(score, other_params | {name: jnp.float32(0.6)}))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('score', list(aj.SCORES))
 def test_initial_parameters_are_float32_and_reproducible(score, rng):
   params, repeated = (aj.init_params(rng, score=score, alignment='entmax', **SIZES) for _ in range(2))
@@ -119,6 +120,7 @@ NOISY = aj.Row(noisy, at_test=aj.alignments.softmax)
 COUNTING = aj.Row(counting, at_test=aj.alignments.hardmax, init_state=lambda size, dtype: jnp.zeros((), jnp.int32))
 
 
+@pytest.mark.long
 def test_random_alignments_depend_on_the_rng_alone(rng):
   options = {'score': negative_distance, 'alignment': NOISY, 'deterministic': False}
   weights = jax.jit(lambda rng: attend(rng=rng, **options).weights)

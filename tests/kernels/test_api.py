@@ -120,6 +120,7 @@ REVERSE_MODE_ONLY = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('score', 'implementation', 'size'), REVERSE_MODE_ONLY)
 def test_implementations_without_forward_mode_and_second_derivatives_raise_at_every_size(score, implementation, size):
   query = jnp.ones((2, size, D))
@@ -155,6 +156,7 @@ def test_eager_forward_mode_of_auto_raises_in_the_call():
       run(query)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('score', ['scaled_dot', 'location_sensitive'])
 def test_reverse_mode_of_auto_equals_that_of_the_definition(score):
   """In loops, with recomputation, mapped, and stepwise."""
@@ -222,6 +224,7 @@ def test_a_name_that_needs_a_missing_package_raises(monkeypatch):
     _ = aj.Attention
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('implementation', ['xla', 'auto', 'chunked', 'flash'])
 def test_batch_axes_broadcast(implementation):
   rng = jax.random.split(jax.random.key(0), 3)
@@ -250,6 +253,7 @@ def test_a_memory_needs_no_batch_axes():
   assert attended.context.shape == (B, T, V)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('mask', [None, 'lengths', 'per head'])
 def test_heads_of_queries_share_those_of_keys(mask):
   """Four heads of queries and two of keys equal four of keys, each repeated."""
@@ -298,6 +302,7 @@ def assert_close(actual, expected, rtol=1e-4, atol=1e-5):
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), actual, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('alignment', ['softmax', 'smoothed', COMBINED])
 @pytest.mark.parametrize('mask', [MASK_OF_HEADS, EMPTY_MASK], ids=['causal', 'empty'])
 def test_the_log_of_the_sum_is_that_of_the_scores_of_the_softmax(mask, alignment):
@@ -339,6 +344,7 @@ def interpreted():
   return compile_for('interpret')
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('score', 'implementation'),
   [('additive', 'xla'), ('additive', 'factored'), ('normed_dot', 'chunked'), ('normed_dot', 'flash')],
@@ -385,6 +391,7 @@ def distance_bias(*, query_position, key_position, slope):
 DISTANCE = aj.Row(distance_bias, params={'slope': aj.Param(())})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('alignment', ['softmax', COMBINED])
 @pytest.mark.parametrize('implementation', ['chunked', 'flash', 'factored', 'linear', 'auto'])
 def test_a_bias_may_be_a_function_of_positions(implementation, alignment, monkeypatch):
@@ -420,6 +427,7 @@ def test_flash_stores_no_array_for_a_bias_of_positions():
   assert memory.temp_size_in_bytes < 2 * 2048 * 2048  # an array [T, S] has twice as many bytes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('implementation', ['chunked', 'flash', 'linear'])
 def test_scores_may_depend_on_positions_without_being_recurrent(implementation, monkeypatch):
   """A product of rotated factors, that of rotary positions."""

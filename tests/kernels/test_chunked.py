@@ -12,6 +12,7 @@ from attention_jax.kernels import chunked
 from tests.modules.helpers import draw
 
 
+@pytest.mark.long
 def test_chunked_stores_a_part_of_the_array_of_queries_keys_and_features(monkeypatch):
   length = 512
   features = 128
@@ -32,6 +33,7 @@ def test_chunked_stores_a_part_of_the_array_of_queries_keys_and_features(monkeyp
   assert temporary_bytes('xla') > array_bytes > 1.5 * temporary_bytes('chunked')
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('implementation', 'score'), [('chunked', 'scaled_dot'), ('factored', 'additive')])
 def test_gradients_of_16_bits_over_many_blocks_are_near_those_of_float32(implementation, score, monkeypatch):
   queries = 512

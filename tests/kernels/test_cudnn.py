@@ -58,6 +58,7 @@ def test_factors_that_exceed_float16_are_balanced_without_a_change_of_their_prod
   jax.tree.map(np.testing.assert_array_equal, cudnn._balance(k, k), (k, k))  # unchanged where nothing exceeds it
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'bias', [pytest.param(None, id='plain', marks=pytest.mark.long), pytest.param(BIAS, id='biased')]
 )
@@ -91,6 +92,7 @@ def test_equals_definition(xla_kernel, score, bias):
   jax.tree.map(assert_close, *gradients(inputs))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('limit', ['min', 'max'])
 def test_a_bias_beyond_the_range_of_the_kernel_is_clipped(xla_kernel, limit):
   """The first query has the bias at all positions, the others at two positions; 'cudnn' pads to even lengths."""
@@ -209,6 +211,7 @@ def test_unsupported_types_and_widths_raise(xla_kernel):
     attend('cudnn', make_inputs(), score='low_rank(rank=130)', params=params)
 
 
+@pytest.mark.long
 def test_gradients_of_replicated_operands_within_shard_map_are_sums_over_the_devices(xla_kernel):
   query, key, value = make_inputs()
   mesh = jax.make_mesh((B,), ('data',), axis_types=(jax.sharding.AxisType.Auto,))

@@ -41,6 +41,7 @@ def supporting(score, alignment):
 ALL_PAIRS = DEFAULT_PAIRS + [pytest.param(*pair, marks=pytest.mark.product) for pair in PAIRS]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('score', 'alignment'), ALL_PAIRS)
 def test_attend_in_every_implementation(score, alignment):
   problem = make_problem(score, alignment, batch=(2,))
@@ -58,6 +59,7 @@ def test_attend_step(score, alignment):
   assert_compiled_once(lambda: aj.attend_step(score, alignment, params, carry, query[0], memory, rng=RNG))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('heads', [1, 2])
 def test_apply_of_the_module(heads):
   attention = aj.Attention(**SPEC, features=4, heads=heads, dropout=0.5)
@@ -106,6 +108,7 @@ CALLS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', CALLS)
 def test_gradients_functions_options_edits_and_dropout(name):
   assert_compiled_once(CALLS[name])
@@ -121,6 +124,7 @@ def test_heads_nnx_and_equinox():
   assert_compiled_once(lambda: equinox_module(query, encoded))
 
 
+@pytest.mark.long
 def test_a_method_and_a_function_over_a_traced_array_are_read_in_every_call():
   query, key = jnp.ones((3, 5)), jnp.ones((7, 5))
 
@@ -142,6 +146,7 @@ def test_a_method_and_a_function_over_a_traced_array_are_read_in_every_call():
     jax.jit(jax.grad(loss))(1.0)
 
 
+@pytest.mark.long
 def test_programs_of_new_functions_are_released(monkeypatch):
   """The cache has a bound, and nothing else holds a function or its program."""
   shared = functools.lru_cache(2)(programs._make_program)
@@ -176,6 +181,7 @@ def test_memory_of_a_thousand_functions_is_flat():
   assert megabytes() - start < 100  # without a bound: 1 GB
 
 
+@pytest.mark.long
 def test_equal_specs_have_equal_rows():
   for table, kind, spec in ((aj.SCORES, 'score', 'low_rank(rank=2)'), (aj.ALIGNMENTS, 'alignment', 'local_p(width=3)')):
     first, second = (lookup(spec, table, kind) for _ in range(2))

@@ -87,6 +87,7 @@ def assert_equals_definition(problem, mask=None, bias=None, rtol=1e-4, atol=1e-5
   return actual
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('mask', 'bias'), sample_cases([*itertools.product(MASKS.values(), [None, BIAS])], 4), ids=MASKS_AND_BIASES
 )
@@ -94,6 +95,7 @@ def test_equals_definition_for_any_mask(mask, bias):
   assert_equals_definition(make_problem(), mask, bias)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('score', 'alignment'), sample_cases([*itertools.product(PRODUCTS, ['softmax', 'softmax(temperature=0.3)'])], 4)
 )
@@ -109,6 +111,7 @@ def test_drops_the_same_weights_as_the_definition(bias):
   assert_close(tested, compiled('xla', alignment='softmax(temperature=0.3)')(make_problem(), MASK, bias)[1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('alignment', [pytest.param('softmax', marks=pytest.mark.long), *OTHER_SOFTMAXES])
 def test_requested_weights_and_dropout_equal_the_definition_for_every_form_of_softmax(alignment):
   """The gradients include those of a learned sink or scale, of the bias, and of requested weights after dropout."""
@@ -132,11 +135,13 @@ def test_contexts_equal_the_definition_for_other_forms_of_softmax(alignment):
   assert_equals_definition(make_problem(alignment=alignment), MASK, BIAS, alignment=alignment)
 
 
+@pytest.mark.long
 @biased_or_long
 def test_gradients_of_requested_weights_equal_those_of_the_definition(bias):
   assert_equals_definition(make_problem(), MASK, bias, return_weights=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('size', [300.0, -300.0])
 @pytest.mark.parametrize('alignment', ['sink_softmax', 'scalable_softmax', 'capped_softmax'])
 def test_every_form_of_softmax_equals_the_definition_for_large_scores(alignment, size):
@@ -146,11 +151,13 @@ def test_every_form_of_softmax_equals_the_definition_for_large_scores(alignment,
   assert_equals_definition(problem, MASK, bias, rtol=1e-3, atol=1e-4, alignment=alignment)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('steps', 'size'), [(1, 1), (1, 9), (4, 4), (5, 1), (17, 3)])
 def test_equals_definition_for_any_length(steps, size):
   assert_equals_definition(make_problem(shapes=((steps, D), (size, D), (size, V))))
 
 
+@pytest.mark.long
 def test_masked_content_changes_nothing():
   params, query, key, value = make_problem()
   mask = aj.padding_mask(jnp.asarray([S, 4]), S)
@@ -170,6 +177,7 @@ def test_extreme_scores_stay_finite(scale):
   assert_close(*(attended for (_, attended), _ in results))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('size', [jnp.inf, 3e38, -3e38])
 def test_a_bias_that_is_or_becomes_infinite_counts_as_the_nearest_finite_score(size):
   """The temperature makes a finite bias infinite. Only a bias that is -inf itself is a mask."""
@@ -210,6 +218,7 @@ def test_unmasked_nan_propagates_as_in_the_definition():
   assert_close(attended, expected)
 
 
+@pytest.mark.long
 def test_bfloat16_equals_definition_and_gradients_in_float64_equal_numeric_gradients():
   problem = make_problem(dtype=jnp.bfloat16)
   actual, expected = (compiled(name)(problem, MASK)[0][1].context for name in ('flash', 'xla'))
@@ -226,6 +235,7 @@ def test_bfloat16_equals_definition_and_gradients_in_float64_equal_numeric_gradi
     check_grads(context, problem, order=1, modes=('rev',), eps=1e-6, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('alignment', [pytest.param('softmax', marks=pytest.mark.long), 'capped_softmax'])
 def test_vmap_scan_and_shard_map_do_not_change_the_result(alignment):
   params, *arrays = make_problem()
@@ -322,6 +332,7 @@ def test_unsupported_pairs_raise():
     attend('flash', *make_problem(), alignment='sparsemax')
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('implementation', ['flash', 'xla'])
 def test_a_traced_cap_has_the_gradient_of_the_formula(implementation):
   _, *arrays = make_problem()
@@ -345,6 +356,7 @@ def test_a_transform_that_is_no_partial_raises():
     attend('flash', *make_problem(), alignment=row)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('mask', [aj.Mask.causal(), aj.Mask.lengths(jnp.asarray([7, 0])), aj.Mask.array(MASK)])
 def test_sequences_run_together_on_other_devices(mask):
   _, *inputs = make_problem()

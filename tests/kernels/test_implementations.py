@@ -101,6 +101,7 @@ def test_equals_xla_with_a_mask_per_query(score, alignment):
   assert_equal_xla(score, alignment, names, masks, biases)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('score', 'alignment'),
   [pair for pair in sample_cases(ORDERED_DEFAULT_PAIRS, 4) + OTHER_PAIRS if pair.values in SHARED_MASK_PAIRS],
@@ -134,6 +135,7 @@ SUPPORTED_EXAMPLES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('name', 'score', 'alignment'), sample_cases(SUPPORTED_EXAMPLES, 4))
 def test_mask_and_bias_shared_along_batch_axes_equal_their_copies(name, score, alignment):
   full_shape = (2, 3, T, S)
@@ -156,6 +158,7 @@ def test_mask_and_bias_shared_along_batch_axes_equal_their_copies(name, score, a
     assert_same(shared, (value, (problem_gradient, *bias_vjp(bias_gradient))), **CLOSE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('name', 'score', 'alignment'), SUPPORTED_EXAMPLES)
 def test_no_queries_give_empty_results_and_zero_gradients(name, score, alignment):
   problem = make_problem(score, alignment, batch=(2,), queries=0)

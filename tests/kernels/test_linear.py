@@ -30,6 +30,7 @@ def value_and_gradients(implementation, inputs, mask, bias=None):
   return jax.jit(jax.value_and_grad(total, has_aux=True))(inputs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('mask', 'bias'),
   [(PADDING, None), (None, None), (CAUSAL, None), (PADDING & CAUSAL, None), (PADDING, jnp.linspace(-1.0, 1.0, S))],

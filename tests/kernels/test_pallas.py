@@ -67,6 +67,7 @@ def run_softmax(score, problem, mask, alignment='softmax', **options):
   return jax.jit(lambda problem: attend(score, alignment, problem, mask, **options))(problem)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('score', 'alignment', 'mask', 'bias'),
   [
@@ -82,6 +83,7 @@ def test_equals_definition(interpreted, score, alignment, mask, bias):
   assert_equals_definition(problem, mask, bias, score=score, alignment=alignment)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('return_weights', [True, pytest.param(False, marks=pytest.mark.long)])
 def test_drops_the_same_weights_as_the_definition(interpreted, return_weights):
   row = aj.with_dropout(lookup('softmax(temperature=0.5)', aj.ALIGNMENTS, 'alignment'), 0.4)
@@ -106,6 +108,7 @@ def test_contexts_of_heads_without_weights_equal_the_definition(interpreted):
   np.testing.assert_allclose(kernels.context, definition.context, **CLOSE)
 
 
+@pytest.mark.long
 def test_fully_masked_queries_get_zeros(interpreted):
   problem = make_problem('additive', 'softmax', (2,), T, S)
   (_, attended), gradients = compiled('pallas_additive')(problem, None, jnp.zeros((2, 1, S), bool))
@@ -130,6 +133,7 @@ def test_unmasked_nan_propagates_as_in_the_definition(interpreted):
   np.testing.assert_array_equal(jnp.isnan(kernels.weights).any(-1), jnp.isnan(definition.weights).any(-1))
 
 
+@pytest.mark.long
 def test_bfloat16_inputs_are_computed_in_float32(interpreted):
   problem = make_problem('normed_additive', 'softmax', (2,), T, S, dtype=jnp.bfloat16)
   # Projected here in bfloat16, so that both computations begin with the same projections.
@@ -157,6 +161,7 @@ def test_equals_definition_for_scores_that_are_all_large(interpreted, size):
   np.testing.assert_allclose(attended.weights.sum(-1), 1, rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('size', [jnp.inf, 3e38, -3e38])
 def test_a_bias_that_is_or_becomes_infinite_counts_as_the_nearest_finite_score(interpreted, size):
   """The temperature makes a finite bias infinite. Only a bias that is -inf itself is a mask."""
@@ -165,6 +170,7 @@ def test_a_bias_that_is_or_becomes_infinite_counts_as_the_nearest_finite_score(i
   assert_equals_definition(problem, padding(), bias, alignment='softmax(temperature=0.5)')
 
 
+@pytest.mark.long
 def test_float64_raises(interpreted):
   with jax.enable_x64(True), pytest.raises(aj.UserError, match='float32'):
     problem = make_problem('additive', 'softmax', (), 2, 3, dtype=jnp.float64)
@@ -189,6 +195,7 @@ def test_machine_without_accelerator_is_unsupported():
   assert unsupported_reason('additive') == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('target', 'platform', 'call'), [('gpu', 'cuda', 'triton'), ('tpu', 'tpu', 'tpu_custom_call')])
 def test_kernels_are_lowered_for_absent_accelerators(target, platform, call):
   """Lowers within a jax.shard_map: the interpreter of Pallas does not support the axes of a mesh."""
@@ -219,6 +226,7 @@ def array_sizes(jaxpr):
 
 
 # Blocks of four tiles of 16 queries, and of one tile.
+@pytest.mark.long
 @pytest.mark.parametrize('score_limit', [pytest.param(4 * 16 * S, marks=pytest.mark.long), 1])
 def test_gradients_in_blocks_of_queries_equal_those_of_a_single_block(interpreted, monkeypatch, score_limit):
   """No array [T, S] is computed, and the gradients are those of a single block."""

@@ -35,6 +35,7 @@ def run_sharded(fn, mesh, specs, arguments):
   return result
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('score', 'implementation', 'batch'),
   [
@@ -87,6 +88,7 @@ SAMPLED_PAIRS = QUICK_PAIRS + [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('score', 'alignment'), SAMPLED_PAIRS)
 def test_every_row_computes_rows_that_a_mesh_of_eight_devices_splits(score, alignment):
   """With an rng, so that alignments sample, and with one query for all rows of the memory."""
@@ -115,6 +117,7 @@ def test_every_row_computes_rows_that_a_mesh_of_eight_devices_splits(score, alig
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **TOLERANCE), result, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('score', ['additive', pytest.param('coverage', marks=pytest.mark.long)])
 def test_dropout_of_the_module_attention_on_an_explicit_mesh(score, rng):
   module = aj.Attention(score=score, alignment='hard', features=8, heads=2, dropout=0.3, implementation='xla')
@@ -191,6 +194,7 @@ def test_batch_mesh_axis_is_none_within_shard_map(mesh):
   assert set(axes) == {None}
 
 
+@pytest.mark.long
 def test_flash_within_a_partial_shard_map_equals_the_definition(mesh):
   problem = make_problem('dot', 'softmax', (B,), T, S)
 
@@ -203,6 +207,7 @@ def test_flash_within_a_partial_shard_map_equals_the_definition(mesh):
     np.testing.assert_allclose(jax.jit(sharded)(problem.query), expected, **TOLERANCE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('score', 'implementation'), [('additive', 'factored'), ('general', 'flash'), ('location_sensitive', 'chunked')]
 )

@@ -82,6 +82,7 @@ def test_every_mask_equals_the_definition(name):
   assert_equal_results(make_inputs(), MASKS[name])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('query_heads', 'key_heads'), [((1, 4), (1, 1)), ((2, 2), (2, 1)), ((2, 2), (1, 2))])
 def test_heads_share_keys_and_values(query_heads, key_heads):
   """More queries than positions, none of them a multiple of the blocks."""
@@ -89,6 +90,7 @@ def test_heads_share_keys_and_values(query_heads, key_heads):
   assert_equal_results(make_inputs(shapes), aj.Mask.lengths(jnp.array([5, T])[:, None, None]))
 
 
+@pytest.mark.long
 def test_the_module_passes_shared_heads_without_copies():
   """Each of two heads of keys is read by two heads of queries."""
   attention = aj.Attention('scaled_dot', features=4 * D, heads=4, kv_heads=2, implementation='splash')
@@ -108,6 +110,7 @@ def test_the_module_passes_shared_heads_without_copies():
   np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
+@pytest.mark.long
 def test_bfloat16_and_weights():
   inputs = make_inputs(dtype=jnp.bfloat16)
   assert_equal_results(inputs, aj.Mask.causal(), tolerance=0.05)

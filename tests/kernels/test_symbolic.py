@@ -56,6 +56,7 @@ def symbolic_arrays(constraints=('s <= 20',)):
   return *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes), jax.ShapeDtypeStruct((b, 1, s), jnp.bool_)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('score', 'alignment'),
   [pytest.param(*pair, marks=() if pair in SAMPLE else pytest.mark.product) for pair in dict.fromkeys(PAIRS + SAMPLE)],
@@ -70,6 +71,7 @@ def test_every_score_and_every_alignment_is_exported_for_any_size(score, alignme
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_dropout_is_exported_for_any_size():
   attend = attention('dot', aj.with_dropout('softmax', 0.5), deterministic=False)
   exported = export.export(jax.jit(attend))(*symbolic_arrays(), jax.eval_shape(lambda: jax.random.key(0)))
@@ -78,6 +80,7 @@ def test_dropout_is_exported_for_any_size():
     jax.tree.map(np.testing.assert_array_equal, exported.call(*inputs), attend(*inputs))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('implementation', ['chunked', 'factored'])
 def test_blocks_of_queries_are_exported_for_any_size(implementation):
   exported = export.export(jax.jit(attention('additive', 'softmax', implementation)))(*symbolic_arrays())
@@ -103,6 +106,7 @@ def test_scores_by_position_need_a_bound():
     export.export(jax.jit(attend))(*symbolic_arrays(constraints=()))
 
 
+@pytest.mark.long
 def test_an_exported_function_runs_without_this_package(tmp_path):
   pytest.importorskip('flatbuffers')  # of the extra `interop`
   attend = attention('additive', 'entmax15')

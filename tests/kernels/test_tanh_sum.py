@@ -43,6 +43,7 @@ def value_and_gradients(q, k, v, g):
 
 # In range; far from zero, which requires centring; at the edge of the range, where a feature of the keys spans nearly
 # 60; two cases beyond the range, where tanh itself is used; near zero.
+@pytest.mark.long
 @pytest.mark.parametrize(('spread', 'offset'), [(1, 0), (3, 40), (11.5, 0), (20, 0), (1e4, 0), (1e-4, 0)])
 def test_equals_formula_for_any_input(spread, offset):
   problem = make_problem(spread, offset)
@@ -67,6 +68,7 @@ def test_large_and_small_weights_and_cotangents_scale_the_results(size):
 
 
 # With numbers of features that no other test has: programs with a replaced branch are those of this test.
+@pytest.mark.long
 @pytest.mark.parametrize(('name', 'features'), [('FACTORED', 31), ('PLAIN', 29)])
 def test_both_branches_are_used(monkeypatch, name, features):
   def zero(x, y, w):
@@ -79,6 +81,7 @@ def test_both_branches_are_used(monkeypatch, name, features):
     assert np.allclose(result, jnp.sum(v), atol=1e-4) == (used == name)
 
 
+@pytest.mark.long
 def test_gradients_in_float64_equal_numeric_gradients():
   with jax.enable_x64(True):
     q, k, v, _ = make_problem(dtype=jnp.float64)
@@ -107,6 +110,7 @@ def test_batch_equals_its_members_with_one_out_of_range():
     np.testing.assert_allclose(batched[i, 0], value_and_gradients(*problem)[0], rtol=1e-4, atol=2e-4)
 
 
+@pytest.mark.long
 def test_neither_scores_nor_their_terms_are_stored():
   size = 8192
   features = 64

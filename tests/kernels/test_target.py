@@ -36,6 +36,7 @@ def test_an_unknown_platform_raises():
     pass
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('implementation', ['flash', 'auto'])
 def test_products_are_counted_in_the_definition(implementation):
   query, key, value = (jax.random.normal(jax.random.key(i), (512, 4)) for i in range(3))

@@ -33,6 +33,7 @@ def test_window_reads_only_its_window(alignment):
   assert_same(attended, jax.jit(lambda inputs: aj.attend(*inputs, **options))(inputs), **CLOSE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('size', [1, 2, 5])
 def test_equals_definition_for_a_memory_shorter_than_the_window(size):
   problem = make_problem('dot', 'local_p(width=4)', size=size)

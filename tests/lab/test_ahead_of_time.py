@@ -41,6 +41,7 @@ def without_compiling(monkeypatch):
   monkeypatch.setattr(ahead_of_time, '_compile', lambda traced, platform, shape: traced)
 
 
+@pytest.mark.long
 def test_every_bucket_is_compiled_for_all_devices():
   updates = list(compile_updates(make_config(buckets=((6, 4), (8, 8))), make_mesh(), 'cpu', vocabulary_size=ENTRIES))
   assert [update.shape for update in updates] == [(8, 6, 4), (8, 8, 8)]
@@ -50,6 +51,7 @@ def test_every_bucket_is_compiled_for_all_devices():
   assert len(batch_shardings.source.device_set) == len(jax.devices())
 
 
+@pytest.mark.long
 def test_flop_of_kernels_are_those_of_the_definition(without_compiling):
   flop = []
   for implementation in ('xla', 'flash'):
@@ -59,6 +61,7 @@ def test_flop_of_kernels_are_those_of_the_definition(without_compiling):
   assert flop[0] == flop[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('implementation', 'attention'),
   [
@@ -110,6 +113,7 @@ def test_memory_of_a_device_falls_with_the_size_of_the_mesh():
   assert state_bytes(fsdp=2, tensor=4) < 0.15 * whole
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('on_nonfinite', ['stop', 'skip'])
 def test_updates_that_are_not_finite_are_skipped_only_if_the_config_requests_it(on_nonfinite):
   config = make_config({'training.on_nonfinite': on_nonfinite})
@@ -121,6 +125,7 @@ def test_updates_that_are_not_finite_are_skipped_only_if_the_config_requests_it(
   assert np.isfinite(new_state.params['output']['kernel']).all() == (on_nonfinite == 'skip')
 
 
+@pytest.mark.long
 def test_a_batch_is_padded_with_filler_rows_to_a_multiple_of_the_devices(without_compiling):
   config = make_config(batch_size=12, batch_unit='sentences')
   (update,) = compile_updates(config, make_mesh(), 'cpu', vocabulary_size=ENTRIES)
@@ -149,6 +154,7 @@ SMALL = {
 QUICK = ('digits:mnih2014', 2)  # name and number of seeds of the case that always runs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('name', 'seeds'),
   [

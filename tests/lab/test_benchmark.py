@@ -72,6 +72,7 @@ def test_sides_have_their_temporary_memory():
   assert jit_side(lambda x: jnp.sort(x @ x).sum(), jnp.ones((64, 64))).memory >= 64 * 64 * 4
 
 
+@pytest.mark.long
 def test_the_report_has_table_json_markdown_and_pictures(tmp_path, monkeypatch, capsys):
   def suite(bench):
     bench.log('something')
@@ -176,6 +177,7 @@ def test_sides_are_compiled_together_and_one_that_fails_is_reported():
     compile_sides(makers)
 
 
+@pytest.mark.long
 def test_implementations_agree_with_the_definition(monkeypatch):
   masks = agreement.make_masks()
   monkeypatch.setattr(agreement, 'PAIRS', (('scaled_dot', 'softmax'),))
@@ -197,6 +199,7 @@ def test_batches_have_lengths_of_their_bucket():
   assert (batch.target > 0).sum() == batch.target_mask.sum()
 
 
+@pytest.mark.long
 def test_the_products_of_all_search_steps_are_counted():
   config = systems.multi30k.get_config('bahdanau2015_deep_tanh')
   config.model.update({'encoder': 'birnn(features=4)', 'decoder': 'bahdanau(features=4, readout=6)', 'embedding': 4})
@@ -212,6 +215,7 @@ def test_the_products_of_all_search_steps_are_counted():
   assert (systems.BATCH_SIZE, 14, 12) in sizes
 
 
+@pytest.mark.long
 def test_arrays_of_an_update_include_state_gradients_and_stored_states(monkeypatch):
   small = {'model.encoder': "birnn(rnn='simple', features=8)", 'model.attention.features': 8, 'model.embedding': 8}
   small |= {'model.decoder': "bahdanau(rnn='simple', features=8, readout=8)"}
@@ -223,6 +227,7 @@ def test_arrays_of_an_update_include_state_gradients_and_stored_states(monkeypat
   assert systems.update_array_bytes('small', systems.make_batch(8)) > 4 * of_params + one_layer_of_states
 
 
+@pytest.mark.long
 def test_peak_memory_excludes_the_parent_process():
   array = np.ones(2**30, np.uint8)  # larger than a process that only imports
   code = 'from lab.benchmarks import memory; print(memory.peak_resident_bytes())'
@@ -256,6 +261,7 @@ def test_pairs_of_which_a_side_is_missing_are_an_error(pairs_folder):
     prepared.write_pairs(pairs_folder / 'multi30k', pairs_folder, 9)
 
 
+@pytest.mark.long
 def test_a_mistake_in_the_data_of_a_process_is_an_error_outside_of_the_project_too(pairs_folder, monkeypatch):
   monkeypatch.chdir(pairs_folder)
   monkeypatch.delenv('PYTHONPATH', raising=False)

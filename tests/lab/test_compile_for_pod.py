@@ -36,6 +36,7 @@ def config(tmp_path, monkeypatch):
   return f'--config={path}'
 
 
+@pytest.mark.long
 def test_the_cost_of_every_bucket_is_printed(config):
   result = run('compile_for_pod', config, '--vocabulary_size=20')
   assert result.code == 0, result.err
@@ -44,6 +45,7 @@ def test_the_cost_of_every_bucket_is_printed(config):
   assert all('; fits; ' in line and ' ms; XLA, loops once: ' in line for line in lines)
 
 
+@pytest.mark.long
 def test_another_system_is_compiled_from_its_data(config):
   fields = [f'--config.{name}={value}' for name, value in CONFIGS['glimpsing'][1].items()]
   fields += ['--config.data.batch_size=6', '--config.seeds=2']
@@ -58,6 +60,7 @@ def test_the_tokens_of_a_batch_are_an_error_for_other_systems_than_translation(c
   assert result.code == 2 and "config.system must be 'translation' for batches of --tokens" in result.err
 
 
+@pytest.mark.long
 def test_no_mesh_is_tried_after_one_that_fits(config):
   result = run('compile_for_pod', config, '--vocabulary_size=20', '--try_meshes')
   assert result.code == 0, result.err
@@ -65,6 +68,7 @@ def test_no_mesh_is_tried_after_one_that_fits(config):
   assert line.startswith('fsdp=1, tensor=1: 8 x (5, 4): ') and line.endswith('; fits')
 
 
+@pytest.mark.long
 def test_it_is_an_error_if_no_mesh_fits(config, monkeypatch):
   monkeypatch.setitem(CHIPS, 'cpu', Chip(1e12, 2**10, 1e9))
   result = run('compile_for_pod', config, '--vocabulary_size=20', '--try_meshes')
@@ -72,6 +76,7 @@ def test_it_is_an_error_if_no_mesh_fits(config, monkeypatch):
   assert 'none of the meshes tried on --topology=v5e:2x2 fits' in result.err
 
 
+@pytest.mark.long
 def test_plan_pods_prints_a_table_of_slices(config):
   result = run(
     'plan_pods', config, '--vocabulary_size=20', '--tokens=16', '--topologies=v5e:2x2', '--config.mesh.fsdp=8'
@@ -83,6 +88,7 @@ def test_plan_pods_prints_a_table_of_slices(config):
   assert cells[:3] == ['v5e:2x2', '2', '8 x (5, 4)'] and float(cells[6]) > 0
 
 
+@pytest.mark.long
 def test_the_table_continues_after_a_slice_that_is_too_small(config, monkeypatch):
   def compile_two_devices(config, devices, *arguments, **options):
     if len(devices) == 1:
@@ -120,6 +126,7 @@ def test_no_slice_is_compiled_if_a_later_one_has_not_the_devices_of_the_mesh(con
   assert 'v5e:1x1: the sizes of config.mesh (data=-1, fsdp=1, tensor=2) must multiply to the 1 devices' in result.err
 
 
+@pytest.mark.long
 def test_fsdp_may_take_the_rest_of_the_devices(config):
   arguments = [
     'compile_for_pod',

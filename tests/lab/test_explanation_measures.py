@@ -57,6 +57,7 @@ def read(reader, model, params, example, vectors=None, rows=None):
   return reader.read(model, params, example, vectors, rows)
 
 
+@pytest.mark.long
 def test_weights_and_leave_one_out_are_those_of_each_example_alone(case):
   reader, model, params, examples, explanations = case
   np.testing.assert_allclose(read_weights(reader, model, params, examples), explanations.weights, atol=1e-6)
@@ -73,6 +74,7 @@ def test_weights_and_leave_one_out_are_those_of_each_example_alone(case):
   assert (explanations.adversarial >= 0).all() and (explanations.adversarial <= np.log(2) + 1e-6).all()
 
 
+@pytest.mark.long
 def test_outputs_depend_on_replaced_weights_and_vectors(case):
   reader, model, params, examples, _ = case
   example = jax.tree.map(lambda x: jnp.asarray(x[0]), examples)
@@ -86,6 +88,7 @@ def test_outputs_depend_on_replaced_weights_and_vectors(case):
   assert np.abs(changed - outputs).max() > 1e-6
 
 
+@pytest.mark.long
 def test_gradients_are_differences_of_the_output_with_constant_weights(case):
   reader, model, params, examples, explanations = case
   example = jax.tree.map(lambda x: jnp.asarray(x[0]), examples)

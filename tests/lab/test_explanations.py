@@ -64,6 +64,7 @@ def rows(tmp_path_factory):
   return make_rows(tmp_path_factory.mktemp('sweep'), 3)
 
 
+@pytest.mark.long
 def test_values_are_means_of_each_seed_and_intervals_are_over_examples(rows):
   measures = {row['factors']['measure']: row for row in rows[0]}
   assert list(measures) == list(MEASURES.values())

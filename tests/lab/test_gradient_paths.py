@@ -29,6 +29,7 @@ def linear_recurrence(inputs, steps, attends):
   return jnp.stack(outputs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('attends', [False, True])
 def test_gradients_of_a_linear_recurrence_have_a_closed_form(attends):
   inputs = jax.random.normal(jax.random.key(0), (5, 3))
@@ -59,6 +60,7 @@ def test_means_are_root_mean_squares():
     rms_by_distance(np.zeros(2), np.zeros(3))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('shared', [False, True])
 def test_gradients_of_a_model_are_those_of_its_embeddings(shared):
   config = default_config()

@@ -14,6 +14,7 @@ from tests.lab.test_ahead_of_time import ENTRIES, make_config
 CHIP = Chip(flops=1e9, memory=2**30, bandwidth=1e9)
 
 
+@pytest.mark.long
 def test_an_update_has_the_analyses_of_the_compiler_and_a_bound_of_its_time():
   config = make_config(buckets=((6, 4), (4, 4)))
   (cost,) = update_costs(config, jax.devices()[:8], CHIP, 'cpu', vocabulary_size=50, largest=True)

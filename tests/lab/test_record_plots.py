@@ -30,6 +30,7 @@ def store_figures(monkeypatch):
   return figures
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('x_values', 'options'),
   [

@@ -26,6 +26,7 @@ def test_every_record_is_shown():
   assert names == {str(path.relative_to(RECORDS).with_suffix('')) for path in RECORDS.rglob('*.json')}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('path', sorted(RECORDS.glob('*.json')), ids=lambda path: path.stem)
 def test_records_name_configs_presets_and_commits(path):
   for row in read_table(path).rows:

@@ -124,6 +124,7 @@ def test_every_row_has_a_case():
   assert {name for row in LOSSES.values() for name in row.running} == set(RUNNING_METRICS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('spec', CASES)
 def test_losses_equal_loops(spec):
   outputs, batch = make_outputs_and_batch()
@@ -134,6 +135,7 @@ def test_losses_equal_loops(spec):
 
 
 # Not 'ponder', which uses none of the masked fields.
+@pytest.mark.long
 @pytest.mark.parametrize('name', [name for name in LOSSES if name != 'ponder'])
 def test_masked_positions_affect_neither_value_nor_gradient(name):
   outputs, batch = make_outputs_and_batch()
@@ -317,6 +319,7 @@ def test_reinforce_adds_the_entropies_of_hard_once():
 WITHOUT_GRADIENT = {'hard', 'hardmax'}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'alignment',
   sample_cases([(name,) for name in ALIGNMENTS if name not in WITHOUT_GRADIENT] + [('hard(expectation_rate=0.5)',)], 4),

@@ -55,6 +55,7 @@ def test_r_drop_adds_auxiliary_losses_for_both_passes():
   np.testing.assert_allclose(with_coverage['loss'], expected, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_divergence_ignores_forbidden_and_masked_tokens():
   logits = jax.random.normal(jax.random.key(0), (2, 2, 3, 5))
   mask = jnp.asarray([[True, True, False], [False] * 3])
@@ -102,6 +103,7 @@ def test_scheduled_sampling_of_reference_tokens_alone_equals_the_likelihood():
   np.testing.assert_allclose(sums['loss'], plain['loss'])
 
 
+@pytest.mark.long
 def test_scheduled_sampling_of_predicted_tokens_alone_equals_a_second_pass_over_them():
   batch = make_batch(0)
   params = init_params()

@@ -20,6 +20,7 @@ from tests.models.helpers import SOURCE_WORDS, TARGET_WORDS, build_conv, build_t
 from tests.training.helpers import WORDS, Toy, init_params, make_batch
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('smoothing', [0.0, 0.1])
 def test_cross_entropy_equals_a_loop(case, smoothing):
   logits, target, mask = map(np.asarray, case)
@@ -101,6 +102,7 @@ def test_rngs_enable_dropout():
   assert len({float(x) for x in (*with_dropout, loss(params, batch)['loss'])}) == 3
 
 
+@pytest.mark.long
 def test_kernels_get_the_lengths_of_a_batch_and_no_array(monkeypatch):
   auto = IMPLEMENTATIONS['auto']
   masks = []
@@ -199,6 +201,7 @@ def test_what_does_not_support_packed_rows_raises(model, loss, reason):
   assert '\n' not in str(error.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('objective', ['r_drop', 'scheduled_sampling(schedule="linear(start=0.5)")'])
 def test_objectives_per_token_support_packed_rows(objective):
   model = build_transformer(dropout=0.1)

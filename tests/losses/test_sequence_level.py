@@ -56,6 +56,7 @@ def loss_of_samples(monkeypatch, spec, running=0.3):
   return loss
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('baseline', 'samples'), [('running', 1), pytest.param('leave_one_out', 2, marks=pytest.mark.long)]
 )
@@ -84,6 +85,7 @@ def test_the_expected_policy_gradient_is_that_of_the_expected_reward(monkeypatch
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=2e-6), actual, expected)
 
 
+@pytest.mark.long
 def test_frequencies_of_samples_are_the_probabilities_of_the_policy(tiny_params):
   inputs = ObjectiveInputs(TINY, tiny_params, tiny_batch(), {}, jax.random.key(3), {}, 1, None)
   samples = np.asarray(jax.jit(lambda: sequence_level._samples(inputs, 4000))())
@@ -94,6 +96,7 @@ def test_frequencies_of_samples_are_the_probabilities_of_the_policy(tiny_params)
   np.testing.assert_allclose(frequencies, expected, atol=0.025)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('gold', 'drawn'), [pytest.param(False, [1, 3, 3, 6], marks=pytest.mark.long), (True, [5, 0, 5, 2])]
 )
@@ -134,6 +137,7 @@ def test_the_loss_is_that_of_the_likelihood_up_to_update_after(tiny_params):
   np.testing.assert_allclose([before['loss'], after['cross_entropy']], [plain['loss']] * 2, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_the_policy_of_which_samples_are_scored_has_no_dropout(tiny_params):
   model = build_tiny('luong', 'rnn="simple"', score='general', sizes=(7, 5), dropout=0.5)
   tokens = jnp.asarray(TARGET, jnp.int32)[None, None].repeat(2, axis=1)

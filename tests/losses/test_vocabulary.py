@@ -13,6 +13,7 @@ from attention_jax.modules.outputs import LinearLogits
 from tests.losses.helpers import B, T, V
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('max_logits', 'smoothing'), [(1, 0.0), (2 * B * V, 0.1), (2**21, 0.1)])
 def test_linear_cross_entropy_equals_cross_entropy_of_all_logits(case, monkeypatch, max_logits, smoothing):
   monkeypatch.setattr(vocabulary, 'MAX_LOGITS', max_logits)
@@ -40,6 +41,7 @@ def test_linear_cross_entropy_equals_cross_entropy_of_all_logits(case, monkeypat
       jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), actual, expected)
 
 
+@pytest.mark.long
 def test_the_first_of_equal_logits_is_the_prediction():
   linear = LinearLogits(jnp.ones((1, 3, 2), jnp.bfloat16), jnp.ones((2, V)), jnp.zeros(V).at[0].set(-1.0))
   target = jnp.array([[1, 2, 0]])
@@ -63,6 +65,7 @@ def test_the_compiled_gradient_of_a_tied_table_in_bfloat16_is_close_to_float32()
   np.testing.assert_allclose(actual, expected, rtol=0, atol=0.01 * float(jnp.abs(expected).max()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
 def test_the_gradient_of_a_kernel_within_shard_map_is_a_sum_over_the_devices(dtype):
   rng = np.random.default_rng(0)

@@ -75,6 +75,7 @@ def assert_step(outputs, b, logits, weights):
   assert np.all(outputs.weights[b, len(weights) :] == 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('kind', 'layers'), [('gru', 1), ('lstm', 2)])
 def test_bahdanau_attends_with_the_previous_state(kind, layers):
   model = build_tiny('bahdanau', f'rnn="{kind}", layers={layers}')
@@ -96,6 +97,7 @@ def maxout(units):
   return np.array([max(units[2 * j], units[2 * j + 1]) for j in range(len(units) // 2)])
 
 
+@pytest.mark.long
 def test_bahdanau_equals_the_equations_of_the_paper():
   """Appendix A.2.2, whose equations omit the biases."""
   options = 'rnn="gru_reset_first", maxout=True, previous=True, initial="backward"'
@@ -115,6 +117,7 @@ def test_bahdanau_equals_the_equations_of_the_paper():
       assert_step(step_outputs[t], b, dense(params['output'], deep), weights)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('direction', ['forward', 'backward'])
 def test_states_are_copied_layer_by_layer(direction):
   encoder = f'rnn(rnn="lstm", features=8, layers=2, direction="{direction}")'
@@ -136,6 +139,7 @@ def test_states_are_copied_layer_by_layer(direction):
       assert_step(step_outputs[t], b, dense(params['output'], feed), weights)
 
 
+@pytest.mark.long
 def test_cho_reads_the_fixed_vector_at_every_step():
   model = build_tiny('cho', 'readout=9', encoder='rnn(rnn="gru_reset_first", features=10)')
   params, encoded, embeddings, step_outputs = first_two_steps(model)
@@ -160,6 +164,7 @@ def test_cho_reads_the_fixed_vector_at_every_step():
       assert_step(step_outputs[t], b, dense(params['output'], deep), [])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('input_feeding', 'layers'), [(True, 2), (False, 1)])
 def test_luong_attends_with_the_new_state(input_feeding, layers):
   model = build_tiny('luong', f'rnn="lstm", layers={layers}, input_feeding={input_feeding}')
@@ -179,6 +184,7 @@ def test_luong_attends_with_the_new_state(input_feeding, layers):
       assert_step(step_outputs[t], b, dense(output, feed), weights)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('current', [True, False])
 def test_gnmt_feeds_the_context_of_the_lowest_layer_to_all_layers(current):
   model = build_tiny('gnmt', f'layers=4, current={current}', encoder='gnmt(rnn="simple", features=5, layers=3)')
@@ -209,6 +215,7 @@ def test_gnmt_feeds_the_context_of_the_lowest_layer_to_all_layers(current):
       assert_step(step_outputs[t], b, dense(output, below), weights)
 
 
+@pytest.mark.long
 def test_the_stacks_of_gnmt_start_from_the_layers_of_the_encoder():
   encoder = 'rnn(rnn="lstm", features=8, layers=3)'
   model = build_tiny('gnmt', 'layers=3, initial="copied"', encoder=encoder)
@@ -263,6 +270,7 @@ def test_gnmt_does_not_support_latent_alignments():
     jax.eval_shape(build_tiny('gnmt', 'layers=2', alignment='latent').init, RNGS, *inputs())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('feed_context', [True, False])
 def test_plain_decodes_from_one_fixed_vector(feed_context):
   model = build_tiny('plain', f'rnn="simple", feed_context={feed_context}')
@@ -279,6 +287,7 @@ def test_plain_decodes_from_one_fixed_vector(feed_context):
       assert_step(step_outputs[t], b, dense(output, states[-1][0]), [])
 
 
+@pytest.mark.long
 def test_weights_of_several_heads_are_averaged():
   model = build_tiny('bahdanau', 'rnn="simple"', heads=3)
   params, encoded, _, step_outputs = first_two_steps(model)
@@ -313,6 +322,7 @@ PARTS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('part', 'offset'), PARTS)
 @pytest.mark.parametrize('score', sample_cases([(name,) for name in aj.SCORES], 2))
 def test_shapes_of_every_score_alignment_and_cell(score, part, offset):
@@ -342,6 +352,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('score', 'alignment'), sample_cases(PAIRS, 8))
 def test_gradients_reach_every_parameter(score, alignment):
   encoder = 'rnn(rnn="simple", features=10)'
@@ -364,6 +375,7 @@ def test_gradients_reach_every_parameter(score, alignment):
 # ------------------------------------------------------------------------------------ several hypotheses of a source
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('options', 'fields', 'hypotheses', 'max_length', 'is_shared'),
   sample_cases(

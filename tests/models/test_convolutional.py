@@ -59,12 +59,14 @@ ROWS = list(zip(itertools.cycle(aj.SCORES), ALIGNMENTS, strict=False))
 ONE_LAYER = {'encoder_spec': 'conv(features=5, layers=1)', 'decoder_spec': 'conv(features=6, layers=1)'}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('score', 'alignment'), sample_cases(ROWS, 4))
 def test_layers_have_the_shape_of_weights_for_every_score_and_alignment(score, alignment):
   model = build_conv(score=score, alignment=alignment, **ONE_LAYER)
   assert output_shapes(model).layers.shape == (B, T, 1, 1, S)
 
 
+@pytest.mark.long
 def test_output_is_independent_of_padding():
   model = build_conv('width=5')
   source, mask, target = inputs()
@@ -76,6 +78,7 @@ def test_output_is_independent_of_padding():
   assert_close(alone.layers, outputs.layers[1:2, ..., :size])
 
 
+@pytest.mark.long
 def test_gradients_reach_every_parameter_and_are_finite_with_an_empty_source():
   model = build_conv(score='additive', alignment='entmax15', heads=2, **ONE_LAYER)
   source, mask, target = inputs()
@@ -91,6 +94,7 @@ def test_gradients_reach_every_parameter_and_are_finite_with_an_empty_source():
     assert np.all(np.isfinite(gradient)) and np.any(gradient != 0), jax.tree_util.keystr(path)
 
 
+@pytest.mark.long
 def test_gradient_of_the_encoder_is_divided_by_the_number_of_layers(monkeypatch):
   """Section 3.4: the gradient of the encoder is divided by the number of attentions, but not that of embeddings."""
   model = build_conv()
@@ -199,6 +203,7 @@ def test_encoders_and_decoders_can_be_combined(specs):
   assert output_shapes(build_conv(**specs)).logits.shape == (B, T, TARGET_WORDS)
 
 
+@pytest.mark.long
 def test_values_of_attention_are_the_sum_of_memory_and_embeddings():
   """The convolutional encoder determines the values, here for a recurrent decoder."""
   model = build_conv(**COMBINATIONS[1])

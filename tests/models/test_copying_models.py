@@ -54,6 +54,7 @@ CASES += [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('decoder', 'output'), sample_cases(CASES, 4))
 def test_steps_equal_all_at_once(decoder, output):
   model = MODELS[decoder](output)
@@ -83,6 +84,7 @@ def test_pointer_probability_of_a_word_is_the_sum_of_its_weights():
       np.testing.assert_allclose(jnp.exp(outputs.logits[b, :, word_id]), expected, rtol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('decoder', 'output'), sample_cases([*itertools.product(MODELS, COPYING)], 2))
 def test_every_decoder_supports_every_copying_output(decoder, output):
   model = MODELS[decoder](output)
@@ -94,6 +96,7 @@ def test_every_decoder_supports_every_copying_output(decoder, output):
   assert jax.eval_shape(init_outputs, source, mask, target).logits.shape == (*target.shape, WORDS + S)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('output', COPYING)
 def test_out_of_vocabulary_words_are_embedded_as_unknown_and_padding_has_no_effect(output):
   model = MODELS['bahdanau'](output)
@@ -131,6 +134,7 @@ def test_out_of_vocabulary_ids_encode_the_first_source_position():
   assert vocabulary.decode([size + 4, 4, size + 1, UNK, EOS], corpus.source[0].split()) == 'Rom a Oslo <unk>'
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('beams', [pytest.param(1, marks=pytest.mark.long), 3])
 def test_predictions_contain_copied_words_verbatim(beams):
   vocabulary = word(['a b c'])
@@ -155,6 +159,7 @@ SEARCHES = [BeamSearch(1), BeamSearch(4), Sampling(4), Sampling(4, temperature=2
 ALIGNMENTS = ['softmax', 'hardmax', 'monotonic', 'local_m(width=0)', 'sparsemax']
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('search', 'alignment'), sample_cases([*itertools.product(SEARCHES, ALIGNMENTS)], 8), ids=str)
 def test_pointer_emits_only_source_words_and_eos(search, alignment):
   model = build_tiny(sizes=SIZES, output='pointer', alignment=alignment)
@@ -192,6 +197,7 @@ def sampling_state(search, rows):
   return None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('output', ['pointer', 'pointer_generator'])
 def test_label_smoothing_is_independent_of_padding(output):
   model = build_tiny(sizes=SIZES, output=output)

@@ -83,6 +83,7 @@ def test_steps_equal_the_call_and_masked_tokens_have_no_effect(cell, score, alig
   assert_same(jax.tree.map(lambda x: x[:, :3], changed), jax.tree.map(lambda x: x[:, :3], outputs))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'cell',
   [pytest.param(PLAIN[1], marks=pytest.mark.long), pytest.param(ATTENDING[0], marks=pytest.mark.long), ATTENDING[2]],
@@ -99,6 +100,7 @@ def test_the_amount_of_padding_has_no_effect(cell):
   assert_close(alone.weights, outputs.weights[1:2, :, :size])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'cell', [pytest.param('plain', marks=pytest.mark.long), 'bahdanau', pytest.param('luong', marks=pytest.mark.long)]
 )
@@ -162,6 +164,7 @@ def noisy_alignment(scores, mask, *, rng):
   return jnp.where(mask, jax.random.uniform(rng, scores.shape), 0.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('cell', [ATTENDING[0], ATTENDING[2]])
 def test_alignments_draw_independently_at_every_step(cell):
   model = build_tiny(*cell)
@@ -175,6 +178,7 @@ def test_alignments_draw_independently_at_every_step(cell):
   assert len(np.unique(drawn)) == drawn.size
 
 
+@pytest.mark.long
 def test_gradients_in_16_bits_keep_small_terms_of_the_memory_over_many_steps():
   random = np.random.default_rng(0)
   source = jnp.asarray(random.integers(4, 11, (2, S)))

@@ -109,6 +109,7 @@ def test_invalid_options_raise_at_initialisation(fields, message):
     param_shapes(build_tiny(**fields))
 
 
+@pytest.mark.long
 def test_shared_embeddings_and_tied_outputs_have_one_table():
   sizes = (TARGET_WORDS, TARGET_WORDS)
 
@@ -139,6 +140,7 @@ def encode(model, params, source, mask):
   return jax.jit(functools.partial(model.apply, method=call_encoder))(params, source, mask)
 
 
+@pytest.mark.long
 def test_bfloat16_computes_in_bfloat16_with_float32_parameters_logits_and_weights():
   args = inputs()
   params = variables(build_tiny('bahdanau', 'layers=2', heads=2), *args, scale=0.3)
@@ -151,6 +153,7 @@ def test_bfloat16_computes_in_bfloat16_with_float32_parameters_logits_and_weight
   assert_close(rounded_outputs, exact_outputs, rtol=0, atol=0.02)
 
 
+@pytest.mark.long
 def test_initial_parameters_are_finite_and_a_function_of_the_seed():
   model = build_tiny('luong', 'rnn="gru"', output='tied')
   args = inputs()
@@ -168,6 +171,7 @@ def test_shift_right_prepends_bos():
   np.testing.assert_array_equal(shift_right(jnp.array([[5, 6, 2], [7, 2, 0]])), [[BOS, 5, 6], [BOS, 7, 2]])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('alignment', ['sparsemax', 'entmax15', 'entmax'])
 def test_numpy_inputs_are_accepted(alignment):
   model = build_with(decoder='luong(features=8)', embedding=4, attention=ATTENTION.clone(alignment=alignment))

@@ -12,6 +12,7 @@ from tests.modules.helpers import assert_close, assert_same, variables
 from tests.sampled_cases import sample_cases
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('direction', sample_cases([(name,) for name in DIRECTIONS], 2))
 def test_layers_above_the_first_have_residual_connections_in_every_direction(direction):
   spec = f'rnn(rnn="lstm", features=10, layers=3, residual={{}}, direction="{direction}")'
@@ -43,6 +44,7 @@ def test_a_backward_encoder_equals_a_forward_one_of_the_reversed_source():
   assert_close(encoded.final[:1], encoded_reversed.final)
 
 
+@pytest.mark.long
 def test_dropout_is_between_layers_and_on_the_memory_during_training_alone():
   model = build_tiny(encoder='rnn(rnn="simple", features=10, layers=2, dropout=0.999999)')  # drops everything
   source, mask, target = inputs()

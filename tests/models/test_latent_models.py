@@ -15,6 +15,7 @@ FULL_MASK = jnp.ones((B, T), bool)
 CELLS = [('luong', 'rnn="gru", input_feeding=False'), ('luong', 'rnn="lstm"'), ('bahdanau', 'rnn="gru"')]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('cell', CELLS)
 def test_output_is_the_marginal_and_posterior_is_monotonic(cell):
   model = build_tiny(*cell, alignment='latent_monotonic')
@@ -34,6 +35,7 @@ def test_output_is_the_marginal_and_posterior_is_monotonic(cell):
   assert np.any(np.abs(posterior - np.asarray(outputs.weights)) > 1e-2)
 
 
+@pytest.mark.long
 def test_order_zero_posterior_is_prior_times_likelihood():
   model = build_tiny('bahdanau', 'rnn="gru"', alignment='latent')
   source, mask, target = inputs()
@@ -62,6 +64,7 @@ def test_posterior_is_independent_of_tokens_after_the_end():
   assert np.any(np.abs(posterior - unmasked_posterior)[:, :3] > 1e-3)
 
 
+@pytest.mark.long
 def test_out_of_vocabulary_words_of_the_target_are_unknown():
   model = build_tiny('bahdanau', 'rnn="gru"', alignment='latent_monotonic')
   source, mask, target = inputs()

@@ -68,6 +68,7 @@ def test_steps_equal_the_call_and_masked_tokens_have_no_effect(
   assert_same(changed.logits[:, :3], outputs.logits[:, :3])
 
 
+@pytest.mark.long
 def test_layer_dropout_skips_layers_for_whole_batches_during_training():
   source, mask, target = inputs()
   half = build_transformer(*['layer_dropout=0.5'] * 2)
@@ -92,6 +93,7 @@ def test_layer_dropout_skips_layers_for_whole_batches_during_training():
   assert_close(bound.output(features).logits(), without_layers)
 
 
+@pytest.mark.long
 def test_layers_that_are_computed_again_have_the_same_gradients():
   source, mask, target = inputs()
   results = []
@@ -108,6 +110,7 @@ def test_layers_that_are_computed_again_have_the_same_gradients():
   assert_close(*results, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_dropout_of_sublayers_and_of_weights_is_active_in_training():
   source, mask, target = inputs()
   options = 'norm_first=True, attention_dropout=0.5'
@@ -131,6 +134,7 @@ def test_dropout_of_sublayers_and_of_weights_is_active_in_training():
   assert_close(bound.output(bound.decoder.finalize(features)).logits(), without_sublayers)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('norm_first', [False, pytest.param(True, marks=pytest.mark.long)])
 def test_deep_encoders_preserve_differences_between_positions_at_initialisation(norm_first):
   embedding = Embedding(50, 32)
@@ -143,6 +147,7 @@ def test_deep_encoders_preserve_differences_between_positions_at_initialisation(
   assert memory.var(1).mean() > 0.4 * (memory**2).mean()
 
 
+@pytest.mark.long
 def test_gradients_reach_every_parameter():
   options = 'layers=1, position="shaw", norm_first=True, activation="swiglu", kv_heads=2'
   model = build_transformer(options, options, score='additive', alignment='entmax15')
@@ -235,6 +240,7 @@ def test_the_self_attention_mask_contains_the_window_and_the_sinks():
 # ------------------------------------------------------------------------------------- search, encoders and decoders
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'build',
   [lambda: build_transformer('position="rope"', 'position="t5", norm_first=True'), build_conv],
@@ -253,6 +259,7 @@ def test_scores_of_beam_search_equal_those_of_the_call(build):
     np.testing.assert_allclose(hypotheses.log_probs[:, k], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('build', 'layer', 'heads'),
   [
@@ -269,6 +276,7 @@ def test_weights_layer_selects_the_layer_of_the_weights(build, layer, heads):
   assert_close(outputs.weights, outputs.layers[:, :, layer].mean(2))
 
 
+@pytest.mark.long
 def test_encoders_and_decoders_can_be_combined():
   source, mask, target = inputs()
   for sides in (
@@ -325,6 +333,7 @@ def nearby(query, key, *, query_position, key_position):
   return key @ query - 0.3 * jnp.abs(key_position - query_position).astype(query.dtype)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'options',
   [

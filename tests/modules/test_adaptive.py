@@ -49,6 +49,7 @@ def literal(kind, params, inputs):
   return np.array(outputs).reshape(-1, F), state, np.array(updates), np.array(costs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('kind', 'reverse'), [('gru', False), ('lstm', True)])
 def test_a_layer_equals_the_literal_loop_over_unmasked_steps(kind, reverse):
   layer = AdaptiveLayer(kind, F, reverse, LIMIT, EPSILON)
@@ -82,6 +83,7 @@ def test_a_step_that_halts_at_once_is_the_plain_recurrence():
   assert np.all(pondered.updates == MASK) and np.all(pondered.cost == 2 * MASK)
 
 
+@pytest.mark.long
 def test_gradients_are_finite_and_reach_all_parameters_but_not_the_padding():
   layer = AdaptiveLayer('gru', F, limit=LIMIT)
   inputs = draw(B, S, D)
@@ -107,6 +109,7 @@ def test_bfloat16_layers_compute_in_bfloat16(kind):
   assert {leaf.dtype for leaf in pondered} == {jnp.dtype(jnp.float32)}
 
 
+@pytest.mark.long
 def test_gradients_in_16_bits_keep_small_terms_over_many_steps():
   inputs = draw(2, 1024, D)
   mask = jnp.ones((2, 1024), bool)
@@ -118,6 +121,7 @@ def test_gradients_in_16_bits_keep_small_terms_over_many_steps():
   assert gradient_error_of_16_bits(make_layer, params, inputs, mask) < 0.03
 
 
+@pytest.mark.long
 def test_the_loss_of_a_model_reports_the_updates_and_contains_their_cost():
   model = build_tiny(encoder=f'act(features=10, limit={LIMIT}, layers=2)')
   source, source_mask, target = model_inputs()

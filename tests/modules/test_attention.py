@@ -93,6 +93,7 @@ def test_the_window_implementation_equals_xla(alignment, heads):
   assert_close(run_both_ways(window, params, query, encoded, MASK), run_both_ways(xla, params, query, encoded, MASK))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('score', 'alignment'), [('location_sensitive', 'entmax'), ('coverage', 'sparsemax'), ('general', 'sigmoid')]
 )
@@ -112,6 +113,7 @@ LITERAL_SCORES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('score', LITERAL_SCORES)
 def test_heads_are_projected_attended_and_joined(score):
   heads = 2
@@ -136,6 +138,7 @@ def test_heads_are_projected_attended_and_joined(score):
       np.testing.assert_allclose(attended.context[b, t], joined, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('bias', [False, True])
 def test_a_gate_multiplies_the_contexts_of_each_head_before_they_are_joined(bias):
   query, encoded = make_inputs('scaled_dot', heads=2)
@@ -155,6 +158,7 @@ def test_a_gate_multiplies_the_contexts_of_each_head_before_they_are_joined(bias
   assert_close(attend_all(gated.bind(params), query, encoded, MASK).context, expected)
 
 
+@pytest.mark.long
 def test_an_edit_of_one_head_changes_the_context_by_that_head_alone():
   """Heads 2 and 3 of 4 share keys and values; the result is the same under jit, vmap and scan."""
   options = {'features': 8, 'heads': 4, 'kv_heads': 2, 'implementation': 'xla'}
@@ -182,6 +186,7 @@ def test_an_edit_of_one_head_changes_the_context_by_that_head_alone():
   np.testing.assert_allclose(jax.jit(jax.vmap(attend_row))(query, encoded, MASK), after.context, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('score', 'heads'),
   [
@@ -206,6 +211,7 @@ def test_padding_does_not_change_results(score, heads):
     assert_close(padded.weights[1:, ..., :short], unpadded.weights)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('heads', [1, 2])
 def test_an_empty_memory_has_zero_results_and_zero_gradients(heads):
   module = aj.Attention('coverage', 'softmax', FEATURES, heads)
@@ -236,6 +242,7 @@ def test_each_query_may_have_its_own_mask():
     assert_close(jax.tree.map(lambda x, t=t: x[:, t], attended), jax.tree.map(lambda x, t=t: x[:, t], row))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('heads', [1, 2])
 def test_masks_of_flax_and_shared_masks_are_accepted(heads):
   module = aj.Attention('dot', 'softmax', FEATURES, heads)
@@ -338,6 +345,7 @@ def test_the_carry_has_the_dtype_of_the_weights():
       assert before.previous.dtype == attended.weights.dtype == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('alignment', ['entmax15', 'mocha'])
 def test_numpy_arrays_are_accepted_inside_of_a_scan(alignment):
   module = aj.Attention('additive', alignment, FEATURES, 2)
@@ -348,6 +356,7 @@ def test_numpy_arrays_are_accepted_inside_of_a_scan(alignment):
   assert_close(result, run_both_ways(module, params, query, encoded, mask))
 
 
+@pytest.mark.long
 @sampled_rows
 @pytest.mark.parametrize('heads', [pytest.param(1, marks=pytest.mark.long), 2])
 def test_contexts_are_bfloat16_and_weights_float32(score, alignment, heads):
@@ -360,6 +369,7 @@ def test_contexts_are_bfloat16_and_weights_float32(score, alignment, heads):
     assert attended.context.dtype == jnp.bfloat16 and attended.weights.dtype == jnp.float32
 
 
+@pytest.mark.long
 def test_bfloat16_is_near_float32():
   query, encoded = make_inputs('location_sensitive')
   params = parameters(aj.Attention('location_sensitive', 'softmax', FEATURES), query, encoded)
@@ -487,6 +497,7 @@ def test_positions_that_do_not_fit_the_attention_raise(positions, message):
     parameters(module, *make_inputs('scaled_dot'))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('score', ['general', 'low_rank', 'concat', 'normed_dot', 'additive'])
 def test_annotations_of_keys_are_no_features_of_a_learned_score(score):
   """Gates that forget nothing have no effect."""
@@ -506,6 +517,7 @@ def test_annotations_of_keys_are_no_features_of_a_learned_score(score):
   assert_close(module('forgetting').apply(params, x, method=attend_self), expected)
 
 
+@pytest.mark.long
 def test_the_examples_of_the_docstring_run():
   results = doctest.testmod(attention_module)
   assert results.attempted > 20 and results.failed == 0
@@ -569,6 +581,7 @@ def test_rotary_positions_rotate_normalised_queries_and_keys(score):
     assert_close(attended.weights[:, n], jnp.where(MASK[:, None], weights, 0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('kind', ['rope', 'alibi', 't5', 'shaw'])
 def test_sequences_may_have_positions_of_their_own(kind):
   """Padding on the left: the positions of a sequence count from its first token."""
@@ -599,6 +612,7 @@ def test_positions_that_are_counted_in_order_are_shared_by_all_sequences():
     variables(module, draw(B, S, QUERY), draw(B, S, QUERY), MASK, positions, positions, method=attend_at)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('implementation', ['xla', 'flash'])
 @pytest.mark.parametrize('shape', [(S,), (T, 1), (4, 1, S), (B, 4, T, S), (B, 1, 1, S)], ids=str)
 def test_a_bias_is_added_to_the_scores_of_all_queries(shape, implementation):

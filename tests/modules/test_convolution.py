@@ -28,6 +28,7 @@ def test_gains_are_the_norms_of_the_weights():
   assert_close(Normed(4).apply(longer, x), Normed(4).apply(params, x))
 
 
+@pytest.mark.long
 def test_initial_parameters_preserve_the_variance():
   """Gehring et al. 2017, section 3.5, with dropout; a gate keeps at least a quarter of the variance."""
   x = draw(4000, 96)

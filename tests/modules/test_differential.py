@@ -15,6 +15,7 @@ FEATURES = 12
 HEADS = 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('fields', [{}, {'gate': True}, {'bias': True}])
 def test_differences_of_pairs_of_softmaxes_are_normalised_and_joined(fields):
   module = aj.Attention('scaled_dot', 'softmax', FEATURES, HEADS, differential=True, **fields)
@@ -65,6 +66,7 @@ def test_heads_without_a_partner_are_an_error(fields, message):
     parameters(module, draw(B, T, QUERY), draw(B, S, ENCODED))
 
 
+@pytest.mark.long
 def test_heads_that_share_keys_are_paired_over_two_keys():
   """The first heads of the pairs read keys 0 and 2, their partners keys 1 and 3; each pair of keys has one value."""
   options = {'features': FEATURES, 'heads': 8, 'differential': True, 'head_dim': 3, 'initial_lambda': 0.2}

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from attention_jax.modules.embedding import Embedding
 from tests.modules.helpers import gradient_error_of_16_bits, variables
@@ -13,6 +14,7 @@ EMBEDDED, WORDS = 5, 11
 IDS = jnp.asarray([[1, 4, 2], [10, 0, 3]])
 
 
+@pytest.mark.long
 def test_embeddings_have_dropout_during_training_alone():
   layer = Embedding(WORDS, EMBEDDED, dropout=0.5)
   params = variables(layer, IDS)

@@ -41,6 +41,7 @@ def random_params(module, x):
   return jax.tree.unflatten(tree, [np.asarray(0.5 + draw(*leaf.shape)) for leaf in leaves])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('activation', ACTIVATIONS)
 def test_feed_forward_equals_numpy(activation):
   module = FeedForward(D, HIDDEN, activation)
@@ -86,6 +87,7 @@ def test_a_residual_connection_has_dropout_of_the_result_alone():
     np.testing.assert_allclose(add_ones(False, deterministic), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('groups', [1, 2])
 def test_shared_heads_equal_heads_with_repeated_keys_and_values(groups):
   shared = aj.Attention('scaled_dot', 'softmax', 8, heads=4, kv_heads=groups)

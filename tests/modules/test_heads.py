@@ -60,6 +60,7 @@ def test_attend_heads_equals_linen(score, alignment, heads):
   assert jax.tree.map(jnp.shape, initial_params) == jax.tree.map(jnp.shape, params)
 
 
+@pytest.mark.long
 def test_nnx_equals_linen_and_has_gradients():
   params, expected = linen(*CASES[3])
   query, encoded, mask = inputs()
@@ -71,6 +72,7 @@ def test_nnx_equals_linen_and_has_gradients():
   assert_equal(nnx.jit(lambda module, *x: module(*x))(module, query, encoded, mask[:, None]), expected)
 
 
+@pytest.mark.long
 def test_equinox_equals_linen_and_trains():
   eqx = pytest.importorskip('equinox')
   from attention_jax.modules import attention_equinox
@@ -90,6 +92,7 @@ def test_equinox_equals_linen_and_trains():
   assert_equal(eqx.filter_jit(module)(query, encoded, mask[:, None]), expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('heads', [1, 2])
 def test_queries_and_memories_without_batch_axes_are_shared(heads):
   query, encoded, mask = inputs()
@@ -101,6 +104,7 @@ def test_queries_and_memories_without_batch_axes_are_shared(heads):
   assert_equal(attend(params, query, encoded[0]), attend(params, query, every_memory))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('shared', [False, True])
 def test_masked_content_reaches_no_gradient(shared):
   query, encoded, mask = inputs()
@@ -117,6 +121,7 @@ def test_masked_content_reaches_no_gradient(shared):
   jax.tree.map(np.testing.assert_array_equal, gradient(dirty), gradient(jnp.nan_to_num(dirty)))
 
 
+@pytest.mark.long
 def test_attend_heads_equals_linen_for_one_head_with_projected_values():
   query, encoded, mask = inputs()
   params, expected = linen('scaled_dot', 'softmax', 1, project_values=True)

@@ -33,6 +33,7 @@ def literal(kind, params, inputs):
   return np.array([state[0] for state in tape]).reshape(-1, F), (tape or [(np.zeros(F),) * arrays])[-1], weights
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('kind', 'reverse'), [('lstm', False), ('gru', True)])
 def test_a_layer_equals_the_literal_loop_over_unmasked_steps(kind, reverse):
   layer = IntraAttentionLayer(kind, F, reverse)
@@ -53,6 +54,7 @@ def test_a_layer_equals_the_literal_loop_over_unmasked_steps(kind, reverse):
   assert_same(run(params, jnp.where(MASK[..., None], inputs, jnp.nan), MASK), (outputs, state, weights))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('alignment', ['local_m(width=2)', 'windowed(width=2)'])
 def test_a_backward_layer_counts_its_tape_as_a_forward_layer_over_the_reversed_steps_does(alignment):
   forward, backward = (IntraAttentionLayer('simple', F, reverse, alignment=alignment) for reverse in (False, True))
@@ -70,6 +72,7 @@ def test_a_backward_layer_counts_its_tape_as_a_forward_layer_over_the_reversed_s
     assert_close(weights[b].sum(-1), (jnp.arange(S) < length - 1).astype(jnp.float32))
 
 
+@pytest.mark.long
 def test_padding_has_no_gradient():
   layer = IntraAttentionLayer('lstm', F)
   inputs = draw(B, S, D)

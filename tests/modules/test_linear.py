@@ -24,6 +24,7 @@ def einsum_float64(spec, *operands):
   return np.einsum(spec, *(np.asarray(x, np.float64) for x in operands))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float16])
 def test_values_and_gradients_are_rounded_once(dtype):
   x, kernel, cotangent = make_operands(dtype)
@@ -57,6 +58,7 @@ def test_float32_products_support_forward_mode_differentiation():
   np.testing.assert_allclose(actual, einsum_float64('btd,df->btf', jnp.ones_like(x), kernel), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('rows', [1, 3, 12, 16])
 @pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float32])
 def test_sums_of_outer_products_equal_einsum(rows, dtype):

@@ -20,6 +20,7 @@ def attend_once(module, encoded, mask):
   return module.parallel(jnp.ones((1, 2, 4)), module.remember(encoded, mask))
 
 
+@pytest.mark.long
 def test_a_round_trip_is_exact(params, tmp_path):
   path = tmp_path / 'a.safetensors'
   save_weights(params, path, {'steps': '7'})

@@ -17,6 +17,7 @@ FINAL = draw(3, 11)
 DOT = Attention('dot', features=13)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('options', [{}, {'hops': 3, 'bias': False}], ids=['yang2016', 'lin2017'])
 def test_attention_equals_the_formulas_of_the_papers(options):
   pooling = AttentionPooling(DOT, **options)
@@ -39,6 +40,7 @@ def test_attention_equals_the_formulas_of_the_papers(options):
   assert not vector[2].any() and not weights[2].any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('score', 'alignment'),
   [
@@ -55,6 +57,7 @@ def test_attention_pools_with_several_scores_and_alignments(score, alignment):
   assert not weights[1, :, 3:].any() and not weights[2].any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', POOLINGS)
 def test_masked_positions_do_not_change_results(name):
   pooling = POOLINGS[name](DOT)

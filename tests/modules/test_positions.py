@@ -137,6 +137,7 @@ def test_forgetting_adds_the_logs_of_the_unmasked_gates_between_position_and_que
   assert not is_undefined[:, :, 1].any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('kind', [kind for kind, cls in POSITIONS.items() if cls.in_attention])
 def test_masked_content_before_a_query_has_no_effect(kind):
   x = draw(B, T, 6)
@@ -151,6 +152,7 @@ def test_masked_content_before_a_query_has_no_effect(kind):
   assert_close(run(params, x.at[:, 2].set(jnp.nan)), run(params, x.at[:, 2].set(0)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('bidirectional', [True, False])
 @pytest.mark.parametrize('kind', POSITIONS)
 def test_content_that_is_masked_for_a_query_has_no_effect_on_it(kind, bidirectional):

@@ -36,6 +36,7 @@ def test_every_recurrence_has_a_reference():
   assert set(REFERENCE_CELLS) == set(RECURRENCES)
 
 
+@pytest.mark.long
 @every_kind
 @every_direction
 def test_a_layer_equals_the_literal_loop_over_unmasked_steps(kind, reverse):
@@ -55,6 +56,7 @@ def test_a_layer_equals_the_literal_loop_over_unmasked_steps(kind, reverse):
     assert_same(run(params, jnp.where(MASK[..., None], inputs, filler), MASK), (outputs, state))
 
 
+@pytest.mark.long
 @every_kind
 def test_padding_has_no_gradient(kind):
   layer = RecurrentLayer(kind, F, reverse=True)
@@ -72,6 +74,7 @@ def test_padding_has_no_gradient(kind):
   assert np.all((input_gradients != 0).any(-1) == MASK)
 
 
+@pytest.mark.long
 @every_kind
 def test_steps_equal_the_layer(kind):
   layer = RecurrentLayer(kind, F)
@@ -110,6 +113,7 @@ def start_and_step(stack, summary, inputs):
   return states, *stack(states, stack.project(inputs), deterministic=True)
 
 
+@pytest.mark.long
 @every_kind
 @pytest.mark.parametrize('residual', [False, True])
 def test_a_stack_equals_the_literal_step_layer_by_layer(kind, residual):
@@ -135,6 +139,7 @@ def test_a_stack_equals_the_literal_step_layer_by_layer(kind, residual):
     assert_close(output[b], below)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('dropout', 'deterministic', 'is_random'), [(0.5, False, True), (0.5, True, False), (0.0, False, False)]
 )
@@ -178,6 +183,7 @@ def test_bfloat16_layers_compute_in_bfloat16(kind):
   assert {leaf.dtype for leaf in jax.tree.leaves(result)} == {jnp.dtype(jnp.bfloat16)}
 
 
+@pytest.mark.long
 @every_kind
 def test_gradients_in_16_bits_keep_small_terms_over_many_steps(kind):
   inputs = draw(2, 1024, D)

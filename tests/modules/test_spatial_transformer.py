@@ -14,6 +14,7 @@ PICTURES = jnp.asarray(np.random.default_rng(0).uniform(size=(2, 9, 11, 3)), jnp
 MODULE = SpatialTransformer(size=5, filters=4, hidden=6)
 
 
+@pytest.mark.long
 def test_the_initial_region_is_the_whole_picture():
   (regions, theta), params = jax.jit(lambda rng: MODULE.init_with_output(rng, PICTURES))(jax.random.key(0))
   np.testing.assert_array_equal(theta, np.broadcast_to([[1, 0, 0], [0, 1, 0]], (2, 2, 3)))
@@ -24,6 +25,7 @@ def test_the_initial_region_is_the_whole_picture():
   assert np.any(gradients['params']['transform']['kernel'] != 0)
 
 
+@pytest.mark.long
 def test_an_upright_window_has_three_parameters():
   module = MODULE.clone(transform='attention', dtype=jnp.bfloat16)
   params = variables(module, PICTURES, scale=0.1)

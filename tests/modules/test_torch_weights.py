@@ -159,6 +159,7 @@ def test_models_equal_joeynmt(name):
   np.testing.assert_allclose(output.weights, io['weights'], **CLOSE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('encoder', 'decoder'), [('bahdanau', 'luong'), ('luong', 'bahdanau')])
 def test_a_joeynmt_model_with_an_lstm_on_one_side_and_a_gru_on_the_other_is_converted(encoder, decoder):
   sides = [f'joeynmt_{name}' for name in (encoder, decoder)]

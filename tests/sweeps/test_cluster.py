@@ -34,6 +34,7 @@ def test_jobs_run_append_their_output_and_return_their_status(tmp_path):
   assert isinstance(found, ClusterJob) and found.poll() == 0
 
 
+@pytest.mark.long
 def test_a_job_that_is_killed_names_its_state(tmp_path):
   executor = make_executor(tmp_path, 'local(timeout_min=5)')
   code = 'import os, signal, sys; os.kill(os.getppid(), signal.SIGKILL)'  # the process of submitit

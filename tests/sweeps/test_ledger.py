@@ -71,6 +71,7 @@ def test_a_truncated_line_is_reported_and_left_alone(tmp_path):
   assert fold(events).units[UNIT.id].state == STARTED
 
 
+@pytest.mark.long
 def test_a_second_process_cannot_open_the_ledger(tmp_path):
   code = f"""
 from pathlib import Path

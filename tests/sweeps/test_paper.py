@@ -142,6 +142,7 @@ def test_the_bibliography_has_the_mechanisms_of_all_settings_and_names_papers_wi
   assert '% No entry: Doe & Roe 1999\n' in paper.bibtex and 'doe1999' not in paper.latex
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('count', [1, 4])
 def test_the_figure_is_a_pdf_with_truetype_fonts(report, count):
   data = draw_figure(report._replace(rows=report.rows[:count]))

@@ -25,6 +25,7 @@ def test_an_interaction_is_drawn_if_every_row_has_levels_of_its_own(report):
   assert not any(picture.name.startswith('interaction') for picture in draw_pictures(repeated))
 
 
+@pytest.mark.long
 def test_a_setting_has_one_colour_and_mark_in_all_pictures(report, figures):
   pictures = draw_pictures(report)
   drawn = dict(zip([picture.name for picture in pictures], figures, strict=True))
@@ -54,6 +55,7 @@ def test_a_report_without_metrics_has_no_pictures(report):
   assert draw_pictures(report._replace(columns=[], contrasts=[], rows=rows)) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('select', 'label'), [('exact_match', 'exact_match, validation (greedy)'), ('loss', 'loss, validation')]
 )

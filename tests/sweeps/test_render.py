@@ -28,6 +28,7 @@ def test_tables_have_a_row_for_each_metric_of_a_setting_or_run(report):
   assert len(runs) == 4 * 3 * 4 and set(runs.metric) == {'loss', 'exact_match', 'alignment_error_rate', 'entropy'}
 
 
+@pytest.mark.long
 def test_runs_that_differ_only_in_the_seed_have_their_own_differences(tmp_path, data_folder):
   folders = []
   for seed in range(3):
@@ -40,6 +41,7 @@ def test_runs_that_differ_only_in_the_seed_have_their_own_differences(tmp_path, 
   assert other.baseline.label == '2'
 
 
+@pytest.mark.long
 def test_files_are_written_and_links_lead_to_runs(folder, report):
   written = write_files(report, folder)
   assert {'paper.tex', 'paper.md', 'paper.bib', 'figure.pdf'} < {path.name for path in written}

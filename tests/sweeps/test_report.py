@@ -227,6 +227,7 @@ def test_a_run_whose_folder_was_removed_is_unfinished(tmp_path):
   assert report.unfinished == 1 and sum(len(row.setting.runs) for row in report.rows) == 5
 
 
+@pytest.mark.long
 def test_pictures_are_drawn(report):
   pictures = draw_pictures(report)
   assert len(pictures) == 5

@@ -152,6 +152,7 @@ def test_overrides_of_the_command_line_are_fields_of_every_preset():
     resolve(base, {'preset': 'b'})
 
 
+@pytest.mark.long
 def test_settings_with_the_same_config_are_one():
   default = base_config()['model']['attention']['alignment']
   resolved = resolve_settings(make_base(), [{}, {'model.attention.alignment': default}, {'model.embedding': '16'}])

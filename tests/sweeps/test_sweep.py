@@ -88,6 +88,7 @@ def starts(folder):
   return path.read_text().splitlines() if path.exists() else []
 
 
+@pytest.mark.long
 def test_finished_runs_are_never_repeated_and_a_sweep_is_extended(folder):
   outcome, lines = run(make_request(folder))
   assert outcome == (8, 0, 0) and len(starts(folder)) == 8 and lines[-1] == '8 finished, 0 failed, 0 unfinished'
@@ -109,6 +110,7 @@ def test_a_run_whose_folder_was_removed_is_trained_again(folder, monkeypatch):
   assert outcome == (4, 0, 0) and message in lines and (folder / removed).exists()
 
 
+@pytest.mark.long
 def test_failed_runs_are_listed_and_retried_alone(folder, monkeypatch):
   monkeypatch.setenv('FAKE_FAIL', 'sparsemax')
   monkeypatch.setenv('FAKE_KILL', 'score=general+alignment=softmax')
@@ -129,6 +131,7 @@ def test_failed_runs_are_listed_and_retried_alone(folder, monkeypatch):
   assert run(make_request(folder, seeds=3))[0] == (12, 0, 0)
 
 
+@pytest.mark.long
 def test_a_plan_counts_the_runs_of_the_request(folder, monkeypatch):
   request = make_request(folder)
   assert ' for the 8 processes to be run, ' in plan(request, monkeypatch)[-1]
@@ -194,6 +197,7 @@ def test_an_interrupted_sweep_continues(folder, number):
     time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_seeds_are_trained_together_on_request(folder):
   assert run(make_request(folder, seeds=3, together='yes'))[0] == (4, 0, 0)
   assert len(starts(folder)) == 4 and '--config.seeds=3' in starts(folder)[0]

@@ -49,6 +49,7 @@ def test_products_of_a_shard_map_count_once_per_device(manual):
   assert matmul_flop(counts) == copies * 2 * 8 * 3 * 5
 
 
+@pytest.mark.long
 def test_flop_of_an_update_grow_with_the_rows_of_a_batch(config):
   small = TranslationSystem.load(parse_config(config), None)
   large = TranslationSystem.load(parse_config(config | {'data': config['data'] | {'batch_size': 16}}), None)
@@ -67,6 +68,7 @@ def test_flop_of_an_update_are_the_mean_over_the_shapes_of_data_without_epochs()
   assert update_flop(system) == pytest.approx(np.mean(steps) * (3 * inputs + 4 * recurrence + 3 * bits))
 
 
+@pytest.mark.long
 def test_flop_of_flash_are_those_of_the_definition(config):
   def flop(implementation):
     encoder = f'transformer(features=8, layers=1, heads=2, hidden=8, implementation="{implementation}")'

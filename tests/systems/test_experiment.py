@@ -90,6 +90,7 @@ def test_config_errors_are_raised_before_the_folder_is_touched(data_folder, tmp_
   assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('fields', 'message'), DATA_ERRORS)
 def test_data_errors_are_raised_before_the_folder_is_touched(data_folder, tmp_path, fields, message):
   with pytest.raises(UserError) as error:
@@ -98,6 +99,7 @@ def test_data_errors_are_raised_before_the_folder_is_touched(data_folder, tmp_pa
   assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.long
 def test_a_source_of_the_greatest_length_of_the_model_is_no_error(data_folder, tmp_path):
   """Longer sources than the buckets are padded to multiples of 32 only if the model accepts such a length."""
   folder = shutil.copytree(data_folder, tmp_path / 'data')
@@ -173,6 +175,7 @@ def test_results_json_has_the_results_and_their_origin(trained, config):
   assert hypotheses.count('\n') == 6  # the rows of test.tsv
 
 
+@pytest.mark.long
 def test_results_are_those_of_the_best_checkpoint(trained):
   run = open_run(trained.folder, 'best')
   assert run.step == json.loads((trained.folder / 'results.json').read_text('utf-8'))['step']
@@ -198,6 +201,7 @@ def test_the_log_describes_the_model_the_batches_and_the_written_files(trained):
     assert text in lines, text
 
 
+@pytest.mark.long
 def test_a_run_with_buckets_from_its_data_resumes_and_opens_without_data(data_folder, tmp_path):
   folder = shutil.copytree(data_folder, tmp_path / 'data')
   config = tiny_config(folder, data__buckets=(), data__vocabulary='subword(size=8000, min_count=5)')
@@ -216,6 +220,7 @@ def test_a_run_with_buckets_from_its_data_resumes_and_opens_without_data(data_fo
   assert exported.score([('a b', 'b a')])[0].log_prob == run.score([('a b', 'b a')])[0].log_prob
 
 
+@pytest.mark.long
 def test_resuming_a_finished_run_by_a_relative_path_evaluates_it_again_and_changes_nothing(
   trained, config, monkeypatch
 ):
@@ -227,6 +232,7 @@ def test_resuming_a_finished_run_by_a_relative_path_evaluates_it_again_and_chang
   assert read_tree(trained.folder) == before
 
 
+@pytest.mark.long
 def test_fewer_steps_than_the_run_has_made_are_an_error(trained, config):
   before = read_tree(trained.folder)
   with pytest.raises(UserError, match=r'steps is 3, but the run in .* has made 4 updates; expected at least 4'):
@@ -322,6 +328,7 @@ def test_a_signal_stops_training_and_the_same_call_resumes_it(trained, config, t
     jax.tree.map(np.testing.assert_array_equal, open_run(folder, kind).params, open_run(trained.folder, kind).params)
 
 
+@pytest.mark.long
 def test_a_signal_stops_a_validation_and_the_same_call_makes_it(trained, config, tmp_path, monkeypatch):
   def interrupted_batches(*args, **options):
     signal.raise_signal(signal.SIGTERM)
@@ -356,6 +363,7 @@ def test_a_signal_stops_the_final_evaluation_and_the_same_call_repeats_it(traine
   assert results == trained.results and read_tree(folder) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('seeds', [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_signal_while_the_last_state_is_saved_stops_before_the_final_evaluation(config, tmp_path, monkeypatch, seeds):
   save = Checkpoints.save
@@ -394,6 +402,7 @@ def test_loading_a_system_writes_no_vocabulary(trained, config, tmp_path, missin
     assert (tmp_path / name).read_bytes() == (trained.folder / name).read_bytes()
 
 
+@pytest.mark.long
 def test_a_task_without_validation_and_test_splits_has_no_results(data_folder, tmp_path):
   config = tiny_config(data_folder, data__task="tsv(train='train.tsv')", training__steps=1)
   results, lines = train_quietly(config, tmp_path / 'run')

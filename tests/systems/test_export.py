@@ -27,6 +27,7 @@ def size_of(folder):
   return sum(path.stat().st_size for path in folder.rglob('*') if path.is_file())
 
 
+@pytest.mark.long
 def test_an_exported_run_has_the_same_parameters_and_metrics(trained, exported):
   run = open_run(exported[0])
   original = open_run(trained.folder)
@@ -43,12 +44,14 @@ def test_an_exported_run_has_one_checkpoint_without_the_state_of_the_optimiser(t
   assert size == size_of(folder)
 
 
+@pytest.mark.long
 def test_an_average_of_checkpoints_is_exported(trained, tmp_path):
   export_run(trained.folder, tmp_path / 'run', 'average')
   average = open_run(trained.folder, 'average').params
   jax.tree.map(np.testing.assert_array_equal, open_run(tmp_path / 'run').params, average)
 
 
+@pytest.mark.long
 def test_results_of_other_parameters_are_not_exported(trained, tmp_path):
   measured = {'results.json', 'hypotheses.test.txt'}
   for checkpoint, exported in (('best', measured), ('average', set())):
@@ -66,6 +69,7 @@ def test_an_exported_run_with_a_changed_file_raises(trained, tmp_path):
     open_run(folder)
 
 
+@pytest.mark.long
 def test_a_run_without_digests_is_exported(trained, tmp_path):
   shutil.copytree(trained.folder, tmp_path / 'run')
   (tmp_path / 'run' / 'digests.json').unlink()
@@ -76,6 +80,7 @@ def test_a_run_without_digests_is_exported(trained, tmp_path):
     assert (tmp_path / 'exported' / name).read_bytes() == (trained.folder / name).read_bytes()
 
 
+@pytest.mark.long
 def test_training_in_an_exported_run_is_an_error(config, exported):
   with pytest.raises(UserError, match='is an exported run, from which training cannot resume'):
     train_quietly(config, exported[0])

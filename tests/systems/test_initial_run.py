@@ -29,6 +29,7 @@ CONSTANT_PARAMETERS = {  # parameters keep their initial values up to 1e-12, and
 }
 
 
+@pytest.mark.long
 def test_a_second_stage_starts_from_the_best_parameters(trained, tmp_path):
   first = shutil.copytree(trained.folder, tmp_path / 'first')
   data = write_pairs(tmp_path)

@@ -35,6 +35,7 @@ def rows_by_token(array, vocabulary):
   return {vocabulary.id_to_token(id): row.tolist() for id, row in enumerate(np.asarray(array))}
 
 
+@pytest.mark.long
 def test_each_table_starts_from_its_file_and_the_run_resumes_without_the_files(tmp_path):
   data = write_pairs(tmp_path / 'data')
   source, target = write_vectors(tmp_path / 's.txt', 'abx'), write_vectors(tmp_path / 't.txt', 'cb')
@@ -56,6 +57,7 @@ def test_each_table_starts_from_its_file_and_the_run_resumes_without_the_files(t
   assert any(line.startswith('all 2 steps are done') for line in lines)
 
 
+@pytest.mark.long
 def test_one_side_may_be_random(tmp_path):
   data = write_pairs(tmp_path / 'data')
   target = write_vectors(tmp_path / 't.txt', 'cb')
@@ -103,6 +105,7 @@ def test_shared_embeddings_are_one_table(tmp_path):
   assert tables == {'encoder.embedding': system.source_vocab}
 
 
+@pytest.mark.long
 def test_frozen_vectors_stay_as_in_the_file_when_training_resumes(tmp_path):
   data = write_pairs(tmp_path / 'data')
   vectors = write_vectors(tmp_path / 'v.txt', 'ab')

@@ -31,6 +31,7 @@ def test_a_sequence_loss_has_every_option_of_training(system):
   jax.tree.map(np.testing.assert_array_equal, *sums)
 
 
+@pytest.mark.long
 def test_the_loss_of_a_classifier_is_a_sum_over_the_documents_that_are_no_fillers():
   model = build_small(classifier='flat')
   params = variables(model, SOURCE, MASK)['params']
@@ -49,6 +50,7 @@ def test_the_loss_of_a_classifier_is_a_sum_over_the_documents_that_are_no_filler
     np.testing.assert_allclose(sums['loss'], sums['cross_entropy'] + 0.5 * sums['redundancy'], rtol=1e-6)
 
 
+@pytest.mark.long
 def test_the_loss_of_recall_is_a_sum_over_the_bits_of_the_answers():
   model = build_recaller(RecallConfig('turing(slots=3, width=4, features=5)'), 2)
   inputs = draw(2, 3, 4)

@@ -132,6 +132,7 @@ def test_every_mesh_makes_the_same_updates(preset, devices, sizes, trained_on):
   assert_close(trained_on(preset, devices, sizes), trained_on(preset, 1, MeshConfig()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('preset', PRESETS)
 @pytest.mark.parametrize(('devices', 'sizes'), MESHES, ids=str)
 def test_searches_on_every_mesh_have_the_same_scores(preset, devices, sizes):

@@ -16,6 +16,7 @@ def empty_cache(tmp_path, monkeypatch):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
 
 
+@pytest.mark.long
 def test_a_model_that_was_made_is_opened_by_its_name(trained):
   export_run(trained.folder, ready_made_folder('dates'))
   assert open_run('@dates').steps == open_run(trained.folder).steps

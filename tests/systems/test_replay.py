@@ -57,6 +57,7 @@ def stopped_run(poisoned, tmp_path_factory):
   return data, run, train_until_it_stops(tiny_config(data, **LIGHT), run)[0]
 
 
+@pytest.mark.long
 def test_the_row_of_an_update_is_found(stopped_run):
   _, run, update = stopped_run
   with two_devices():
@@ -79,6 +80,7 @@ def test_a_run_of_several_seeds_is_repeated_in_its_own_folder(poisoned, tmp_path
   assert (result.update, result.start, result.rows) == (update, 2, [BAD_ROW])
 
 
+@pytest.mark.long
 def test_annealed_parameters_have_no_gradient(poisoned, tmp_path):
   anneal = {'model__attention__alignment': 'entmax', 'training__anneal': 'alpha: constant(rate=1.5)'}
   config = tiny_config(write_pairs(tmp_path), **anneal, **LIGHT)

@@ -51,6 +51,7 @@ def edit_config(folder, edit):
   (folder / 'digests.json').unlink()  # otherwise opening the run reports the changed file
 
 
+@pytest.mark.long
 def test_checkpoints_are_opened_by_name_and_step(trained):
   opened = {name: open_run(trained.folder, name) for name in ('best', 'latest', 'average', '2', '4')}
   steps = {name: run.steps for name, run in opened.items()}
@@ -211,6 +212,7 @@ def test_a_run_translates(trained):
   assert prediction.source == 'a b' and len(prediction.hypotheses) == 1
 
 
+@pytest.mark.long
 def test_a_very_long_source_has_no_hypotheses(trained, monkeypatch):
   """A search of such a source would take gigabytes of memory."""
   monkeypatch.setattr(predictor, 'MAX_SOURCE_LENGTH', 32)
@@ -218,6 +220,7 @@ def test_a_very_long_source_has_no_hypotheses(trained, monkeypatch):
   assert not long.hypotheses and len(short.hypotheses) == 1
 
 
+@pytest.mark.long
 def test_evaluate_split_returns_the_results_of_training(trained):
   run = open_run(trained.folder)
   metrics, predictions = runs.evaluate_split(run, 'test')
@@ -241,6 +244,7 @@ def test_evaluate_hypotheses_returns_the_metrics_of_the_config(trained):
     runs.evaluate_hypotheses(without_metrics, 'test', references)
 
 
+@pytest.mark.long
 def test_an_ensemble_of_one_run_with_itself_scores_like_the_run(trained):
   ensemble = open_run_or_ensemble(f'{trained.folder}, {trained.folder}', '4')
   assert ensemble.steps == (4, 4) and len(ensemble.params) == 2
@@ -349,6 +353,7 @@ def run(trained):
 PAIRS = [('a b c', 'c b a'), ('d', 'd')]
 
 
+@pytest.mark.long
 def test_a_run_translates_lines(run):
   best = run.translate(['a b c', 'd'])
   lists = run.translate(['a b c', 'd'], nbest=2)
@@ -378,11 +383,13 @@ def test_a_run_scores_aligns_and_attends(run):
   assert run.attention('a b').target_tokens[:-1] == run.translate(['a b'])[0].tokens
 
 
+@pytest.mark.long
 def test_a_run_has_metrics_and_vocabularies(run, trained):
   assert run.evaluate('test') == trained.results['test']
   assert [vocabulary.kind for vocabulary in run.vocabularies] == ['word', 'word']
 
 
+@pytest.mark.long
 def test_weights_of_every_layer_and_head_are_those_of_the_model(run):
   config = parse_config(
     {
@@ -444,6 +451,7 @@ def test_opening_a_run_prints_nothing(trained, capfd):
   assert capfd.readouterr() == ('', '')
 
 
+@pytest.mark.long
 def test_training_in_a_thread_beside_an_event_loop_repeats_a_run(config, trained, tmp_path):
   """As in a notebook: an event loop runs, and its threads cannot set the handlers of signals."""
   lines = []
@@ -456,6 +464,7 @@ def test_training_in_a_thread_beside_an_event_loop_repeats_a_run(config, trained
   assert any(line.startswith('all 4 steps are done (') for line in lines)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('unlinked_targets', [True, False])
 def test_error_rates_of_heads_are_those_of_their_largest_weights(unlinked_targets):
   vocabulary = char(['ab cd e'])

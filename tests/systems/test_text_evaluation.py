@@ -88,6 +88,7 @@ def test_entropy_and_monotonicity_need_no_links():
   assert list(one_word) == ['entropy']  # monotonicity needs two words
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('alignment', [pytest.param('softmax', marks=pytest.mark.long), 'latent_monotonic'])
 def test_weights_are_posteriors_and_do_not_depend_on_padding(alignment):
   vocabulary = train('word', ['cab ab dab'])
@@ -114,6 +115,7 @@ def test_weights_are_posteriors_and_do_not_depend_on_padding(alignment):
     assert np.allclose(weights, prior[0], rtol=1e-3) == (alignment == 'softmax')
 
 
+@pytest.mark.long
 def test_loss_and_accuracy_are_means_over_tokens_and_unreachable_targets_are_unknown():
   vocabulary = train('word', ['cab ab dab'])
   attention = Attention(score='additive', features=4, implementation='xla')

@@ -61,6 +61,7 @@ def test_running_means_are_stored(checkpoints):
     checkpoints.restore(make_state(0))
 
 
+@pytest.mark.long
 def test_the_next_update_may_overwrite_a_state_that_is_being_written(checkpoints):
   """The update reuses the memory of the state at once, as training steps do; the file has the earlier values."""
   update = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)

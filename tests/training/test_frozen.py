@@ -32,6 +32,7 @@ FROZEN = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', sorted(OPTIMIZERS))
 def test_only_frozen_parameters_keep_their_values(name):
   options = '(weight_decay=0.1)' if name == 'adamw' else ''

@@ -47,6 +47,7 @@ SCHEDULE_CASES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('spec', SCHEDULE_CASES)
 def test_a_schedule_follows_its_formula(spec):
   schedule = make_schedule(spec, steps=100)
@@ -64,6 +65,7 @@ def test_the_defaults_give_positive_rates(name):
   assert all(0 < schedule(jnp.int32(n)) < 10 for n in (1, 2, 49))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', OPTIMIZERS)
 def test_an_optimizer_decreases_a_quadratic(name):
   def objective(params):
@@ -165,6 +167,7 @@ def test_muon_orthogonalises_hidden_kernels_and_equals_nadam_elsewhere():
     np.testing.assert_allclose(updates[module][name], expected[module][name], rtol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('model', 'inputs'),
   [

@@ -34,6 +34,7 @@ def test_invalid_names_are_errors(name, message):
   assert len(str(error.value)) < 200
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=30)
 @given(st.text())
 def test_any_text_is_a_path_or_a_user_error(name):

@@ -121,6 +121,7 @@ def stored_steps(folder):
   return steps
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('seed', [pytest.param(SEEDS[0], marks=pytest.mark.long), SEEDS[-1]])
 def test_each_run_equals_the_run_of_its_seed_alone(uninterrupted, tmp_path, seed):
   results, folder = uninterrupted
@@ -194,6 +195,7 @@ def assert_equal_runs(results, folder, expected, expected_folder):
       assert latest_step(run_folder, kind) == latest_step(expected_run_folder, kind)
 
 
+@pytest.mark.long
 def test_runs_whose_last_checkpoints_differ_continue_from_their_own(light, tmp_path):
   """A run may be killed when the checkpoints of some seeds are written, and those of the others are not."""
   options, *expected = light
@@ -204,6 +206,7 @@ def test_runs_whose_last_checkpoints_differ_continue_from_their_own(light, tmp_p
   assert_equal_runs(fit_all(tmp_path, **options), tmp_path, *expected)
 
 
+@pytest.mark.long
 def test_evaluations_that_a_signal_stops_are_made_before_the_next_update(light, tmp_path):
   options, *expected = light
   steps = []

@@ -87,6 +87,7 @@ def assert_close(a, b, **tolerance):
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), a, b)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('seed', [1, np.int64(1), (1, 2)], ids=['int', 'numpy', 'several'])
 def test_an_update_that_is_not_finite_is_skipped(seed):
   """Everything but the number of the update stays as it was, including the moments of Adam and the moving average."""
@@ -120,6 +121,7 @@ def test_an_update_that_is_not_finite_is_skipped(seed):
     assert not np.array_equal(after.params['w'][1], before.params['w'][1])
 
 
+@pytest.mark.long
 def test_the_update_is_the_gradient_of_the_mean_over_unmasked_tokens():
   step, state = setup(optimizer='sgd', average_decay=0.0)
   params = init_params()
@@ -135,6 +137,7 @@ def test_the_update_is_the_gradient_of_the_mean_over_unmasked_tokens():
   assert state.step == 1 and state.average == () and evaluation_params(state) is state.params
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('devices', 'parts'), [pytest.param(1, 2, marks=pytest.mark.long), (1, 16), (8, 2)])
 def test_accumulated_parts_equal_the_whole_batch(devices, parts):
   whole, losses = run(*setup())
@@ -144,6 +147,7 @@ def test_accumulated_parts_equal_the_whole_batch(devices, parts):
   assert accumulated.step == 4 and accumulated.opt_state[1][0].count == 4  # updates, not parts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('dropout', [0.0, 0.3])
 def test_one_device_and_eight_have_the_same_losses(dropout):
   one, losses = run(*setup(1, dropout))
@@ -192,6 +196,7 @@ def test_the_average_follows_the_parameters():
   assert evaluation_params(state) is state.average
 
 
+@pytest.mark.long
 def test_the_loss_reads_the_running_means_of_the_previous_updates():
   step, state = setup(loss=RUNNING_LOSS)
   assert state.running == {'accuracy': 0}
@@ -206,6 +211,7 @@ def test_the_loss_reads_the_running_means_of_the_previous_updates():
   assert mean > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('devices', 'parts'), [(1, 4), pytest.param(8, 1, marks=pytest.mark.long), (8, 2)])
 def test_running_means_do_not_depend_on_parts_and_devices(devices, parts):
   whole, losses = run(*setup(loss=RUNNING_LOSS))
@@ -214,6 +220,7 @@ def test_running_means_do_not_depend_on_parts_and_devices(devices, parts):
   assert_close(whole.running, split.running, rtol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('average_decay', [0.0, 0.9])
 def test_an_annealed_parameter_follows_its_schedule_instead_of_its_gradient(average_decay):
   schedule = make_schedule('linear(peak=2.0, end=0.5)', 10)
@@ -229,6 +236,7 @@ def test_an_annealed_parameter_follows_its_schedule_instead_of_its_gradient(aver
     np.testing.assert_allclose(metrics['grad_norm'], optax.tree.norm(grads | {'temperature': 0.0}), rtol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('optimizer', ['sgd', 'adafactor', 'muon'])
 def test_the_learning_rate_is_that_of_the_update_number_after_a_skipped_update(optimizer):
   def sums(params, batch, rngs, running, update):

@@ -152,6 +152,7 @@ def test_a_signal_stops_cleanly_and_changes_nothing(uninterrupted, tmp_path, num
   assert records_of(tmp_path) == records_of(expected_folder)
 
 
+@pytest.mark.long
 def test_an_evaluation_that_a_signal_stops_is_made_before_the_next_update(tmp_path):
   """In the middle of training and at its end, and a second time when the run is resumed."""
   steps = []
@@ -227,6 +228,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bits(uninterrupted, t
     assert steps == sorted(set(steps))  # no step occurs twice
 
 
+@pytest.mark.long
 def test_nan_is_reported_with_its_step_and_never_saved(tmp_path, capsys):
   def poisoned_sums(params, batch, rngs, running, update):
     """The loss is NaN for batches with negative indices."""
@@ -323,6 +325,7 @@ def damage(checkpoint):
     file.write_bytes(b'')
 
 
+@pytest.mark.long
 def test_a_run_resumes_exactly_from_the_checkpoint_before_a_damaged_one_and_never_starts_over(tmp_path, capsys):
   run = functools.partial(fit_light, tmp_path, steps=4, checkpoint_every=2)
   result = run()

@@ -149,6 +149,7 @@ def test_tensorboard_files_are_written(tmp_path):
   assert b'train/loss' in content and b'signature' not in content
 
 
+@pytest.mark.long
 def test_tensorboard_loads_no_package_that_it_does_not_need(tmp_path):
   packages = tmp_path / 'packages'
   (packages / 'google' / 'cloud').mkdir(parents=True)

@@ -26,6 +26,7 @@ def build_small(alignment='softmax', **fields):
 ENCODERS = [pytest.param(GRID, (8, 8, 3), marks=pytest.mark.long), ('precomputed(features=8)', (2, 2, 5))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('encoder', 'picture'), ENCODERS)
 @pytest.mark.parametrize(
   'decoder', ['bahdanau(features=6, readout=6, gate=True)', pytest.param('luong(features=6)', marks=pytest.mark.long)]
@@ -48,6 +49,7 @@ def test_grid_cells_are_the_memory_of_recurrent_decoders(encoder, picture, decod
     assert_close(step.logits, outputs.logits[:, t])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('size', 'halvings', 'layers'),
   [
@@ -75,6 +77,7 @@ def test_cell_centres_are_centres_of_receptive_fields(size, halvings, layers):
   assert middle == pytest.approx(centres[row] * size)
 
 
+@pytest.mark.long
 def test_closed_gate_masks_the_picture_and_open_gate_equals_no_gate():
   model = build_small(encoder=GRID, decoder='bahdanau(features=6, readout=6, gate=True, bridge=False)')
   picture = 100 * draw(1, 8, 8, 3)
@@ -106,6 +109,7 @@ def test_gates_of_latent_alignments_and_unknown_encoders_are_reported():
     build_small(encoder='birnn')
 
 
+@pytest.mark.long
 def test_the_memory_has_dropout_during_training_alone():
   encoder = Grid(0.999999, features=8, halvings=2)  # drops everything
   pictures = 100 * draw(2, 8, 8, 3)

@@ -46,6 +46,7 @@ def test_references_add_height_and_gold_boxes_are_drawn(tmp_path):
   assert measure(item._replace(boxes=[(1, 1, 6, 6)]))[1] > 50
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('height', 'width'), [(20, 80), (80, 20)])
 def test_frames_keep_the_shape_of_the_picture_and_boxes_their_place(tmp_path, height, width):
   picture = np.zeros((height, width, 3), np.uint8)

@@ -24,6 +24,7 @@ def write_jsonl(folder, rows, name='train.jsonl'):
   return ClassificationDataConfig(f"jsonl(train='{name}', html=True)", str(folder))
 
 
+@pytest.mark.long
 def test_texts_are_split_into_sentences_of_tokens(tmp_path):
   train = load_documents(write_jsonl(tmp_path, ROWS))['train']
   assert train.sentences == [['it is good .', 'very good !'], ['not so good & long .']]

@@ -47,6 +47,7 @@ CASES += [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('fields', CASES, ids=lambda fields: '-'.join(map(str, fields.values())))
 def test_output_is_independent_of_padding_and_other_rows(fields):
   model = build_small(**fields)
@@ -67,6 +68,7 @@ def test_output_is_independent_of_padding_and_other_rows(fields):
     assert_close(whole.sentence_weights[1, 0], np.array([1.0, 0, 0]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'fields',
   [
@@ -93,6 +95,7 @@ def test_flat_ponder_is_at_the_positions_of_the_words():
   np.testing.assert_array_equal(ponder.updates > 0, MASK.reshape(3, -1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('classifier', CLASSIFIERS)
 def test_logits_of_16_bit_models_are_float32(classifier):
   model = build_small(classifier=classifier, dtype='bfloat16')
@@ -116,6 +119,7 @@ def test_pair_weights_of_several_heads_are_grouped_by_head():
   assert not np.allclose(by_head[:, :, 0], by_head[:, :, 1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('pooling', sample_cases([(pooling,) for pooling in POOLINGS], 2))
 def test_pair_output_is_independent_of_padding(pooling):
   model = build_small(classifier='decomposable(width=6)', pooling=pooling)
@@ -205,6 +209,7 @@ def test_hierarchy_equals_the_equations_of_the_paper():
     assert_close(output.logits[i], vector @ values['labels']['kernel'] + values['labels']['bias'])
 
 
+@pytest.mark.long
 def test_gradients_of_empty_sentences_are_finite():
   model = build_small(classifier='hierarchical')
   params = variables(model, SOURCE, MASK)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from attention_jax.systems.config import parse_config
 from attention_jax.systems.glimpsing.data import DigitBatch
@@ -65,6 +66,7 @@ def test_the_network_equals_a_loop():
   assert not np.any(outputs.log_policy)
 
 
+@pytest.mark.long
 def test_the_loss_has_a_reward_for_every_object():
   rng = jax.random.key(2)
   (sample_rng,) = jax.random.split(rng, 1)
@@ -90,6 +92,7 @@ def test_the_loss_has_a_reward_for_every_object():
   assert sums['tokens'] == 3 * K
 
 
+@pytest.mark.long
 def test_log_policy_trains_the_layers_that_choose_locations_and_logits_do_not():
   batch = DigitBatch(PICTURES, np.zeros((4, K), np.int32), np.arange(4, dtype=np.int32))
 

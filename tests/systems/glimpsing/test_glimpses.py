@@ -18,6 +18,7 @@ CONFIG = parse_config({'system': 'glimpsing', 'model': {'samples': 1}})
 MODEL = GlimpseNetwork(3, glimpses=3, size=2, scales=2, hidden=4, features=5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('location', [(0.0, 0.0), (-1.0, 1.0), (0.7, -0.3)])
 def test_patches_are_means_around_the_location(location):
   patches = np.asarray(retina(jnp.asarray(PICTURE), jnp.array(location), 2, 3))
@@ -92,6 +93,7 @@ def test_gradients_of_each_output_reach_only_its_submodules(params):
   assert label_modules == {'patch', 'location', 'what', 'where', 'core', 'inputs', 'labels'}
 
 
+@pytest.mark.long
 def test_policy_gradient_equals_gradient_of_the_expected_reward(params):
   """E[R ∇ log π] equals the derivative of E[R] by the policy's bias, where R depends on the second location alone."""
   rngs = jax.random.split(jax.random.key(9), 40_000)
@@ -117,6 +119,7 @@ def test_policy_gradient_equals_gradient_of_the_expected_reward(params):
   np.testing.assert_allclose(without_baseline, expected, rtol=0.15)
 
 
+@pytest.mark.long
 def test_loss_equals_the_equation_of_the_paper(params):
   """−log p(y) − Σ_t log π(l_t) (R − b_t) + Σ_t (R − b_t)², over the rows that are no fillers."""
   pictures = np.random.default_rng(1).integers(0, 255, (4, *PICTURE.shape)).astype(np.uint8)

@@ -32,6 +32,7 @@ def test_the_spec_selects_the_network():
     _build(GlimpseConfig('spatial_transformer(size=3)'), 3)
 
 
+@pytest.mark.long
 def test_the_loss_is_the_cross_entropy_alone_and_has_gradients_everywhere():
   network = _build(MODEL, 3)
   params = variables(network, jnp.asarray(PICTURES / 255, jnp.float32), jnp.zeros((3, 2)), scale=0.3)['params']

@@ -1,6 +1,7 @@
 """Pictures of glimpse paths: a row of panels for each image, with the patches of the retina and their path."""
 
 import numpy as np
+import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -49,6 +50,7 @@ def test_path_is_drawn_on_its_image():
   assert [patch.get_xy() for patch in axes.patches] == [(3.5, 1.5), (6.5, -0.5)]
 
 
+@pytest.mark.long
 def test_the_picture_has_a_row_for_each_image(tmp_path):
   item = glimpse_paths.GlimpsePath(np.zeros((8, 8, 3), np.uint8), np.zeros((3, 2)))
   shorter = item._replace(locations=np.zeros((1, 2)))

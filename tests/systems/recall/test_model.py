@@ -22,6 +22,7 @@ def build_small(controller='feedforward', **options):
   return model, jax.jit(model.init)(jax.random.key(0), X)['params']
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('score', sample_cases([(name,) for name, row in SCORES.items() if is_self_contained(row)], 16))
 def test_logits_are_finite_for_every_self_contained_score(score):
   model, params = build_small('lstm', score=score)
@@ -76,6 +77,7 @@ def test_outputs_equal_the_equations_of_the_paper():
   np.testing.assert_allclose(outputs.read.sum(-1), 1, rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('controller', ['lstm', pytest.param('gru', marks=pytest.mark.long)])
 def test_outputs_are_causal_and_gradients_reach_every_parameter(controller):
   model, params = build_small(controller)
@@ -96,6 +98,7 @@ def test_outputs_are_causal_and_gradients_reach_every_parameter(controller):
   assert all(np.isfinite(g).all() and np.abs(g).max() > 0 for g in jax.tree.leaves(grads))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('score', 'alignment'), [('dot', 'sparsemax'), ('additive', 'softmax'), ('cosine(beta=1.0)', 'forward')]
 )

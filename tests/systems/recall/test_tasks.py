@@ -53,6 +53,7 @@ def test_ngrams_predict_the_next_bit_at_every_step():
   assert np.array_equal(inputs[2:], answer[:-1])  # the answer of a step is the input of the next one
 
 
+@pytest.mark.long
 def test_probabilities_of_bits_of_ngrams_follow_a_beta_distribution():
   """Beta(1/2, 1/2) has mean 1/2 and variance 1/8, that of a uniform one is 1/12; rare contexts are left out."""
   task = make_recall_task('ngrams(order=2, length=5000, beyond=5001)')

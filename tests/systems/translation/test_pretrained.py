@@ -188,6 +188,7 @@ def tokenizers(tmp_path_factory):
   return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', ARCHITECTURES)
 def test_weights_and_a_tokenizer_become_a_run(name, tokenizers, tmp_path):
   folder = tmp_path / 'model'

@@ -31,6 +31,7 @@ def predictor(reader):
   return Predictor(reader.model, reader.params, WORDS, WORDS, buckets=reader.buckets)
 
 
+@pytest.mark.long
 def test_each_line_has_the_requested_hypotheses_and_an_empty_line_raises(reader, predictor):
   readings = reader.read_lines(predictor, 3, ReadingRequest(inputs=['a b', 'c'], hypotheses=2))
   assert [reading.name for reading in readings] == ['a b', 'a b', 'c', 'c']
@@ -67,6 +68,7 @@ def test_a_model_without_attention_needs_analyses():
     read(system, {}, ReadingRequest(inputs=['a b']))
 
 
+@pytest.mark.long
 def test_readings_have_the_requested_layers_and_analyses(reader, predictor):
   request = ReadingRequest(inputs=['a b'], layers=True, analyses=['entropy', 'rollout'])
   readings = reader.read_lines(predictor, 2, request)
@@ -87,6 +89,7 @@ def test_an_empty_hypothesis_raises(reader, predictor):
     reader.complete([reading._replace(target='')], request)
 
 
+@pytest.mark.long
 def test_rows_have_their_sure_and_possible_links(reader):
   links = [((0, 0),), ((0, 0),)]
   corpus = Corpus(['a b', 'c'], ['d', 'e'], links, possible=[((0, 0), (1, 0)), ((0, 0),)])
@@ -125,6 +128,7 @@ def test_weights_of_characters_are_merged_to_words(reader):
     character_reader.complete([reading], ReadingRequest(words=True, analyses=['entropy']))
 
 
+@pytest.mark.long
 def test_merged_weights_and_words_have_the_same_size_if_the_last_word_has_no_token():
   pieces = subword(['a b c d'] * 9, size=12)
   model = build_transformer(sizes=(len(pieces), len(pieces)))
