@@ -28,4 +28,4 @@ def lift(fn: Callable, axes: Axes, *trees: Any) -> Any:
   size = next((x.shape[0] for x in jax.tree.leaves(trees) if x.shape[0] != 1), 1)
   in_axes = jax.tree.map(lambda x: None if x.shape[0] != size else 0, trees)
   rest = jax.tree.map(lambda x: x[0] if x.shape[0] != size else x, trees)
-  return jax.vmap(inner, in_axes, **axes[0])(*rest)
+  return jax.vmap(inner, in_axes, axis_size=size, **axes[0])(*rest)
