@@ -113,6 +113,7 @@ def test_a_file_imports_from_the_folder_of_its_own_system_alone():
       assert imported & systems <= {own}, path
 
 
+@pytest.mark.long
 def test_files_have_a_docstring_and_do_not_disable_the_formatter():
   for path in FILES:
     assert ast.get_docstring(tree_of(path)), f'{path}: no docstring'

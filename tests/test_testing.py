@@ -48,6 +48,7 @@ def test_alignments_that_break_a_law_raise(alignment, message):
   assert '\n' not in str(error.value)
 
 
+@pytest.mark.long
 def test_a_score_that_depends_on_masked_keys_raises():
   with pytest.raises(aj.UserError, match=r"^score 'depends_on_other_keys': the key of a position must not change"):
     aj.testing.check_score(depends_on_other_keys, quick=True)

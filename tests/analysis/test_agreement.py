@@ -59,6 +59,7 @@ def test_distances_of_distributions():
   assert analysis.jensen_shannon(p, p) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('small', [1.2e-38, 1e-30, 1e-20, 1e-10])
 def test_divergences_of_tiny_weights_and_their_gradients_are_finite(small):
   p = jnp.array([1.0, small])
@@ -69,6 +70,7 @@ def test_divergences_of_tiny_weights_and_their_gradients_are_finite(small):
   assert gradient[1] == pytest.approx(np.log(2) / 2 if small > 1e-35 else 0, rel=1e-4)
 
 
+@pytest.mark.long
 def test_the_effect_of_permutations_is_0_for_a_constant_output_and_for_masked_positions():
   rng = jax.random.key(0)
   assert analysis.permutation_effect(constant, WEIGHTS, MASK, rng) == 0
@@ -86,6 +88,7 @@ def test_the_effect_of_permutations_is_0_for_a_constant_output_and_for_masked_po
   assert analysis.permutation_effect(is_masked_position, one_hot, MASK, rng) == 0
 
 
+@pytest.mark.long
 def test_the_output_of_adversarial_weights_is_within_epsilon():
   adversarial = analysis.adversarial_weights(outputs, WEIGHTS, MASK, jax.random.key(1), epsilon=0.05)
   assert 0.01 < adversarial.divergence < np.log(2)

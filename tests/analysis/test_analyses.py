@@ -115,6 +115,7 @@ def test_integrated_gradients_are_complete():
   np.testing.assert_allclose(total, expected, rtol=1e-2, atol=1e-5)
 
 
+@pytest.mark.long
 def test_comparing_weights_with_a_measure_of_other_axes_raises():
   subject = subject_of(build_transformer)
   square = subject._replace(

@@ -15,11 +15,13 @@ def linear(x):
   return jnp.einsum('tsd,sd->t', KERNEL, x)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('attribute', [analysis.gradient_times_input, analysis.integrated_gradients])
 def test_attributions_of_a_linear_function_are_its_terms(attribute):
   np.testing.assert_allclose(attribute(linear, INPUTS), jnp.einsum('tsd,sd->ts', KERNEL, INPUTS), rtol=1e-5)
 
 
+@pytest.mark.long
 def test_integrated_gradients_of_a_square_are_the_square():
   # f = Σ x²: the gradient is 2x, its mean on the path from 0 is x. gradient x input is 2x², twice the square.
   def square(x):
@@ -30,6 +32,7 @@ def test_integrated_gradients_of_a_square_are_the_square():
   np.testing.assert_allclose(analysis.gradient_times_input(square, INPUTS), 2 * expected, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_integrated_gradients_sum_to_the_change_of_the_output():
   def fn(x):
     return jnp.tanh(linear(x)) * jnp.sin(x).sum()
@@ -51,6 +54,7 @@ def test_integrated_gradients_of_normalised_inputs_are_their_terms():
   np.testing.assert_allclose(attributions, expected, rtol=0.05)
 
 
+@pytest.mark.long
 def test_integrated_gradients_of_16_bit_inputs_are_summed_in_32_bits():
   inputs = INPUTS.astype(jnp.bfloat16)
 
@@ -63,6 +67,7 @@ def test_integrated_gradients_of_16_bit_inputs_are_summed_in_32_bits():
   np.testing.assert_allclose(attributions, expected, atol=0.01)
 
 
+@pytest.mark.long
 def test_leaving_a_position_out_of_a_sum_loses_its_term():
   terms = jnp.array([[1.0, 2.0, 3.0, 7.0], [0.0, -1.0, 0.5, 7.0]])
   mask = jnp.array([True, True, True, False])
@@ -70,6 +75,7 @@ def test_leaving_a_position_out_of_a_sum_loses_its_term():
   np.testing.assert_allclose(lost, [[1, 2, 3, 0], [0, -1, 0.5, 0]])
 
 
+@pytest.mark.long
 def test_leaving_out_a_masked_position_changes_nothing_even_if_the_output_is_infinite():
   lost = analysis.leave_one_out(lambda mask: jnp.log(0 * mask[:2]), jnp.array([True, False, True]))
   np.testing.assert_array_equal(lost[:, 1], 0)

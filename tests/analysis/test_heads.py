@@ -70,6 +70,7 @@ def test_pairs_of_differential_attention_have_one_gate():
   np.testing.assert_allclose(parts[1], attention.apply({'params': zeroed}, method=run), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_parameters_of_one_attention_have_gates():
   params = attend(None)
   gates = analysis.open_gates(params)

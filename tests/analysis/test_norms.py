@@ -3,10 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from attention_jax import analysis
 
 
+@pytest.mark.long
 def test_norms_of_one_head_are_weights_times_norms_of_values():
   norms = analysis.weighted_norms(jnp.array([[0.5, 0.5], [1.0, 0.0]]), jnp.array([[3.0, 4.0], [0.0, 0.1]]))
   np.testing.assert_allclose(norms, [[2.5, 0.05], [5, 0]], rtol=1e-6)

@@ -97,12 +97,14 @@ def test_right_to_left_text_is_isolated_from_what_follows(tmp_path, recwarn):
   assert not [str(warning.message) for warning in recwarn]
 
 
+@pytest.mark.long
 def test_unusual_tokens_do_not_warn(tmp_path, recwarn):
   tokens = ['$x^2$', '$', '\\', '_', '\n', '\u200f', '\u0301', '\u064e', '\U0001e130', '😀', '']
   heatmap(np.eye(len(tokens)), tokens, tokens, tmp_path / 'a.png', title='$a$ \\frac{', gold=[(0, 0)])
   assert not [str(warning.message) for warning in recwarn]
 
 
+@pytest.mark.long
 def test_padding_is_not_drawn(tmp_path):
   padded = np.full((9, 11), 0.8, np.float32)
   padded[:5, :7] = WEIGHTS
@@ -188,6 +190,7 @@ assert dict(matplotlib.rcParams) == before
   subprocess.run([sys.executable, '-W', 'error', '-c', code], check=True)
 
 
+@pytest.mark.long
 def test_weights_are_written_into_their_cells_in_percent(tmp_path):
   pictures = []
   for in_percent in (False, True):

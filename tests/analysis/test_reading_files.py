@@ -34,6 +34,7 @@ def test_pictures_show_weights_and_maps_and_leave_out_lists_and_numbers(tmp_path
   )
 
 
+@pytest.mark.long
 def test_layers_replace_the_weights(tmp_path):
   heads = {'layer 0, head 0': READING.weights, 'layer 0, head 1': READING.weights}
   layered = READING._replace(matrices=READING.matrices | heads, measurements={})
@@ -41,6 +42,7 @@ def test_layers_replace_the_weights(tmp_path):
   assert 1.8 < width_of(layered, tmp_path / 'layers.png') / alone < 2.8
 
 
+@pytest.mark.long
 def test_relative_colours_do_not_depend_on_the_size_of_the_weights(tmp_path):
   small = READING._replace(matrices={'weights': READING.weights / 100}, measurements={})
   reading_files.write([small], tmp_path / 'absolute.png')

@@ -41,6 +41,7 @@ def get(port: int, path: str, host: str = ''):
     return answer.status, answer.read().decode()
 
 
+@pytest.mark.long
 def test_a_typed_source_is_answered(port):
   status, text = get(port, '/')
   assert status == 200 and Page(text).ids == {'source-form'}
@@ -56,6 +57,7 @@ def field(page: Page, name: str) -> str:
   return next(attributes for _, attributes in page.tags if attributes.get('name') == name)['value']
 
 
+@pytest.mark.long
 def test_an_edit_is_typed_beside_the_source(port):
   assert field(Page(get(port, '/')[1]), 'edit') == 'largest'
   page = Page(get(port, f'/?text=a&edit={quote("uniform(head=1)")}')[1])

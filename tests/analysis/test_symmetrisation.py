@@ -51,6 +51,7 @@ def literal(forward, reverse, method):
   return sorted((int(f), int(e)) for e, f in np.argwhere(alignment))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('method', METHODS)
 @given(forward=LINKS, reverse=LINKS)
 def test_growing_equals_the_pseudo_code(method, forward, reverse):

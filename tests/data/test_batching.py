@@ -192,6 +192,7 @@ def unpack(batch):
       yield tuple(source[source_ids == number]), tuple(target[target_ids == number])
 
 
+@pytest.mark.long
 @given(ROWS, st.integers(1, 9), st.integers(0, 2**40))
 def test_packed_batches_contain_every_fitting_pair_once_in_an_epoch(lengths, size, seed):
   rows = fitting_rows(lengths)

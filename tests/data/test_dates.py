@@ -116,6 +116,7 @@ def test_links_are_in_range_and_join_equal_digits(first):
     assert [source[i].isdigit() for i in by_target[0]] in ([True], [True, True]), row
 
 
+@pytest.mark.long
 def test_fields_do_not_share_characters(first):
   for row in all_rows(first):
     spans = [{i for i, j in parse_links(row['links']) if j in places} for places in dates.PLACES.values()]
@@ -163,6 +164,7 @@ def test_the_target_follows_from_the_source(first):
     assert parse_date(row['source'], names, pattern).isoformat() == row['target'], row
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('code', date_formats.SEEN_LOCALES + date_formats.UNSEEN_LOCALES)
 def test_formatted_pieces_contain_the_long_format_of_babel(code):
   date = datetime.date(2005, 5, 14)
@@ -199,6 +201,7 @@ def test_loaded_rows_equal_the_generated_ones_without_output_or_tensorflow(tmp_p
   assert 'tensorflow' not in sys.modules
 
 
+@pytest.mark.long
 def test_another_seed_is_stored_separately(tmp_path, few):
   other = dates.load('unseen', str(tmp_path), seed=5)
   assert other['source'] == [row['source'] for row in dates.generate('unseen', seed=5)]

@@ -18,6 +18,7 @@ def parse(row):
   return [[word for word in record.split() if word != ','] for record in records.split(' ; ')], occupation
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('split', ALL)
 def test_every_question_has_its_answer(split):
   answer_sizes = set()

@@ -89,6 +89,7 @@ def test_invalid_lines_of_a_tsv_are_reported(write, line, message):
   assert error_message(read_tsv, write('a.tsv', f'x\ty\t0-0\n\n{line}\n')) == f'a.tsv:3: {message}'
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(LINE, LINE), min_size=1))
 def test_every_pair_is_kept_or_reported(pairs):
   source = [s for s, _ in pairs]

@@ -86,6 +86,7 @@ def test_training_is_deterministic_and_storage_is_lossless(kind, tmp_path):
   assert [third.encode(line) for line in LINES] == [first.encode(line) for line in LINES]
 
 
+@pytest.mark.long
 @given(TEXT, TEXT)
 def test_characters_round_trip_any_text(text, other):
   vocabulary = vocab.train('char', [text])
@@ -271,6 +272,7 @@ def test_other_json_and_other_kinds_are_reported(tmp_path):
   assert message.endswith("kind 'word', or damaged (it is of kind 'char')")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('kind', ['subword', 'unigram'])
 @pytest.mark.parametrize('line', ['zebra ñandú 漢字 ▅', 'zebra ñandú 漢字 ' + 'x ' * 2**19])
 def test_lines_that_sentencepiece_would_skip_are_learned_from(kind, line):
@@ -339,6 +341,7 @@ def test_pretrained_vocabularies_tokenize_and_decode_as_transformers(name, folde
     assert len(source.tokenize(line)) == len(source.word_ids(line)) == len(ids[0]) - 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('path', ['marian/source.spm', 't5/spiece.model'])
 def test_existing_sentencepiece_models_keep_their_pieces(path, folders):
   vocabulary = vocab.train(f'sentencepiece(path={str(folders / path)!r})', [])
@@ -352,6 +355,7 @@ def test_existing_sentencepiece_models_keep_their_pieces(path, folders):
   assert len(vocabulary) == len(processor) - len(special) + 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', ['bart', 'bert'])
 def test_existing_tokenizers_keep_their_tokens(name, folders):
   path = str(folders / name / 'tokenizer.json')

@@ -16,6 +16,7 @@ HYPOTHESES = ['a b c d', 'e f g h i']
 REFERENCES = [['a b c d', 'x y'], ['e f g h i']]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', METRICS)
 def test_a_perfect_output_has_the_best_value(name):
   value, unit, signature = compute_metric(name, HYPOTHESES, REFERENCES)

@@ -20,6 +20,7 @@ from tests.modules.helpers import assert_same
 WORD, OTHER_WORD = 3, 4  # ids of words in the tables of probabilities below
 
 
+@pytest.mark.long
 def test_coverage_is_reordered_with_its_beam():
   """The second beam overtakes the first one, and each beam keeps its coverage."""
   probabilities = np.full((3, 5, 5), 1e-12)
@@ -50,6 +51,7 @@ def test_coverage_is_reordered_with_its_beam():
   np.testing.assert_allclose(hypotheses.log_probs[0], np.log([0.3, 0.4]), rtol=1e-5)
 
 
+@pytest.mark.long
 def test_models_without_attention_can_be_ranked_by_coverage():
   @functools.partial(jax.jit, static_argnames='ranking')
   def run(model, ranking):
@@ -67,6 +69,7 @@ def test_models_without_attention_can_be_ranked_by_coverage():
   np.testing.assert_allclose(ranked.scores, plain.scores + penalty, rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('ranking', [Ranking(beta=10_000), Ranking(gamma=10_000)], ids=['beta', 'gamma'])
 def test_hypotheses_exist_whatever_their_penalty(ranking):
   """The largest penalties of a long source without attention, and of an EOS of probability e^-100."""
@@ -103,6 +106,7 @@ def test_eos_normalisation_penalises_early_ends(gamma, lengths, scores):
   np.testing.assert_allclose(hypotheses.scores[0], np.log(scores), rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('name', 'expected'), [('wu2016', [1.5**0.6, 3**0.6]), ('power', [4**0.6, 13**0.6])])
 def test_length_penalties_equal_their_formulas(name, expected):
   penalty = LENGTH_PENALTIES[name]

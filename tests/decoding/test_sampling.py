@@ -59,6 +59,7 @@ def test_filters_of_a_large_vocabulary_equal_those_of_sorted_probabilities(optio
   np.testing.assert_array_equal(filtered, np.where(logits >= lowest, logits, -np.inf))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('masked', [-1e9, -1e20, float(np.finfo(np.float32).min), -np.inf], ids=str)
 @pytest.mark.parametrize('offset', [0.0, -1e9], ids=str)
 def test_a_nucleus_does_not_depend_on_the_logits_of_masked_tokens(masked, offset):

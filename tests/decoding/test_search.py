@@ -145,6 +145,7 @@ def test_the_loop_stops_early_and_ignores_filler_rows(run_search):
   assert 0 < len(steps) < 41
 
 
+@pytest.mark.long
 def test_the_loop_continues_while_a_longer_hypothesis_can_still_win():
   """Ending at once is more probable; a long hypothesis has a better score by its length, but only at its very end."""
   size = 12
@@ -229,6 +230,7 @@ def test_results_do_not_depend_on_the_other_sources_of_the_batch():
     assert_close(greedy(single, max_length=6), jax.tree.map(lambda x, b=b: x[b : b + 1], greedy_results))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('max_length', 'ranking'), [(1, DEFAULT_RANKING), (6, Ranking(beta=0.2, gamma=0.7))])
 def test_greedy_takes_the_most_probable_token_at_every_step(max_length, ranking):
   model = make_toy_model()
@@ -247,6 +249,7 @@ def test_greedy_takes_the_most_probable_token_at_every_step(max_length, ranking)
     assert_hypotheses(hypotheses, b, [path], ranking, model.mask[b])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'run_search',
   [functools.partial(beam, beams=2, max_length=3, ranking=Ranking(0.5)), functools.partial(greedy, max_length=3)],

@@ -11,6 +11,7 @@ from attention_jax.tokens import EOS
 from tests.modules.helpers import assert_same
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('beams', [1, pytest.param(3, marks=pytest.mark.long)])
 def test_finished_sources_leave_the_batch(beams, monkeypatch):
   eos_steps = jnp.asarray([2, 9, 1, 4, 1, 2, 3, 1])  # the step at which EOS becomes almost certain

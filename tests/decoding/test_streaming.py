@@ -145,6 +145,7 @@ def test_encoders_that_the_error_expects_are_streamable():
     check_streamable(build_streaming(encoder=encoder))
 
 
+@pytest.mark.long
 def test_tokens_of_an_empty_source_have_no_attention_weights():
   model = build_streaming()
   emitted = list(StreamingDecoder(model, max_length=T)(random_params(model, 0)['params'], []))

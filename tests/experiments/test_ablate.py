@@ -62,6 +62,7 @@ def test_mistakes_are_one_line(arguments, parts, tmp_path):
   assert all(part in result.err for part in parts), result.err
 
 
+@pytest.mark.long
 def test_several_mistakes_are_one_line_each(tmp_path):
   grids = ['--grid=model.attention.score=dott,dot', '--grid=model.attention.alignment=softmax,entmax(alfa=1)']
   result = run('ablate', f'--workdir={tmp_path / "x"}', CONFIG, *grids)
@@ -88,6 +89,7 @@ def test_a_sweep_may_depend_on_the_preset(tmp_path):
   assert [load_sweep(f'{path}{preset}').seeds for preset in ('', ':b')] == [ord('a'), ord('b')]
 
 
+@pytest.mark.long
 def test_a_sweep_without_finished_runs_ends_without_a_report(tmp_path, monkeypatch):
   folder = tmp_path / 'sweep'
   with open_ledger(folder) as ledger:

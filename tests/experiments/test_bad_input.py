@@ -134,6 +134,7 @@ def test_wrong_config_fields_are_user_errors(field, parts, tmp_path):
   assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.long
 def test_a_decoder_without_attention_cannot_be_selected_by_alignments(tmp_path):
   fields = ('--config.model.decoder=plain', '--config.training.select=precision')
   result = run('train', CONFIG, f'--workdir={tmp_path / "run"}', *fields)
@@ -251,6 +252,7 @@ def test_a_run_with_unknown_fields_is_a_user_error(trained, tmp_path):
   assert_user_error(result, [f'{tmp_path}/config.json', 'training.sed', 'default_config()'])
 
 
+@pytest.mark.long
 def test_splits_rows_and_outputs_that_do_not_fit_a_run_are_user_errors(trained, tmp_path):
   folder, _ = trained
   workdir = f'--workdir={folder}'

@@ -96,6 +96,7 @@ def test_an_option_that_needs_source_words_is_an_error(trained):
   assert result.code == 2 and 'for pictures, which have no source words' in result.err, result
 
 
+@pytest.mark.long
 def test_metrics_by_a_property_need_metrics(trained, tmp_path):
   folder = tmp_path / 'run'
   shutil.copytree(trained[0], folder)

@@ -101,6 +101,7 @@ def test_outputs_satisfy_constraints(trained, search):
     assert 3 <= len(tokens) == len({*tokens}) and len(hypothesis['weights']) == len(tokens) + 1
 
 
+@pytest.mark.long
 def test_a_minimum_length_beyond_the_maximum_is_an_error(trained):
   expected = ['search: min_length must be less than max_length=4, which includes EOS, got 4']
   flags = ('--min_length=4', '--max_length=4')
@@ -142,6 +143,7 @@ def test_flags_override_the_search_of_the_config(trained, tmp_path):
   assert result.code == 0 and 'beams=2, alpha=0.6, beta=0.0, gamma=0.5' in result.out, result
 
 
+@pytest.mark.long
 def test_translations_in_a_file_are_scored(trained, tmp_path):
   paths = [tmp_path / name for name in ('source', 'target')]
   paths[0].write_text('eins zwei\n\ndrei\n')
@@ -226,6 +228,7 @@ def test_layers_have_alignment_error_rates_of_a_split_or_against_another_program
   assert_user_error(run('align', workdir, *files, '--split=test'), ['--split needs --layers'])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('flags', 'message'),
   [

@@ -70,6 +70,7 @@ def test_flipped_bits_of_a_checkpoint_are_an_error(trained, tmp_path, kind):
     assert f'error: checkpoint {checkpoints}/' in result.err and 'cannot be read: ' in result.err
 
 
+@pytest.mark.long
 def test_hypotheses_in_a_file_are_evaluated(trained, tmp_path):
   workdir = f'--workdir={trained[0]}'
   hypotheses = trained[0] / 'hypotheses.test.txt'
@@ -87,6 +88,7 @@ def test_hypotheses_in_a_file_are_evaluated(trained, tmp_path):
   assert combined.code == 2 and '--beams applies to a search' in combined.err
 
 
+@pytest.mark.long
 def test_hypotheses_of_several_files_are_combined(trained, tmp_path):
   workdir = f'--workdir={trained[0]}'
   references = open_run(trained[0]).system.corpus('test').target

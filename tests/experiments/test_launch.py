@@ -196,6 +196,7 @@ def test_a_model_of_all_plugins_of_the_page_is_trained(task, tmp_path, restored_
     assert words in result.out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('field', ['model.encoder', 'model.attention.score', 'training.optimizer', 'data.vocabulary'])
 def test_an_unknown_name_may_be_that_of_a_plugin(task, tmp_path, field):
   result = run('train', *tiny_arguments(task, tmp_path / 'run', f'--config.{field}=mine'))
@@ -203,6 +204,7 @@ def test_an_unknown_name_may_be_that_of_a_plugin(task, tmp_path, field):
   assert ('; a plug-in may be missing: --plugins=FILE' in result.err) == (field != 'data.vocabulary')
 
 
+@pytest.mark.long
 def test_an_alignment_of_a_plugin_that_ignores_the_mask_stops_training_in_one_line(task, tmp_path):
   path = tmp_path / 'user_file.py'
   row = 'aj.Row(lambda scores, mask: jax.nn.softmax(scores))'

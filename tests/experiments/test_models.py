@@ -44,6 +44,7 @@ def test_models_are_trained_exported_and_used_by_name(commands, tmp_path):
   assert commands == []
 
 
+@pytest.mark.long
 def test_models_whose_data_are_not_generated_need_a_folder(commands, tmp_path):
   result = run('models', '--names=nettalk', f'--workdir={tmp_path}')
   assert result.code == 2 and result.err.startswith('error: @nettalk needs --folder with')

@@ -28,6 +28,7 @@ def start_on_cores(cores, *args):
     os.sched_setaffinity(0, CORES)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(len(CORES) < 2, reason='needs two cores')
 def test_seeds_and_batches_in_threads_have_the_results_of_one_core(tmp_path):
   task = write_task(tmp_path)

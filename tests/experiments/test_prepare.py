@@ -164,6 +164,7 @@ def test_batches_of_prepared_documents_and_captions_are_those_from_memory(in_mem
     read_prepared(str(folder))
 
 
+@pytest.mark.long
 def test_an_interrupted_preparation_of_any_system_continues(in_memory, tmp_path, monkeypatch):
   system, _ = in_memory
 

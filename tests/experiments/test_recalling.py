@@ -26,6 +26,7 @@ def trained(tmp_path_factory):
   return folder, result.out
 
 
+@pytest.mark.long
 def test_a_run_writes_results_and_hypotheses(trained):
   folder, out = trained
   assert 'unseen: 256 episodes of up to 11 steps' in out and 'cosine(beta=1.0) and addressing' in out
@@ -51,6 +52,7 @@ def test_random_answers_are_compared_with_the_best_estimate(tmp_path):
   assert run('inspect_attention', f'--workdir={folder}', '--split=unseen', '--rows=0').code == 0
 
 
+@pytest.mark.long
 def test_splits_are_evaluated_and_drawn(trained, tmp_path):
   folder, _ = trained
   result = run('evaluate', f'--workdir={folder}', '--split=validation')

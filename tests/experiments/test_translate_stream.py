@@ -92,6 +92,7 @@ def test_streamed_lines_within_constraints_are_those_of_greedy_search(streaming_
   assert all(len(words) >= 2 and len({*words}) == len(words) for words in map(str.split, streamed.out.splitlines()))
 
 
+@pytest.mark.long
 def test_the_results_contain_the_average_lagging(streaming_run):
   results = json.loads((streaming_run / 'results.json').read_text('utf-8'))['results']['test']
   lag = results['average_lagging']
@@ -143,6 +144,7 @@ def test_options_that_cannot_be_combined_with_stream_are_errors(flag, tmp_path):
   assert_user_error(run('translate', f'--workdir={tmp_path}', '--stream', flag), [flag.split('=')[0], 'with --stream'])
 
 
+@pytest.mark.long
 def test_runs_and_input_that_cannot_be_streamed_are_errors(trained, streaming_run):
   result = run('translate', f'--workdir={trained[0]}', '--stream', stdin=b'eins')
   assert_user_error(result, ["'bahdanau'", 'bahdanau(bridge=False)', 'gnmt(bridge=False)'])

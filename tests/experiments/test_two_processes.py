@@ -100,6 +100,7 @@ def test_two_processes_train_several_seeds_and_resume(seeds, task, tmp_path):
     assert train_losses('distributed', seed) == pytest.approx(train_losses('single', seed), rel=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('count', 'signalled'),
   [(2, (1,)), pytest.param(2, (0, 1), marks=pytest.mark.long), pytest.param(4, (2,), marks=pytest.mark.long)],

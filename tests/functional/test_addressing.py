@@ -26,6 +26,7 @@ def test_write_erases_then_adds():
   np.testing.assert_allclose(write_memory(*map(jnp.asarray, (memory, weights, erase, add))), expected, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_weights_shift_circularly_and_are_sharpened():
   mask = jnp.array([0, 1, 1, 1, 0], bool)
   weights = jnp.array([0, 0.2, 0.1, 0.7, 0])

@@ -26,6 +26,7 @@ from tests.functional.cases import S
 from tests.functional.helpers import loss, make_problem
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('options', [(), pytest.param(('gradients',), marks=pytest.mark.long)], ids=str)
 def test_every_row_is_traced_with_annotations_enforced(options):
   command = [sys.executable, '-m', 'tests.functional.test_annotations', *options]

@@ -144,6 +144,7 @@ def test_gradients_equal_numeric_gradients(score, alignment):
     check_grads(run, (problem,), order=1, modes=('rev',), eps=1e-6, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 def test_gradients_of_16_bits_keep_small_terms_over_many_recurrent_queries():
   problem = make_problem('coverage', 'softmax', dtype=jnp.float32)
   query = jnp.tile(problem.query, (200, 1))

@@ -77,6 +77,7 @@ def test_equals_the_literal_loop(name):
   np.testing.assert_allclose(np.exp(log_probs).sum(), 1, rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', FORMULAS)
 def test_gradients_of_emittable_words_equal_numeric_gradients(name):
   formula, arguments, _ = FORMULAS[name]
@@ -132,6 +133,7 @@ def test_zero_weights_point_to_the_end_or_generate(padding):
   assert np.all(np.isfinite(jax.jit(jax.jacobian(point))(zeros, ids)))
 
 
+@pytest.mark.long
 def test_a_gate_near_0_keeps_its_probability_and_its_gradient():
   def log_prob(gate):
     return generate_or_copy(LOGITS, gate, WEIGHTS)[1]  # word 1, which the source does not contain

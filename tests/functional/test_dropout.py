@@ -68,6 +68,7 @@ def test_weights_are_dropped_in_training_only(name):
   assert other_weights.sum(-1).max() > 1.05  # the weights that remain are divided by 0.6
 
 
+@pytest.mark.long
 def test_dropout_preserves_the_mean():
   scores = jnp.linspace(-1, 2, 8)
   mask = jnp.ones(8, bool)

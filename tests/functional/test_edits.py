@@ -86,6 +86,7 @@ def test_edited_weights_obey_the_contract(alignment, edit):
   assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(gradient))
 
 
+@pytest.mark.long
 def test_replaced_weights_are_those_of_their_query():
   problem = make_problem('scaled_dot', 'softmax', queries=3, size=4)
   natural = attend('scaled_dot', 'softmax', problem)
@@ -101,6 +102,7 @@ def test_replaced_weights_are_those_of_their_query():
   np.testing.assert_allclose(gradient[0], problem.value.sum(1), rtol=1e-6)
 
 
+@pytest.mark.long
 def test_later_queries_read_the_edited_weights():
   problem = make_problem('coverage', 'softmax', queries=3, size=5)
   natural = attend('coverage', 'softmax', problem)
@@ -135,6 +137,7 @@ def test_values_that_an_edit_does_not_accept_raise(edit, message):
     attend('scaled_dot', with_edit('softmax', edit), make_problem('scaled_dot', 'softmax', queries=3, size=4))
 
 
+@pytest.mark.long
 def test_an_edit_changes_the_weights_after_dropout():
   row = with_edit(aj.with_dropout('softmax', 0.5), 'uniform')
   assert row.dropout is None and 'rng' in row.required_inputs

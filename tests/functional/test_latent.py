@@ -71,6 +71,7 @@ def test_a_baseline_of_rewards_to_go_lowers_the_variance(theta):
   assert second_moment(1.0) < second_moment(0.0) / 5
 
 
+@pytest.mark.long
 def test_rewards_and_baseline_have_no_gradient():
   def estimate(rewards, baseline):
     return reinforce(jnp.array([-1.0, -2.0, -0.5]), rewards, baseline)
@@ -93,6 +94,7 @@ def test_weights_of_the_first_query_with_an_extreme_score_equal_the_softmax(extr
   np.testing.assert_allclose(weights, jax.nn.softmax(jnp.maximum(scores, -1e3)), atol=1e-6)
 
 
+@pytest.mark.long
 def test_extreme_scores_keep_their_order():
   scores = jnp.array([-3e38, 9e29, 1e30, -jnp.inf, 3e37])
   for count, largest in ((1, 0), (2, 1), (3, 2), (5, 4)):

@@ -84,6 +84,7 @@ def test_attention_with_a_mask_equals_attention_with_its_array(implementation):
     jax.tree.map(lambda x, y, name=name: np.testing.assert_allclose(x, y, atol=1e-6, err_msg=name), *results)
 
 
+@pytest.mark.long
 def test_the_definition_stores_no_array_for_a_mask():
   x = jax.ShapeDtypeStruct((1, 96, 8), jnp.float32)
 

@@ -64,6 +64,7 @@ def test_types_but_not_values_of_lengths_are_checked_under_jit(monkeypatch):
   np.testing.assert_array_equal(jax.jit(aj.padding_mask, static_argnums=1)(9, 2), [True, True])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('size', 'left', 'right'), [(7, 2, 1), (5, 0, 0), (3, 9, 9), (1, 0, 0), (5, -1, 3)])
 def test_window_mask_equals_a_loop(size, left, right):
   expected = [[t - left <= s <= t + right for s in range(size)] for t in range(size)]
@@ -105,6 +106,7 @@ def test_masks_that_are_not_bool_raise(use, mask):
     use(mask)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('alignment', ['softmax', 'sparsemax', 'entmax15', 'entmax(alpha=1.3)'])
 def test_numpy_masks_that_vmap_maps_inside_of_a_scan(alignment):
   """jax.vmap leaves NumPy arrays as they are; the custom derivatives of sparse alignments do not accept them."""

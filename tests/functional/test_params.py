@@ -10,6 +10,7 @@ from attention_jax.functional.params import normalize_params
 SIZES = {'query': 3, 'key': 5, 'features': 4}
 
 
+@pytest.mark.long
 def test_the_shapes_follow_the_sizes():
   params = aj.init_params(jax.random.key(0), score='additive', **SIZES)
   shapes = jax.tree.map(jnp.shape, params)

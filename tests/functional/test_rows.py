@@ -145,6 +145,7 @@ def test_half_precision_equals_the_literal_loop_in_float32_without_implicit_prom
   assert_near(without_state(actual), without_state(case.reference(**rounded)), atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('implementation', ['xla', 'flash'])
 @pytest.mark.parametrize('score', ['general', 'low_rank'])
 def test_products_inside_of_a_score_may_exceed_float16(score, implementation):
@@ -167,6 +168,7 @@ def test_positions_without_fertility_may_exceed_float16():
   np.testing.assert_allclose(scores, np.tanh([2.0, 2.0]), rtol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('size', [1e-20, 1e-3, 1.0, 1e25])
 @pytest.mark.parametrize('epsilon', [0.0, 1e-6])
 def test_normed_dot_equals_root_mean_square_normalisation_with_an_epsilon(size, epsilon):
@@ -370,6 +372,7 @@ def test_invalid_options_of_spec_strings_raise(alignment, message):
     aj.attend(query, memory, memory, score='dot', alignment=alignment, **options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', ['scaled_dot', 'normed_dot'])
 def test_a_scale_replaces_the_inverse_root_of_the_width(name):
   query, key = jnp.asarray(draw(8, seed=1), jnp.float32), jnp.asarray(draw(5, 8), jnp.float32)

@@ -30,6 +30,7 @@ def test_sorting_equals_bisection(alignment, alpha, scale):
     np.testing.assert_allclose(*jacobians, atol=1e-7)
 
 
+@pytest.mark.long
 def test_limits_of_entmax_are_softmax_and_hardmax():
   scores = jnp.asarray(draw(S), jnp.float32)
   mask = jnp.ones(S, bool)
@@ -38,6 +39,7 @@ def test_limits_of_entmax_are_softmax_and_hardmax():
   np.testing.assert_allclose(entmax(5 * scores, mask, alpha=9.0), aj.alignments.hardmax(scores, mask), atol=0.01)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('alpha', [20.0, 1e30])
 def test_gradients_of_a_large_alpha_are_finite(alpha):
   """The slope of 1000 equal weights is 1000^18 for α = 20, which exceeds float32."""
@@ -74,6 +76,7 @@ def test_gradients_for_scores_and_alpha_equal_numeric_gradients(alpha):
     check_grads(weights, (scores, jnp.asarray(alpha)), order=1, eps=1e-6, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.long
 def test_alpha_may_be_learned_or_fixed(rng):
   sizes = {'query': 5, 'key': 5, 'features': 17}
   learned = aj.init_params(rng, score='dot', alignment='entmax', **sizes)

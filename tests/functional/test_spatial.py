@@ -39,6 +39,7 @@ def literal_sample(x, y):
   return value, by_x, by_y
 
 
+@pytest.mark.long
 def test_samples_and_gradients_equal_the_sum_over_all_pixels():
   grid = affine_grid(jnp.asarray(THETA), 4, 6)
   jacobian = jax.jacfwd(lambda point: bilinear_sample(jnp.asarray(PICTURE), point))
@@ -82,6 +83,7 @@ def test_attention_is_an_upright_window():
   np.testing.assert_allclose(theta, [[0.5, 0, 0.2], [0, 0.5, -0.3]])
 
 
+@pytest.mark.long
 def test_points_far_outside_are_zero_without_gradient():
   value, gradient = jax.value_and_grad(lambda p: bilinear_sample(jnp.asarray(PICTURE), p).sum())(jnp.array([1e30, 0.0]))
   assert value == 0 and not np.any(gradient)

@@ -33,6 +33,7 @@ def test_the_documented_scan_over_a_batch_equals_attend():
   assert np.all(carry.step == 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('alignment', ['entmax15', 'monotonic'])
 def test_numpy_arrays_are_accepted_inside_of_a_scan(alignment):
   key, queries = np.eye(4, dtype=np.float32), np.ones((2, 3, 4), np.float32)
@@ -69,6 +70,7 @@ def test_float64_queries_keep_the_dtype_of_the_carry(alignment):
       assert carry.previous.dtype == dtype and attended.weights.dtype == jnp.float64
 
 
+@pytest.mark.long
 def test_masked_content_does_not_reach_the_memory():
   key = jnp.ones((3, 2)).at[2].set(jnp.nan)
   memory = aj.remember(key, key, jnp.array([True, True, False]), params={'key': jnp.ones((2, 4))})

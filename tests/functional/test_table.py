@@ -123,6 +123,7 @@ def test_lookup_accepts_rows_and_functions():
   assert lookup('dot', aj.SCORES, 'score').fn is aj.scores.dot
 
 
+@pytest.mark.long
 def test_every_number_of_axes_has_a_default_initialiser():
   shapes = {'matrix': ('query', 'key'), 'vector': ('query',), 'scalar': (), 'tensor': ('key', 'query', 'features')}
 
@@ -172,6 +173,7 @@ def test_a_spec_fixes_a_parameter_of_remember():
   assert row.remember(2.0) == 6.0
 
 
+@pytest.mark.long
 def test_a_row_is_a_static_argument_of_jit(rng):
   query, key = jax.random.normal(rng, (3, 4)), jax.random.normal(rng, (5, 4))
   alignment = aj.with_dropout('softmax(temperature=2.0)', 0.5)

@@ -47,6 +47,7 @@ def test_a_function_with_parameters_reads_them_from_params_and_has_no_initialise
     aj.init_params(rng, score=bilinear, **SIZES)
 
 
+@pytest.mark.long
 def test_a_row_with_parameters_and_projections_has_initial_values_of_its_shapes(rng):
   def gated(query, key, *, gate, shift):
     return jnp.sum(jnp.tanh(gate * query)[None] * key, -1) + jnp.sum(shift)
@@ -73,6 +74,7 @@ def test_a_recurrent_function_is_scanned():
   np.testing.assert_array_equal(attended.weights.argmax(-1), [0, 1, 2])
 
 
+@pytest.mark.long
 def test_options_in_spec_strings_are_applied():
   default = attend(score=negative_distance)
   sharper = attend(score=negative_distance, alignment='softmax(temperature=0.1)')
@@ -83,6 +85,7 @@ def test_options_in_spec_strings_are_applied():
   assert shapes == {'u': (QUERY, 3), 'v': (KEY, 3)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('score', 'name'), [('cosine', 'beta'), ('normed_additive', 'gain')])
 def test_a_scalar_parameter_that_a_spec_string_fixes_is_not_learned(rng, score, name):
   params = aj.init_params(rng, score=score, **SIZES)
@@ -133,6 +136,7 @@ def test_random_alignments_depend_on_the_rng_alone(rng):
   assert np.all(batch.weights[0] != batch.weights[1])
 
 
+@pytest.mark.long
 def test_a_test_time_counterpart_may_take_fewer_arguments():
   for row, counterpart in ((NOISY, 'softmax'), (COUNTING, 'hardmax')):
     weights = attend(score=negative_distance, alignment=row).weights
@@ -144,6 +148,7 @@ def test_private_state_is_passed_from_query_to_query(rng):
   np.testing.assert_array_equal(attended.weights.argmax(-1), [0, 1, 2])
 
 
+@pytest.mark.long
 def test_a_bias_is_added_and_minus_infinity_masks():
   bias = jnp.asarray(draw(T, S), jnp.float32)
 
@@ -166,6 +171,7 @@ def test_a_nan_in_the_bias_propagates():
   assert np.all(np.isnan(attend(score=negative_distance, bias=bias).context[0]))
 
 
+@pytest.mark.long
 def test_hard_returns_the_expectation_with_the_probability_of_its_option():
   scores = jnp.asarray(draw(S), jnp.float32)
   state = jnp.array(-1.5)
@@ -214,6 +220,7 @@ def test_hard_once_chooses_at_the_first_step():
     aj.alignments.hard_once(scores, MASK, rng=rng, step=jnp.array(0), state=state, expectation_rate=-1)
 
 
+@pytest.mark.long
 def test_hard_has_a_gradient_through_the_expectation_or_the_state():
   scores = jnp.asarray(draw(S), jnp.float32)
 
@@ -231,6 +238,7 @@ def test_hard_has_a_gradient_through_the_expectation_or_the_state():
   assert gradient(lambda scores: hard(scores, 0.0)[1]).any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', ['dot', 'scaled_dot', 'cosine', 'normed_dot', 'elu_dot'])
 def test_score_and_form_reject_a_query_of_another_width_than_the_keys(name):
   row = SCORES[name]

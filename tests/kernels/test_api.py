@@ -183,6 +183,7 @@ def test_reverse_mode_of_auto_equals_that_of_the_definition(score):
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), actual, expected)
 
 
+@pytest.mark.long
 def test_single_steps_of_auto_have_reverse_mode_alone():
   row = aj.SCORES['coverage'], aj.ALIGNMENTS['softmax']
   params = aj.init_params(jax.random.key(0), score='coverage', query=D, key=D, features=D)
@@ -210,6 +211,7 @@ def test_xla_is_the_definition():
   assert IMPLEMENTATIONS['xla'].attend_batch is definition.attend_batch
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('shape', [(), (3,), (2, 5), (0,)])
 def test_any_batch_axes_are_accepted(shape):
   attended = jax.jit(aj.attend)(*(jnp.ones((*shape, *x.shape[1:])) for x in ARGUMENTS.values()))
@@ -416,6 +418,7 @@ def sine_of_position(*, key_position, factor=1.0):
   return jnp.sin(factor * key_position.astype(jnp.float32))
 
 
+@pytest.mark.long
 def test_flash_stores_no_array_for_a_bias_of_positions():
   query, key, value = (jnp.ones((2048, 4)) for _ in range(3))
 
@@ -460,6 +463,7 @@ def test_scores_may_depend_on_positions_without_being_recurrent(implementation, 
   assert_close(expected[0][1].context[0, 0], weights @ value)
 
 
+@pytest.mark.long
 def test_an_alignment_may_depend_on_positions_one_query_at_a_time():
   def nearest(scores, mask, *, query_position, key_position):
     return jnp.where(mask & (key_position == query_position), 1.0, 0.0)

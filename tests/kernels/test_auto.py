@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import attention_jax as aj
 from attention_jax.functional.attend import Problem
@@ -62,6 +63,7 @@ def test_auto_saves_memory_for_types_that_a_kernel_does_not_support():
   assert choices == ['chunked', 'pallas_additive']
 
 
+@pytest.mark.long
 def test_auto_excludes_kernels_that_do_not_support_a_width():
   choices = []
   for score in ('low_rank(rank=128)', 'low_rank(rank=130)'):

@@ -170,6 +170,7 @@ def test_the_kernel_gets_the_structure_of_masks_and_is_called_once(
   assert all(passed[name] == value for name, value in dict.fromkeys(options).items() if value is not None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('kv_heads', [0, 2])
 def test_kernel_accepts_the_shapes_it_receives(monkeypatch, kv_heads):
   """The kernel's own checks of shapes run without a GPU, under vmap too; nothing is compiled."""

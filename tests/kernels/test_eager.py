@@ -51,6 +51,7 @@ def test_attend_in_every_implementation(score, alignment):
       assert_compiled_once(lambda options=options: attend(score, alignment, problem, **options))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('score', 'alignment'), ALL_PAIRS)
 def test_attend_step(score, alignment):
   params, query, key, value = make_problem(score, alignment)

@@ -169,6 +169,7 @@ def test_masked_content_changes_nothing():
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('scale', [1e4, pytest.param(-1e4, marks=pytest.mark.long)])
 def test_extreme_scores_stay_finite(scale):
   params, query, key, value = make_problem()
@@ -185,6 +186,7 @@ def test_a_bias_that_is_or_becomes_infinite_counts_as_the_nearest_finite_score(s
   assert_equals_definition(make_problem(), None, bias, alignment='softmax(temperature=0.3)')
 
 
+@pytest.mark.long
 def test_an_infinite_bias_of_a_single_position_gives_it_all_the_weight():
   """The scale of `scalable_softmax`, a log n, is 0 there."""
   mask = aj.padding_mask(1, size=S)
@@ -206,6 +208,7 @@ def test_equals_definition_for_scores_that_are_all_large(size):
   np.testing.assert_allclose(attended.weights.sum(-1), 1, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_unmasked_nan_propagates_as_in_the_definition():
   params, query, key, value = make_problem()
   key = key.at[0, 5].set(jnp.nan)
@@ -273,6 +276,7 @@ def scheduled_blocks(mask, blocks=None):
   ]
 
 
+@pytest.mark.long
 def test_masked_blocks_are_skipped():
   assert flash_blocks.Blocks.of(16, 16) == (4, 4, 4, 4)
   assert scheduled_blocks(aj.causal_mask(16)) == [
@@ -291,6 +295,7 @@ def test_masked_blocks_are_skipped():
   assert scheduled_blocks(padding) == [[(0, 1, False), (1, 1, True)]] * 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('size', [1, *sample_cases([(size,) for size in (18, 4, 7, 28, 16)], 2)])
 def test_every_block_with_unmasked_positions_runs_once(size):
   """Blocks that run together start at a multiple of their number, and the other blocks run one by one."""
@@ -305,6 +310,7 @@ def test_every_block_with_unmasked_positions_runs_once(size):
       assert grouped[i][:, j : j + span].all() == (not has_masked)
 
 
+@pytest.mark.long
 def test_attention_module_runs_the_kernel(monkeypatch):
   calls = []
   kernel = flash.attention_context

@@ -111,6 +111,7 @@ def test_equals_xla_with_a_mask_for_all_queries(score, alignment):
   assert_equal_xla(score, alignment, supporting(score, alignment), masks, None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('name', 'score', 'alignment'), UNSUPPORTED[:: len(UNSUPPORTED) // 12])
 def test_unsupported_pairs_raise_with_the_reason(name, score, alignment):
   reason = aj.IMPLEMENTATIONS[name].unsupported_reason(*lookup_rows(score, alignment))

@@ -48,6 +48,7 @@ def test_contexts_of_16_bits_are_near_the_definition():
   np.testing.assert_allclose(actual.astype(jnp.float32), expected.astype(jnp.float32), rtol=0.02, atol=0.02)
 
 
+@pytest.mark.long
 def test_masked_content_and_an_empty_memory_have_no_effect():
   query, key, value = make_inputs()
   is_dead = ~PADDING[:, 0, :, None]

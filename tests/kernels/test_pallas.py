@@ -121,6 +121,7 @@ def test_masked_content_changes_nothing(interpreted):
   assert_same(*(compiled('pallas_additive')(inputs, None, padding()) for inputs in (changed, problem)))
 
 
+@pytest.mark.long
 def test_unmasked_nan_propagates_as_in_the_definition(interpreted):
   problem = make_problem('additive', 'softmax', (2,), T, S)
   problem = problem._replace(key=problem.key.at[1, 2, 0].set(jnp.nan))

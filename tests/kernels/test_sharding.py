@@ -146,6 +146,7 @@ def test_rows_that_an_explicit_mesh_splits_in_two_ways_raise():
       aj.attend(query, key, key)
 
 
+@pytest.mark.long
 def test_nested_vmaps_stay_sharded(mesh):
   """The outer vmap maps an axis that both arguments have, the inner one an axis that only `rows` has."""
   fn = shard_over_rows(sequential_vmap(lambda row, table: {'product': row @ table, 'sum': row.sum()}))

@@ -99,6 +99,7 @@ def test_flash_and_window_reject_symbolic_sizes(implementation, alignment):
     export.export(jax.jit(attention('dot', alignment, implementation)))(*symbolic_arrays())
 
 
+@pytest.mark.long
 def test_scores_by_position_need_a_bound():
   attend = attention('location(max_positions=50)', 'softmax')
   export.export(jax.jit(attend))(*symbolic_arrays())

@@ -90,6 +90,7 @@ def test_gradients_in_float64_equal_numeric_gradients():
     np.testing.assert_allclose(fn(q, k, v), reference(q, k, v, 0)[0], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.long
 def test_masked_keys_have_no_influence():
   q, k, v, _ = make_problem()
   mask = jnp.arange(S) < 11
@@ -101,6 +102,7 @@ def test_masked_keys_have_no_influence():
   assert np.isfinite(fn(q, k, v, jnp.zeros(S, bool))).all()
 
 
+@pytest.mark.long
 def test_batch_equals_its_members_with_one_out_of_range():
   problems = [make_problem(spread) for spread in (1.0, 20.0, 3.0)]
   q, k, v, _ = (jnp.stack(x) for x in zip(*problems, strict=True))

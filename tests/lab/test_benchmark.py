@@ -62,6 +62,7 @@ def test_the_limit_of_a_kernel_is_the_time_of_its_bounding_operation():
   assert (causal.side, causal.median) == ('limit: matrix product', 14 * 8 / 2 / 64)
 
 
+@pytest.mark.long
 def test_unsupported_implementations_are_found():
   bench = BenchmarkContext(print, 2)
   assert 'needs a GPU or a TPU' in kernels.unsupported_reason(bench, 'additive', 'pallas_additive')
@@ -132,6 +133,7 @@ def test_growth_is_fitted_without_memory(monkeypatch, memory):
   assert re.fullmatch(r'with B, time grows to the power -?[\d.]+, fitted to the last 4', last.note)
 
 
+@pytest.mark.long
 def test_growth_is_drawn_without_memory(tmp_path):
   timings = [Timing('growth', f'additive T=S={n}', 'xla', n / 1e3, 0, 1, 1.0, memory=None) for n in (64, 128)]
   assert report.draw(timings, tmp_path) == [tmp_path / 'growth.png']

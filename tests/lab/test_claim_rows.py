@@ -123,6 +123,7 @@ def encoded_corpus():
   return encode(corpus, *vocabularies), vocabularies
 
 
+@pytest.mark.long
 def test_encoder_states_do_not_depend_on_padding(encoded_corpus):
   encoded, vocabularies = encoded_corpus
   config = base_config(model__encoder='birnn(features=4)', model__decoder='luong(features=4)', model__embedding=4)
@@ -147,6 +148,7 @@ def test_rows_are_spread_over_a_sorted_split():
   assert claim_rows.spread_rows(2, 9).tolist() == [0, 1]
 
 
+@pytest.mark.long
 def test_probe_rows_are_those_of_each_setting_and_a_control(folder, monkeypatch, encoded_corpus):
   encoded, vocabularies = encoded_corpus
   system = types.SimpleNamespace(

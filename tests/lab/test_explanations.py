@@ -93,6 +93,7 @@ def test_divergence_of_seeds_is_that_of_each_pair(rows):
   np.testing.assert_allclose(entry['values'], expected, atol=5e-5)  # records have four digits
 
 
+@pytest.mark.long
 def test_one_seed_has_no_divergence_of_seeds(tmp_path):
   measures, _ = make_rows(tmp_path, 1)
   assert [row['factors']['measure'] for row in measures] == list(MEASURES.values())[:-1]

@@ -26,6 +26,7 @@ COSTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('kind', 'name'), COSTS)
 def test_a_page_has_the_cost_of_a_query(kind, name):
   flop, parameters = COSTS[kind, name]
@@ -56,6 +57,7 @@ def test_advice_is_about_variants_that_exist():
     assert set(ADVICE[kind]) <= set(table)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('kind', 'name'), [('score', 'dot'), ('score', 'additive'), ('alignment', 'sparsemax')])
 def test_weights_of_the_example_follow_its_links(kind, name):
   weights = example_weights(mechanism(kind, name))

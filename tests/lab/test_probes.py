@@ -20,6 +20,7 @@ def splits(state_of):
   return sentences(80, 0, state_of), sentences(60, 1, state_of)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('shift', [-2, 0, 1])
 def test_states_that_contain_one_neighbour_reveal_it_and_no_other(shift):
   def rotated(rng, tokens):

@@ -69,6 +69,7 @@ def test_rows_are_drawn_in_the_order_of_the_axis(monkeypatch):
   assert [line.get_ydata().tolist() for line in axes.lines[:1]] == [[1.0, 2.0, 4.0]]
 
 
+@pytest.mark.long
 def test_numbers_among_names_are_labels(monkeypatch):
   figures = store_figures(monkeypatch)
   draw_rows(Table([], rows([1, 2, 'a long name'])), Plot('x', {'a': 'metric a'}, colour='when'))
@@ -76,6 +77,7 @@ def test_numbers_among_names_are_labels(monkeypatch):
   assert [label.get_text() for label in labels] == ['1', '2', 'a long name'] and labels[0].get_rotation() == 30
 
 
+@pytest.mark.long
 def test_many_points_that_are_not_joined_are_marked(monkeypatch):
   figures = store_figures(monkeypatch)
   names = [f'name {i}' for i in range(record_plots.MAX_POINTS + 1)]
@@ -83,6 +85,7 @@ def test_many_points_that_are_not_joined_are_marked(monkeypatch):
   assert record_plots.MARKERS[0] in {line.get_marker() for line in figures[0].axes[0].lines}
 
 
+@pytest.mark.long
 def test_styles_repeat_after_the_last_one(monkeypatch):
   figures = store_figures(monkeypatch)
   table = Table([], rows([1, 2], whens=range(len(record_plots.STYLES) + 1)))

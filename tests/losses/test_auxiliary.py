@@ -166,6 +166,7 @@ def test_a_batch_of_filler_rows_has_no_loss(name):
   assert value == 0 and not gradient.any()
 
 
+@pytest.mark.long
 def test_rewards_have_no_gradient():
   outputs, batch = make_outputs_and_batch()
 
@@ -184,6 +185,7 @@ def stub_model(outputs, required_loss=''):
   )
 
 
+@pytest.mark.long
 def test_the_total_is_weighted_and_the_reported_parts_are_not():
   outputs, batch = make_outputs_and_batch()
   loss = sequence_loss(stub_model(outputs), 0.1, 'guided(weight=0.5) + coverage')
@@ -223,6 +225,7 @@ def test_the_required_loss_is_added_unless_the_spec_contains_it():
   assert auxiliary_losses(' ') == {}
 
 
+@pytest.mark.long
 def test_redundancy_equals_the_equation_of_the_paper():
   weights = np.random.default_rng(0).dirichlet(np.ones(5), (3, 2, 4)).astype(np.float32)  # [B, N, H, W]
   batch = types.SimpleNamespace(index=np.array([0, -1, 1]))  # the second document is a filler
@@ -252,6 +255,7 @@ def test_ponder_is_the_cost_of_all_updates_and_logs_their_mean():
     compute('ponder', outputs._replace(ponder=()), batch)
 
 
+@pytest.mark.long
 def test_auxiliary_losses_train_the_parameters_of_the_alignment():
   def loss(params, *options):
     return sequence_loss(Toy(), *options)(params, make_batch(0))['loss']
@@ -303,6 +307,7 @@ def test_reinforce_needs_the_state_of_a_sampled_alignment(state):
     compute('reinforce', outputs._replace(state=state), batch)
 
 
+@pytest.mark.long
 def test_reinforce_adds_the_entropies_of_hard_once():
   """−Σ_t log π(a_t) Σ_{k ≥ t} (r_k − b) − λ Σ_t H_t: Xu et al. 2015, section 4.1, with the rewards of later words."""
   outputs, batch = make_outputs_and_batch()

@@ -22,6 +22,7 @@ from tests.training.helpers import Toy, init_params, make_batch
 # ------------------------------------------------------------------------------------------------------------- r_drop
 
 
+@pytest.mark.long
 def test_r_drop_equals_a_loop_over_two_passes():
   batch = make_batch(0)
   model_rngs = {name: rng for name, rng in RNGS.items() if name != 'objective'}
@@ -48,6 +49,7 @@ def test_r_drop_equals_a_loop_over_two_passes():
   np.testing.assert_allclose(sums['loss'], total_nats + 3 * total_divergence, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_r_drop_adds_auxiliary_losses_for_both_passes():
   plain = loss_sums('r_drop(alpha=3)')
   with_coverage = loss_sums('r_drop(alpha=3)', auxiliary='coverage(weight=0.5)')
@@ -96,6 +98,7 @@ def test_every_sampling_schedule_has_a_case():
   assert {spec.split('(')[0] for spec in SCHEDULES} == set(SAMPLING_SCHEDULES)
 
 
+@pytest.mark.long
 def test_scheduled_sampling_of_reference_tokens_alone_equals_the_likelihood():
   model = Toy(0.0)
   plain = loss_sums('likelihood', model=model)
@@ -130,6 +133,7 @@ def test_scheduled_sampling_of_predicted_tokens_alone_equals_a_second_pass_over_
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), gradient, expected_gradient)
 
 
+@pytest.mark.long
 def test_the_share_of_predicted_tokens_follows_the_schedule():
   batch = make_batch(0, rows=4096)
   spec = 'scheduled_sampling(schedule="linear(slope=0.03, minimum=0)")'
@@ -139,6 +143,7 @@ def test_the_share_of_predicted_tokens_follows_the_schedule():
     np.testing.assert_allclose(sums['replaced_tokens'] / readable, 0.03 * n, atol=0.015)
 
 
+@pytest.mark.long
 def test_predicted_tokens_are_sampled_at_the_temperature():
   logits = jnp.broadcast_to(jnp.asarray([3.0, 2.0, 1.0, 0.0, 1.5]), (20_000, 1, 5))
   tokens = objectives._sample_tokens(jax.random.key(0), logits, 2.0)
@@ -196,6 +201,7 @@ def test_recurrent_and_transformer_decoders_support_two_passes_and_samples(name)
     assert {'loss', 'cross_entropy', 'coverage', 'tokens'} <= set(sums)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('spec', sorted(OBJECTIVES))
 def test_without_rngs_every_objective_is_the_likelihood(spec):
   sums = loss_sums(spec, rngs=None)

@@ -6,6 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import sacrebleu
 
 from attention_jax.losses.sentence_bleu import ORDER, sentence_bleu
@@ -32,6 +33,7 @@ def count_ngrams(ids, n):
   return collections.Counter(tuple(ids[i : i + n]) for i in range(len(ids) - n + 1))
 
 
+@pytest.mark.long
 def test_sentence_bleu_equals_a_loop_and_sacrebleu():
   random = np.random.default_rng(0)
   hypotheses = random.integers(4, 4 + WORDS, (PAIRS, T))

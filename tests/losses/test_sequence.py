@@ -40,6 +40,7 @@ def test_cross_entropy_equals_a_loop(case, smoothing):
   assert sums['tokens'] == 7 and sums['accuracy'] == correct
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('junk', [np.nan, np.inf, 1e30])
 def test_masked_positions_affect_neither_value_nor_gradient(case, junk):
   logits, target, mask = case
@@ -66,6 +67,7 @@ def test_forbidden_words_leave_the_loss_finite(case):
   assert jnp.isfinite(cross_entropy(forbidden, jnp.maximum(target, 1), mask)['loss'])
 
 
+@pytest.mark.long
 def test_padding_and_filler_rows_do_not_change_the_sums():
   loss = sequence_loss(Toy(), 0.1)
   params = init_params()
@@ -94,6 +96,7 @@ def test_target_ids_that_the_model_cannot_emit_count_as_unknown():
   jax.tree.map(np.testing.assert_array_equal, with_first_token(WORDS + 2), with_first_token(UNK))
 
 
+@pytest.mark.long
 def test_rngs_enable_dropout():
   loss = jax.jit(sequence_loss(Toy(dropout=0.5)))
   params = init_params()

@@ -176,6 +176,7 @@ def reference(params, source, target):
   return features @ params['output']['kernel'] + params['output']['bias'], weights
 
 
+@pytest.mark.long
 def test_outputs_equal_the_equations_of_the_paper():
   model = build_conv()
   source, mask, target = inputs()

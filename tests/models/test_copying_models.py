@@ -71,6 +71,7 @@ def test_steps_equal_all_at_once(decoder, output):
     np.testing.assert_allclose(step_output.logits, outputs.logits[:, t], rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.long
 def test_pointer_probability_of_a_word_is_the_sum_of_its_weights():
   model = MODELS['bahdanau']('pointer')
   source, mask, target = copy_inputs()

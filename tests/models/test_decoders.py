@@ -141,6 +141,7 @@ class NoisyCell(nn.Module):
     return DecoderOutput(*traces)
 
 
+@pytest.mark.long
 def test_steps_draw_independently_and_the_backward_pass_repeats_the_draws():
   width = 37
   encoded = Encoded(draw(B, S, 2), jnp.ones((B, S), bool), draw(B, 2))

@@ -11,6 +11,7 @@ from tests.systems.classification.test_model import MASK, SOURCE, build_small
 RATE = 0.999999
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('build', 'args', 'output'),
   [

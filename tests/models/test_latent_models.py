@@ -83,6 +83,7 @@ def test_out_of_vocabulary_words_of_the_target_are_unknown():
   assert_close(run(TARGET_WORDS + 2), run(UNK))
 
 
+@pytest.mark.long
 def test_posterior_without_latent_alignment_is_the_weights():
   model = build_tiny('bahdanau', 'rnn="gru"')
   source, mask, target = inputs()

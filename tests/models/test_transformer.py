@@ -218,6 +218,7 @@ def literal_logits(params, source, target):
   return y @ params['output']['kernel'] + params['output']['bias']
 
 
+@pytest.mark.long
 def test_logits_equal_the_formulas():
   model = build_transformer()
   source, mask, target = inputs()
@@ -229,6 +230,7 @@ def test_logits_equal_the_formulas():
     np.testing.assert_allclose(outputs.logits[i], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_the_self_attention_mask_contains_the_window_and_the_sinks():
   causal = self_attention_mask(causal=True, window=1, sinks=1).dense(6, 6).astype(int)
   assert causal[4].tolist() == [1, 0, 0, 1, 1, 0] and causal[0].tolist() == [1, 0, 0, 0, 0, 0]

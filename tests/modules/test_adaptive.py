@@ -73,6 +73,7 @@ def test_a_layer_equals_the_literal_loop_over_unmasked_steps(kind, reverse):
   assert_same(run(params, jnp.where(MASK[..., None], inputs, jnp.nan), MASK), (outputs, state, pondered))
 
 
+@pytest.mark.long
 def test_a_step_that_halts_at_once_is_the_plain_recurrence():
   inputs = draw(B, S, D)
   params = variables(AdaptiveLayer('gru', F), inputs, MASK)['params']

@@ -230,6 +230,7 @@ def test_an_empty_memory_has_zero_results_and_zero_gradients(heads):
     assert np.all(np.isfinite(gradient)) and np.all(gradient[1] == 0) and np.any(gradient[0] != 0)
 
 
+@pytest.mark.long
 def test_each_query_may_have_its_own_mask():
   module = aj.Attention('additive', 'softmax', FEATURES)
   query, encoded = make_inputs('additive')
@@ -312,6 +313,7 @@ def step(module, query, encoded, mask=None, position=None):
   return module(module.init_carry(memory), query, memory, position=position)
 
 
+@pytest.mark.long
 def test_the_rng_may_have_the_name_dropout():
   module = aj.Attention('dot', 'gumbel', FEATURES)
   query, encoded = make_inputs('dot')
@@ -328,6 +330,7 @@ def test_the_rng_may_have_the_name_dropout():
   assert np.any(sampled[0] != sampled[2])
 
 
+@pytest.mark.long
 def test_the_carry_has_the_dtype_of_the_weights():
   with jax.enable_x64(True):
     for dtype, expected in ((jnp.float64, jnp.float64), (jnp.float32, jnp.float32), (jnp.bfloat16, jnp.float32)):
@@ -385,6 +388,7 @@ def noisy(scores, mask, *, rng):
   return jnp.where(mask, jax.random.uniform(rng, scores.shape), 0.0)
 
 
+@pytest.mark.long
 def test_rows_heads_and_queries_draw_independently():
   module = aj.Attention('additive', noisy, FEATURES, heads=2)
   query = jnp.ones((B, T, QUERY))

@@ -170,6 +170,7 @@ def t5(weights, x):
   return layer.apply({'params': params}, x, method=decode)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('block', [gpt_oss, gemma2, gemma3, qwen3, diffllama, t5])
 def test_blocks_equal_those_of_transformers(block, monkeypatch):
   gelu = functools.partial(jax.nn.gelu, approximate=True)

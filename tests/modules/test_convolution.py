@@ -10,6 +10,7 @@ from attention_jax.modules.convolution import Conv, GatedConvolution, Normed, sc
 from tests.modules.helpers import assert_close, assert_same, draw, gradient_error_of_16_bits, variables
 
 
+@pytest.mark.long
 def test_windows_are_zero_beyond_the_ends():
   x = jnp.arange(1.0, 7.0).reshape(1, 3, 2)
   assert windows(x, 2, 0).tolist() == [[[0, 0, 0, 0, 1, 2], [0, 0, 1, 2, 3, 4], [1, 2, 3, 4, 5, 6]]]
@@ -44,12 +45,14 @@ def test_initial_parameters_preserve_the_variance():
   np.testing.assert_allclose(scaled_residual(x[:2000], x[2000:]).var(), 1, rtol=0.1)
 
 
+@pytest.mark.long
 def test_scale_gradient_changes_the_gradient_alone():
   x = draw(5)
   assert_same(scale_gradient(x, 0.25), x)
   assert_same(jax.grad(lambda x: jnp.sum(scale_gradient(x, 0.25) ** 2))(x), 0.25 * 2 * x)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('strides', [1, 2])
 def test_convolutions_over_pictures_have_the_parameters_and_values_of_flax(strides):
   pictures = draw(2, 7, 6, 3)
@@ -59,6 +62,7 @@ def test_convolutions_over_pictures_have_the_parameters_and_values_of_flax(strid
   assert_close(Conv(4, (5, 3), strides).apply(params, pictures), nn.Conv(4, (5, 3), strides).apply(params, pictures))
 
 
+@pytest.mark.long
 def test_gradients_of_biases_are_not_summed_in_16_bits():
   pictures = draw(8, 24, 24, 3)
   for make_layer in (lambda dtype: Conv(4, (3, 3), dtype=dtype), lambda dtype: Normed(4, dtype=dtype)):

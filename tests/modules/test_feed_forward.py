@@ -67,6 +67,7 @@ def test_norms_equal_numpy(norm):
   np.testing.assert_allclose(module.apply({'params': params}, x), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_residual_connection_has_dropout_of_the_result_alone():
   x = draw(B, T, 400)
   norm = make_norm('layer', jnp.float32)

@@ -144,6 +144,7 @@ def test_parameters_that_are_not_supported_are_errors(options, message):
     attend_heads(params, query, encoded, mask[:, None], score='scaled_dot')
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('shape', [(B, 0, DQ), (0, 3, DQ)])
 def test_several_heads_attend_with_no_query_at_all(shape):
   query = jnp.zeros(shape)

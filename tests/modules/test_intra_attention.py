@@ -89,6 +89,7 @@ def test_padding_has_no_gradient():
   assert np.all((input_gradients != 0).any(-1) == MASK)
 
 
+@pytest.mark.long
 def test_bfloat16_layers_compute_in_bfloat16_with_float32_weights():
   layer = IntraAttentionLayer('lstm', F, alignment='sparsemax', dtype=jnp.bfloat16)
   params = variables(layer, draw(B, S, D), MASK)

@@ -71,6 +71,7 @@ def test_sums_of_outer_products_equal_einsum(rows, dtype):
       np.testing.assert_allclose(sum_outer_products(x, y, jnp.float32), actual, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float32])
 def test_products_with_a_transposed_kernel_equal_einsum(dtype):
   x = jax.random.normal(jax.random.key(0), (5, 64)).astype(dtype)
@@ -81,6 +82,7 @@ def test_products_with_a_transposed_kernel_equal_einsum(dtype):
   np.testing.assert_allclose(np.float64(actual), einsum_float64('nf,df->nd', x, kernel), rtol=rtol, atol=10 * rtol)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('use_bias', [False, True])
 def test_dense_has_the_parameters_and_values_of_flax(use_bias):
   x = draw(5, 7, 3)
@@ -90,6 +92,7 @@ def test_dense_has_the_parameters_and_values_of_flax(use_bias):
   np.testing.assert_allclose(Dense(4, use_bias).apply(params, x), nn.Dense(4, use_bias).apply(params, x), rtol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('layer', [Dense, functools.partial(ConcatDense, use_bias=True)], ids=['Dense', 'ConcatDense'])
 def test_gradients_of_biases_are_not_summed_in_16_bits(layer):
   x = draw(64, 40, 3)

@@ -31,6 +31,7 @@ class EmbeddingAndOutput(nn.Module):
     return self.embedding(ids), self.output(features).logits()
 
 
+@pytest.mark.long
 def test_vocabulary_output_is_a_linear_layer():
   layer = EmbeddingAndOutput(VocabularyOutput)
   features = draw(B, T, FEATURES)
@@ -41,6 +42,7 @@ def test_vocabulary_output_is_a_linear_layer():
   assert_close(logits, np.asarray(features) @ dense['kernel'] + dense['bias'])
 
 
+@pytest.mark.long
 def test_tied_output_is_a_product_with_the_embeddings():
   layer = EmbeddingAndOutput(TiedOutput)
   features = draw(B, T, FEATURES)
@@ -74,6 +76,7 @@ def test_logits_are_float32(kind):
   assert embedded.dtype == jnp.bfloat16 and logits.dtype == jnp.float32
 
 
+@pytest.mark.long
 def test_logits_of_16_bits_are_not_rounded():
   """257 is no number of bfloat16."""
   linear = LinearLogits(jnp.ones((1, 2), jnp.bfloat16), jnp.asarray([[256.0], [1.0]]), jnp.zeros(1))

@@ -30,6 +30,7 @@ def test_a_round_trip_is_exact(params, tmp_path):
   assert read_metadata(path) == {'steps': '7'}
 
 
+@pytest.mark.long
 def test_a_round_trip_keeps_scalars_and_16_bit_numbers(tmp_path):
   path = tmp_path / 'a.safetensors'
   params = aj.init_params(jax.random.key(0), score='normed_additive', query=4, key=5, features=6)

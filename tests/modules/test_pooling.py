@@ -72,6 +72,7 @@ def test_masked_positions_do_not_change_results(name):
   np.testing.assert_allclose(weights[:2].sum(-1), 1, rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', POOLINGS)
 def test_masked_positions_do_not_change_gradients(name):
   pooling = POOLINGS[name](DOT)

@@ -17,6 +17,7 @@ ALL = jnp.ones((B, 1, T), bool)
 QUERY_MASK = jnp.asarray(np.random.default_rng(0).random((B, T, T)) < 0.6)
 
 
+@pytest.mark.long
 def test_sinusoids_equal_the_formula():
   x = draw(B, T, 8)
   added = POSITIONS['sinusoidal']().embed(x, INDICES) - x
@@ -27,6 +28,7 @@ def test_sinusoids_equal_the_formula():
   assert_close(POSITIONS['sinusoidal']().embed(x[:, 4:6], INDICES[4:6]), (x + added)[:, 4:6])
 
 
+@pytest.mark.long
 def test_learned_positions_have_a_maximum():
   learned = POSITIONS['learned'](max_positions=T)
   params = variables(learned, draw(B, T, 8), INDICES, method='embed')
@@ -40,6 +42,7 @@ def test_learned_positions_have_a_maximum():
     learned.check(T + 1)
 
 
+@pytest.mark.long
 def test_shaw_equals_the_formulas_with_clipped_distances():
   shaw = POSITIONS['shaw'](N, F, max_distance=2)
   query = draw(B, N, T, F)
@@ -71,6 +74,7 @@ def literal_bucket(distance, buckets, max_distance):
   return min(buckets - 1, exact + int(np.log(distance / exact) / np.log(max_distance / exact) * (buckets - exact)))
 
 
+@pytest.mark.long
 def test_buckets_grow_with_the_logarithm_of_the_distance():
   offsets = jnp.asarray([-1000, -127, -90, -40, -17, -16, -15, -3, -1, 0, 1, 7, 8, 9, 30, 1000])
   expected = [literal_bucket(max(-int(o), 0), 32, 128) for o in offsets]
@@ -201,6 +205,7 @@ def test_contextual_positions_count_matching_unmasked_positions(bidirectional, m
   assert_close(at_5[..., :6], bias[:, :, 5:6, :6], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long
 def test_gradients_of_shaw_in_16_bits_keep_small_terms_of_equal_distances():
   layer = POSITIONS['shaw'](heads=1, features=4, max_distance=2)
   positions = jnp.arange(1024)

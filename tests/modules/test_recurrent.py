@@ -98,6 +98,7 @@ def test_steps_equal_the_layer(kind):
   assert_close((jnp.moveaxis(states[0], 0, 1), state), (outputs, last))
 
 
+@pytest.mark.long
 def test_initial_recurrent_kernels_are_orthogonal_and_forget_gates_open():
   params = RecurrentCell('lstm', F).init(jax.random.key(0), jnp.ones((1, D)), method='project')['params']
   for gate in np.split(np.asarray(params['kernel']), 4, axis=1):
@@ -171,6 +172,7 @@ def test_residual_connections_add_outputs_after_dropout():
   assert_same(output, states[1][0])
 
 
+@pytest.mark.long
 @every_kind
 def test_bfloat16_layers_compute_in_bfloat16(kind):
   layer = RecurrentLayer(kind, F, dtype=jnp.bfloat16)

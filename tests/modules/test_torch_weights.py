@@ -50,6 +50,7 @@ def test_fixtures_name_their_versions():
     assert metadata['torch'].startswith('2.13.0') and metadata['joeynmt'] == '2.3.0', path
 
 
+@pytest.mark.long
 def test_multihead_attention_equals_torch():
   weights, io = read('multihead_attention')
   module = aj.Attention('scaled_dot', features=FEATURES, heads=HEADS, bias=True)
@@ -84,6 +85,7 @@ def test_transformer_equals_torch(norm_first):
   np.testing.assert_allclose(result, io['result'], **CLOSE)
 
 
+@pytest.mark.long
 def test_bahdanau_decoder_equals_torch():
   weights, io = read('bahdanau')
   params = {name: jnp.asarray(array) for name, array in convert_weights('bahdanau', weights).items()}

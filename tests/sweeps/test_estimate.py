@@ -33,6 +33,7 @@ def test_without_finished_runs_the_time_is_the_flop_divided_by_the_rate():
   assert not estimate_seconds(make_state(), RESOLVED, COSTS, None).seconds
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('jobs', 'time'), [(64, '0:01:30'), (2, '0:03:00')])
 def test_the_time_of_a_plan_is_at_least_that_of_its_longest_process(tmp_path, monkeypatch, jobs, time):
   resolved = [resolve(make_base(), setting) for setting in SETTINGS]

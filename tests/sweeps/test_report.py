@@ -67,6 +67,7 @@ def test_a_large_difference_that_is_not_significant_is_stated_with_its_interval(
   assert finding.endswith(expected)
 
 
+@pytest.mark.long
 def test_p_does_not_depend_on_the_metrics_that_are_shown(folder):
   def corrected(*metrics):
     contrasts = sweep_report(folder, NO_ROWS._replace(metrics=metrics), print).contrasts

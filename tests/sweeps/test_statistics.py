@@ -162,6 +162,7 @@ def test_a_single_row_has_no_interval_and_is_not_significant():
   assert comparison.difference.value == 100 and math.isnan(comparison.difference.low) and comparison.p == 1.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', METRICS)
 def test_intervals_of_few_rows_are_plain_numbers_around_the_metric(name):
   # The chrF of a sample of the last row alone is a float, that of other samples a float32.

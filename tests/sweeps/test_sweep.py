@@ -270,6 +270,7 @@ def test_a_plan_has_the_runs_of_a_bucket(folder, monkeypatch):
   assert sum('--workdir=gs://bucket/runs/score=' in line for line in lines) == 8
 
 
+@pytest.mark.long
 def test_runs_in_a_bucket_are_adopted_and_reported(folder, tmp_path, bucket):
   old = epath.Path(f'{bucket}/old')
   config = base_config(model__attention__score='dot', model__attention__alignment='softmax')
@@ -348,6 +349,7 @@ def test_mistakes_are_found_before_anything_starts(folder):
   assert not folder.exists() and starts(folder) == []
 
 
+@pytest.mark.long
 def test_the_first_seed_is_that_of_the_config(folder):
   base = make_base()._replace(overrides={'training.seed': 5})
   settings = [{'preset': 'a', 'training.schedule.peak': '0.01'}]

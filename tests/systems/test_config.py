@@ -1,5 +1,6 @@
 """Stored configs of any content are completed, or reported in one line."""
 
+import pytest
 from flax.traverse_util import unflatten_dict
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ CONFIGS = VALUES | st.dictionaries(st.sampled_from(sorted(DEFAULT)), VALUES, max
 )
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(CONFIGS)
 def test_any_stored_config_is_completed_or_reported_in_one_line(config):

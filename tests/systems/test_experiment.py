@@ -158,6 +158,7 @@ def test_a_run_with_sharded_parameters_has_the_same_results(trained, config, tmp
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), *params)
 
 
+@pytest.mark.long
 def test_results_json_has_the_results_and_their_origin(trained, config):
   record = json.loads((trained.folder / 'results.json').read_text('utf-8'))
   assert list(record) == ['step', 'parameters', 'implementation', 'commit', 'evaluation', 'results']
@@ -465,6 +466,7 @@ def test_trackers_get_the_config_the_results_and_a_picture(config, tmp_path, mon
   assert not list(tmp_path.glob('run/*/tensorboard'))
 
 
+@pytest.mark.long
 def test_an_unknown_tracker_is_an_error_before_the_folder_is_touched(config, tmp_path):
   with pytest.raises(UserError, match="unknown tracker 'wandbb'"):
     train_quietly(config, tmp_path / 'run', trackers=['wandbb'])

@@ -36,6 +36,7 @@ def test_an_exported_run_has_the_same_parameters_and_metrics(trained, exported):
   assert evaluate_split(run, 'test')[0] == evaluate_split(original, 'test')[0]
 
 
+@pytest.mark.long
 def test_an_exported_run_has_one_checkpoint_without_the_state_of_the_optimiser(trained, exported):
   folder, size = exported
   assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ['best']
@@ -61,6 +62,7 @@ def test_results_of_other_parameters_are_not_exported(trained, tmp_path):
     assert measured & set(json.loads((folder / 'digests.json').read_text('utf-8'))) == exported
 
 
+@pytest.mark.long
 def test_an_exported_run_with_a_changed_file_raises(trained, tmp_path):
   folder = tmp_path / 'run'
   export_run(trained.folder, folder)

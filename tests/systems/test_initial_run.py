@@ -55,6 +55,7 @@ def test_a_second_stage_starts_from_the_best_parameters(trained, tmp_path):
     np.testing.assert_array_equal(stored.arrays[name], array)
 
 
+@pytest.mark.long
 def test_another_learning_rate_continues_the_latest_state_with_its_optimiser_and_step(trained, config, tmp_path):
   fields = CONSTANT_PARAMETERS | {'initial_run': str(trained.folder), 'initial_state': True, 'training__steps': 6}
   second = tiny_config(config['data']['folder'], **fields)

@@ -22,6 +22,7 @@ from tests.systems.classification.test_model import MASK, SOURCE, build_small
 from tests.training.helpers import Toy, init_params, make_batch
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('system', [translation, captioning])
 def test_a_sequence_loss_has_every_option_of_training(system):
   options = {'label_smoothing': 0.3, 'auxiliary': 'coverage(weight=2)', 'objective': 'r_drop(alpha=2)'}

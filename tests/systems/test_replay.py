@@ -70,6 +70,7 @@ def test_the_row_of_an_update_is_found(stopped_run):
     replay(run, 1000)
 
 
+@pytest.mark.long
 def test_a_run_of_several_seeds_is_repeated_in_its_own_folder(poisoned, tmp_path):
   config = tiny_config(write_pairs(tmp_path), seeds=2, **LIGHT)
   update, seed = train_until_it_stops(config, tmp_path / 'run')

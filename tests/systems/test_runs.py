@@ -77,6 +77,7 @@ def test_opening_a_run_changes_nothing(trained):
   assert read_tree(trained.folder) == before
 
 
+@pytest.mark.long
 def test_training_keep_bounds_the_average(copy):
   edit_config(copy, lambda config: config['training'].update(keep=1))
   assert open_run(copy, 'average').steps == (4,)
@@ -89,6 +90,7 @@ def test_a_missing_best_checkpoint_is_an_error(copy):
   assert open_run(copy, 'latest').steps == (4,)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('checkpoint', 'message'),
   [
@@ -141,6 +143,7 @@ def test_reordered_tokens_of_a_vocabulary_are_an_error(copy):
     open_run(copy)
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_another_model_is_an_error(copy):
   edit_config(copy, lambda config: config['model'].update(embedding=6))
   with pytest.raises(UserError, match='another model'):
@@ -205,6 +208,7 @@ def test_invalid_overrides_are_errors(trained, fields, message):
     open_run(trained.folder, evaluation=fields)
 
 
+@pytest.mark.long
 def test_a_run_translates(trained):
   run = open_run(trained.folder)
   assert run.predictor is run.predictor
@@ -253,6 +257,7 @@ def test_an_ensemble_of_one_run_with_itself_scores_like_the_run(trained):
   assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+@pytest.mark.long
 def test_several_checkpoints_of_one_run_are_an_ensemble(trained):
   ensemble = open_run_or_ensemble(str(trained.folder), 'latest,2')
   assert ensemble.steps == (4, 2) and ensemble.folder == trained.folder
@@ -263,6 +268,7 @@ def test_one_folder_is_no_ensemble(trained):
   assert run.steps == (2,) and not isinstance(run.params, tuple)
 
 
+@pytest.mark.long
 def test_an_existing_folder_with_a_comma_in_its_name_is_one_run(trained, tmp_path):
   folder = tmp_path / 'score=dot,seed=1'
   shutil.copytree(trained.folder, folder)
@@ -311,6 +317,7 @@ def test_empty_parts_between_commas_are_errors(folders, checkpoints):
     open_run_or_ensemble(folders, checkpoints)
 
 
+@pytest.mark.long
 def test_a_system_without_the_required_ability_is_an_error(trained, recall_run):
   run = open_run(trained.folder)
   assert run.system_with(SupportsTranslation) is run.system
@@ -445,6 +452,7 @@ def test_a_run_that_does_not_translate_has_no_translations(method, argument, rec
     getattr(recall_run, method)(argument)
 
 
+@pytest.mark.long
 def test_opening_a_run_prints_nothing(trained, capfd):
   for checkpoint in ('best', 'average'):
     aj.open_run(trained.folder, checkpoint)

@@ -42,6 +42,7 @@ def test_round_trip_keeps_values_dtypes_and_shardings(checkpoints):
   jax.tree.map(np.testing.assert_array_equal, from_shapes, state)
 
 
+@pytest.mark.long
 def test_updates_made_counts_a_best_state_after_the_latest_one(checkpoints, tmp_path):
   assert updates_made(tmp_path / 'absent') == updates_made(tmp_path) == 0
   checkpoints.save(make_state(20), {})
@@ -95,6 +96,7 @@ def test_a_checkpoint_that_could_not_be_written_is_an_error_of_the_next_call(che
   assert checkpoints.latest() == 1
 
 
+@pytest.mark.long
 def test_the_last_states_and_one_best_state_are_kept(checkpoints, tmp_path):
   assert checkpoints.latest() is None and checkpoints.latest(BEST) is None
   for step in (10, 20, 30):
@@ -104,6 +106,7 @@ def test_the_last_states_and_one_best_state_are_kept(checkpoints, tmp_path):
   assert sorted(os.listdir(tmp_path / LATEST)) == ['20', '30'] and os.listdir(tmp_path / BEST) == ['30']
 
 
+@pytest.mark.long
 def test_a_later_best_state_of_an_interrupted_run_is_replaced(checkpoints, tmp_path):
   """The data may have changed meanwhile: the best state must be one of the resumed run."""
   checkpoints.save(make_state(30), {}, BEST)
@@ -113,6 +116,7 @@ def test_a_later_best_state_of_an_interrupted_run_is_replaced(checkpoints, tmp_p
     assert os.listdir(tmp_path / BEST) == [str(step)] and state.params['dense']['kernel'][0, 0] == value
 
 
+@pytest.mark.long
 def test_interruptions_do_not_change_which_regular_states_are_kept(tmp_path):
   with contextlib.closing(Checkpoints(tmp_path, 2, 10)) as checkpoints:
     for step in (10, 20, 23):
@@ -193,6 +197,7 @@ def open_saved(saved):
     yield lambda **options: stack.enter_context(contextlib.closing(Checkpoints(saved, **options)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('damage', sample_cases([(damage,) for damage in DAMAGES], 2))
 def test_reading_a_damaged_checkpoint_is_an_error_that_names_the_others(saved, open_saved, damage):
   damage(saved / LATEST / '20')
@@ -201,6 +206,7 @@ def test_reading_a_damaged_checkpoint_is_an_error_that_names_the_others(saved, o
   assert '\n' not in str(error.value) and (saved / LATEST / '20').exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('damage', sample_cases([(damage,) for damage in reversed(DAMAGES)], 2))
 def test_a_damaged_checkpoint_is_set_aside(saved, open_saved, damage):
   damage(saved / LATEST / '20')
@@ -304,6 +310,7 @@ def test_a_new_run_has_nothing_to_resume(checkpoints):
   assert checkpoints.resume(lambda: pytest.fail('there is no checkpoint')) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('like', 'message'),
   [

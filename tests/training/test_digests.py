@@ -132,6 +132,7 @@ def checksum(array):
   return tree_checksums({'x': jnp.asarray(array)})['x']
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'int32', 'uint8', 'bool'])
 @pytest.mark.parametrize('shape', [(), (7,), (2, 3, 5)])
 def test_a_checksum_equals_the_sum_that_defines_it(shape, dtype):

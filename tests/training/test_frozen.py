@@ -51,6 +51,7 @@ def test_only_frozen_parameters_keep_their_values(name):
     assert {key for key, old in names_of(PARAMS).items() if np.array_equal(old, new[key])} == FROZEN[spec]
 
 
+@pytest.mark.long
 def test_the_optimizer_has_no_state_for_frozen_parameters_and_clips_the_norm_of_the_others():
   optimizer = make_optimizer('sgd(momentum=0.5)', make_schedule('constant(rate=1.0)', 10), 1.0, 'encoder')
   state = optimizer.init(PARAMS)
@@ -59,6 +60,7 @@ def test_the_optimizer_has_no_state_for_frozen_parameters_and_clips_the_norm_of_
   np.testing.assert_allclose(optax.tree.norm(updates), 1.0, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_gradients_of_frozen_parameters_are_zero():
   def fn(params, batch, rngs, running, update):
     return {'loss': sum(jnp.sum(x**2) for x in jax.tree.leaves(params)), 'tokens': jnp.float32(1)}
@@ -70,6 +72,7 @@ def test_gradients_of_frozen_parameters_are_zero():
   assert loss(PARAMS, None)['loss'] == fn(PARAMS, None, None, None, 1)['loss']
 
 
+@pytest.mark.long
 def test_the_reported_norm_of_the_gradients_excludes_frozen_parameters():
   def fn(params, batch, rngs, running, update):
     return {'loss': sum(jnp.sum(x) for x in jax.tree.leaves(params)), 'tokens': jnp.float32(1)}

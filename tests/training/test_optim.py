@@ -83,6 +83,7 @@ def test_an_optimizer_decreases_a_quadratic(name):
   assert objective(params) < objective(initial)
 
 
+@pytest.mark.long
 def test_the_first_update_has_the_first_rate_and_options_reach_optax():
   schedule = make_schedule('constant(rate=1.0, warmup=4)', 10)
   params = {'w': jnp.zeros(2)}

@@ -287,6 +287,7 @@ def test_a_run_that_stops_early_stays_as_it_is_while_the_others_continue(tmp_pat
   assert [latest_step(folder) for folder in folders] == [10, 6]
 
 
+@pytest.mark.long
 def test_a_signal_at_the_update_after_which_every_run_stops_is_the_reason(tmp_path, monkeypatch):
   """Several processes learn of their signal once, from `reason`: it would be lost."""
   monkeypatch.setattr(StopSignals, 'reason', lambda self: 'SIGTERM')
@@ -296,6 +297,7 @@ def test_a_signal_at_the_update_after_which_every_run_stops_is_the_reason(tmp_pa
   assert fit_all(tmp_path, devices=1, **fields)[0].reason.startswith('the metric to select by was NaN')
 
 
+@pytest.mark.long
 def test_nan_is_reported_with_its_seed(tmp_path):
   def poisoned_params(seed):
     return jax.tree.map(lambda x: x * np.float32('nan' if seed == SEEDS[1] else 1), LIGHT['params'](seed))
@@ -312,12 +314,14 @@ def test_nan_is_reported_with_its_seed(tmp_path):
       fit_all(tmp_path, **options | fields)
 
 
+@pytest.mark.long
 def test_the_progress_line_is_the_mean_of_the_records(tmp_path, capsys):
   fit_all(tmp_path, steps=2, **LIGHT | {'devices': 1, 'evaluate': None})
   losses = [value for folder in folders_in(tmp_path) for step, value in values_of(folder) if step == 2]
   assert f'loss {np.mean(losses):.4g}' in capsys.readouterr().out and len(set(losses)) == RUNS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('devices', [1, 4])
 def test_an_update_leaves_stopped_runs_unchanged(devices):
   mesh = make_mesh(jax.devices()[:devices], RUNS)

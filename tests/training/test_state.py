@@ -3,10 +3,12 @@
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from attention_jax.training.state import init_state, is_finite, update_average
 
 
+@pytest.mark.long
 def test_the_average_follows_its_formula():
   average = {'w': jnp.zeros(2)}
   expected = np.zeros(2)

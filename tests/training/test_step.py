@@ -157,6 +157,7 @@ def test_one_device_and_eight_have_the_same_losses(dropout):
   assert len(eight.step.sharding.device_set) == 8
 
 
+@pytest.mark.long
 def test_each_shape_is_compiled_once():
   step, state = setup(8, params=helpers.LIGHT_PARAMS, loss=helpers.LIGHT_LOSS)
   for i in range(6):
@@ -164,6 +165,7 @@ def test_each_shape_is_compiled_once():
     assert step.compilations() == min(i + 1, len(BUCKETS))
 
 
+@pytest.mark.long
 def test_randomness_is_a_function_of_seed_and_step():
   first, losses = run(*setup(dropout=0.5))
   second, repeated_losses = run(*setup(dropout=0.5))
@@ -185,6 +187,7 @@ def test_the_state_is_donated_but_the_callers_parameters_are_not():
   assert not any(x.is_deleted() for x in jax.tree.leaves((params, next_state)))
 
 
+@pytest.mark.long
 def test_the_average_follows_the_parameters():
   step, state = setup(average_decay=0.5)
   expected = jax.tree.map(np.array, state.params)

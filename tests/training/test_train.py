@@ -83,6 +83,7 @@ def test_a_run_learns_and_writes_all_files(uninterrupted):
   reader.close()
 
 
+@pytest.mark.long
 def test_progress_is_printed(capsys, tmp_path, monkeypatch):
   monkeypatch.setattr('attention_jax.training.writers.FIRST_REPORT', 600.0)  # a busy machine compiles for over 15 s
   fit_light(tmp_path, steps=5, log_every=5)
@@ -96,6 +97,7 @@ def test_progress_is_printed(capsys, tmp_path, monkeypatch):
   assert lines[3].startswith('step 5/5  validation/loss')
 
 
+@pytest.mark.long
 def test_rates_and_the_time_to_the_end_exclude_compiling(tmp_path, monkeypatch, capsys):
   clock = types.SimpleNamespace(now=0.0)
   clock.monotonic = lambda: clock.now
@@ -260,6 +262,7 @@ def test_nan_is_reported_with_its_step_and_never_saved(tmp_path, capsys):
   assert result.state.step == 12 and 'loss is nan at step 12: update skipped' in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_run_that_stopped_early_stays_as_it_is(tmp_path):
   errors = {2: 3.0, 4: 1.0, 6: 2.0, 8: float('nan'), 10: 1.0, 12: 0.5}
 
@@ -278,6 +281,7 @@ def test_a_run_that_stopped_early_stays_as_it_is(tmp_path):
     run(patience=4)
 
 
+@pytest.mark.long
 def test_updates_use_every_option_of_training():
   """Rate, clipping, parts, average and annealing of two updates, computed by hand."""
 
@@ -357,6 +361,7 @@ def test_training_fields_are_checked(fields, message):
     Training(**fields)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'path', sorted(Path(training_package.__file__).parent.glob('*.py')), ids=lambda path: path.stem
 )

@@ -32,6 +32,7 @@ def test_each_shape_has_its_colour_in_its_box():
         assert (distance < 30).sum() > 8
 
 
+@pytest.mark.long
 def test_covered_shares_count_later_shapes_and_are_at_most_a_quarter_in_scenes():
 
   def square(x, y):

@@ -89,6 +89,7 @@ def test_flat_output_is_independent_of_padding_between_sentences(fields):
   assert_close(wide.word_weights[:, :3, :, :5], tight.word_weights)
 
 
+@pytest.mark.long
 def test_flat_ponder_is_at_the_positions_of_the_words():
   model = build_small(classifier='flat', pooling='mean', encoder='act(features=6, limit=3)')
   (ponder,) = jax.jit(model.apply)(variables(model, SOURCE, MASK), SOURCE, MASK).ponder
@@ -104,6 +105,7 @@ def test_logits_of_16_bit_models_are_float32(classifier):
   assert outputs.logits.dtype == jnp.float32
 
 
+@pytest.mark.long
 def test_pair_weights_of_several_heads_are_grouped_by_head():
   model = build_small(classifier='decomposable(width=6)', pooling='sum', heads=2)
   source = SOURCE[:, ::2]
@@ -137,6 +139,7 @@ def test_pair_output_is_independent_of_padding(pooling):
     jax.eval_shape(model.apply, params, SOURCE, MASK)
 
 
+@pytest.mark.long
 def test_decomposable_attention_equals_the_equations_of_the_paper():
   model = build_small(classifier='decomposable(width=6)', encoder='embedded', pooling='sum')
   source = SOURCE[:, ::2]
@@ -188,6 +191,7 @@ def attention_pooling(values, x):
   return weights @ x, weights
 
 
+@pytest.mark.long
 def test_hierarchy_equals_the_equations_of_the_paper():
   model = build_small(classifier='hierarchical')
   params = variables(model, SOURCE, MASK)

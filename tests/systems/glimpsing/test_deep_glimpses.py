@@ -54,6 +54,7 @@ def literal(params, picture, coarse, location):
   return np.array(logits), np.array(locations), np.array(baselines)
 
 
+@pytest.mark.long
 def test_the_network_equals_a_loop():
   outputs = jax.jit(MODEL.apply)({'params': PARAMS}, FLOATS, FIRST)
   coarse = np.asarray(jax.image.resize(FLOATS, (4, 2, 2, 1), 'linear'))

@@ -24,6 +24,7 @@ def test_glimpse_shows_what_the_retina_covers():
   assert len(axes.patches) == 1
 
 
+@pytest.mark.long
 def test_patches_of_an_odd_side_are_where_the_retina_reads_them():
   picture = np.random.default_rng(0).integers(0, 256, (16, 16, 1)).astype(np.uint8)
   location = np.array([-0.25, 0.25])  # pixel (6, 10): the patches begin 1 and 3 pixels before it

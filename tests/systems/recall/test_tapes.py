@@ -38,6 +38,7 @@ def test_panels_are_inputs_targets_predictions_and_heads():
   assert np.array_equal(writes.picture, np.eye(5))
 
 
+@pytest.mark.long
 def test_negative_inputs_are_blue(tmp_path):
   blue = [0x1C, 0x7E, 0xD6]
   inputs = np.array([[1.0, -1.0], [0.0, 0.0]])
