@@ -45,6 +45,7 @@ def test_a_run_writes_results_and_hypotheses(trained):
   assert len((folder / 'hypotheses.test.txt').read_text().split()) == 250
 
 
+@pytest.mark.long
 def test_splits_are_evaluated_and_drawn(trained):
   folder, _ = trained
   result = run('evaluate', f'--workdir={folder}', '--split=validation')

@@ -259,6 +259,7 @@ def test_analyses_are_written_as_json_and_maps_are_drawn(trained, tmp_path):
   assert width > height  # weights and the map side by side
 
 
+@pytest.mark.long
 def test_a_page_compares_runs_and_hypotheses(trained, tmp_path):
   folder = trained[0]
   other = shutil.copytree(folder, tmp_path / 'other')

@@ -88,6 +88,7 @@ def test_training_in_an_exported_run_is_an_error(config, exported):
     train_quietly(config, exported[0])
 
 
+@pytest.mark.long
 def test_parameters_of_a_file_are_exported_without_results_and_without_training(trained, config, tmp_path):
   """The file may hold parameters of another run at the step of the results, or name no step."""
   run = open_run(trained.folder)

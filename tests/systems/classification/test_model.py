@@ -223,6 +223,7 @@ def test_gradients_of_empty_sentences_are_finite():
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(grads))
 
 
+@pytest.mark.long
 def test_an_ensemble_is_the_mean_of_probabilities_and_weights():
   models = [build_small(), build_small(heads=2)]
   params = [variables(model, SOURCE, MASK)['params'] for model in models]
@@ -236,6 +237,7 @@ def test_an_ensemble_is_the_mean_of_probabilities_and_weights():
     ClassifierEnsemble([build_small(), build_small(classifier='decomposable')])
 
 
+@pytest.mark.long
 def test_an_ensemble_of_pairs_averages_heads_if_their_numbers_differ():
   source = SOURCE[:, ::2]
   mask = MASK[:, ::2]
