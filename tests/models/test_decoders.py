@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
-from attention_jax.models.decoders import Decoder
+from attention_jax.models.decoders import Decoder, over_steps
 from attention_jax.models.encoded import Encoded
 from attention_jax.models.encoder_decoder import shift_right
 from attention_jax.models.steps import DecoderOutput, StepTrace
@@ -191,3 +191,17 @@ def test_gradients_in_16_bits_keep_small_terms_of_the_memory_over_many_steps():
 
   params = variables(make_model(jnp.float32), *arguments, scale=0.3)
   assert gradient_error_of_16_bits(make_model, params, *arguments) < 0.03
+
+
+@pytest.mark.parametrize('stream', ['dropout', 'attention'])
+def test_each_step_has_random_numbers_of_its_own(stream):
+  class Noise(nn.Module):
+    def draw(self, carry, x):
+      return carry, jax.random.uniform(self.make_rng(stream), x.shape)
+
+    @nn.compact
+    def __call__(self, x):
+      return over_steps(Noise.draw, self)(self, jnp.zeros(()), x)[1]
+
+  numbers = Noise().apply({}, jnp.zeros((2, 3)), rngs={stream: jax.random.key(0)})
+  assert len(np.unique(numbers)) == 6
