@@ -92,7 +92,6 @@ def test_equinox_equals_linen_and_trains():
   assert_equal(eqx.filter_jit(module)(query, encoded, mask[:, None]), expected)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize('heads', [1, 2])
 def test_queries_and_memories_without_batch_axes_are_shared(heads):
   query, encoded, mask = inputs()
