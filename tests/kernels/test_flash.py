@@ -95,6 +95,10 @@ def test_equals_definition_for_any_mask(mask, bias):
   assert_equals_definition(make_problem(), mask, bias)
 
 
+def test_equals_definition_for_a_mask_with_every_part():
+  assert_equals_definition(make_problem(), MASKS['every_part'])
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
   ('score', 'alignment'), sample_cases([*itertools.product(PRODUCTS, ['softmax', 'softmax(temperature=0.3)'])], 4)
