@@ -47,7 +47,7 @@ class BatchSequence(Protocol):
     shapes: every shape (rows, *lengths) that occurs; each is one compilation.
     shape_names: names of the axes of a shape.
     min_row_positions: lengths of a shape -> a lower bound of the number of positions (tokens, pixels or steps) of a
-      row, from which `systems.memory` estimates the size of a batch.
+      row, from which `systems.size_checks` estimates the size of a batch.
   """
 
   shapes: Sequence[tuple[int, ...]]

@@ -31,7 +31,6 @@ from attention_jax.systems.initial_run import (
 )
 from attention_jax.systems.initial_vectors import check_initial_vectors, read_initial_vectors
 from attention_jax.systems.loading import comparable_fields, load_once
-from attention_jax.systems.memory import check_batch_memory, check_state_memory
 from attention_jax.systems.plugins import check_added_rows, store_plugins
 from attention_jax.systems.provenance import COMMITS, code_version, read_versions, store_version
 from attention_jax.systems.registry import SYSTEMS
@@ -44,6 +43,7 @@ from attention_jax.systems.runs import (
   write_json,
   write_lines,
 )
+from attention_jax.systems.size_checks import check_batch_memory, check_state_memory
 from attention_jax.training import peers
 from attention_jax.training.anneal import make_anneal
 from attention_jax.training.checkpoint import BEST, Checkpoints, updates_made
