@@ -73,19 +73,6 @@ def test_batching_and_padding_change_nothing(score, alignment):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('alignment', ['forward', 'forward_agent'])
-def test_forward_alignments_skip_masked_positions(alignment):
-  problem = make_problem('dot', alignment)
-  is_masked = np.isin(np.arange(S), (0, 1, 4))
-  attend_compiled = jax.jit(functools.partial(attend, 'dot', alignment))
-  attended = attend_compiled(problem, jnp.asarray(~is_masked))
-  unmasked = problem._replace(key=problem.key[~is_masked], value=problem.value[~is_masked])
-  expected = attend_compiled(unmasked, jnp.ones(S - 3, bool))
-  assert_same(attended._replace(weights=attended.weights[:, ~is_masked]), expected, rtol=1e-5, atol=1e-6)
-  assert np.all(attended.weights[:, is_masked] == 0)
-
-
-@pytest.mark.long
 @sampled_rows
 def test_broadcast_masks_biases_and_omitted_weights_do_not_change_the_result(score, alignment):
   """A mask may be broadcast or be a bias of -inf, and the context does not depend on whether weights are returned."""
