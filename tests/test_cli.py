@@ -27,17 +27,12 @@ import jax.numpy as jnp
 aj.attend(*3 * [jnp.ones((3, 5))])
 assert not any(util.find_spec(name) for name in ('flax', 'jaxtyping', 'optax'))
 """
+TRAIN = ['attention-jax', 'train', '--config=configs/digits.py:mnih2014', '--workdir=run', '--config.training.steps=2']
 EXTRAS = {
   '': ['python', '-c', WITH_JAX_ALONE],
   'plots': ['python', '-c', "import attention_jax as aj; aj.analysis.heatmap([[1.0]], ['a'], ['b'], 'a.png')"],
   'interop': ['python', '-c', 'import flatbuffers, safetensors.numpy; from attention_jax.modules import weights'],
-  'train': [
-    'attention-jax',
-    'train',
-    '--config=configs/digits.py:mnih2014',
-    '--workdir=run',
-    '--config.training.steps=2',
-  ],
+  'train': TRAIN,
   'dev': ['python', '-m', 'pytest', '--version'],
 }
 

@@ -59,7 +59,6 @@ def test_a_score_that_depends_on_masked_keys_raises():
   [
     (aj.testing.check_score, 'additive'),
     pytest.param(aj.testing.check_score, 'location_sensitive', marks=pytest.mark.long),
-    pytest.param(aj.testing.check_alignment, 'monotonic', marks=pytest.mark.long),
     pytest.param(aj.testing.check_alignment, 'hard', marks=pytest.mark.long),
   ],
 )

@@ -17,10 +17,7 @@ def test_padding_mask_equals_a_loop(lengths):
   expected = np.zeros((*lengths.shape, 7), bool)
   for index in np.ndindex(lengths.shape):
     expected[index][: lengths[index]] = True
-  arguments = [lengths, jnp.asarray(lengths)]
-  if lengths.ndim == 0:
-    arguments.append(int(lengths))
-  for argument in arguments:
+  for argument in (lengths, jnp.asarray(lengths), *([int(lengths)] if lengths.ndim == 0 else ())):
     mask = aj.padding_mask(argument, 7)
     assert mask.dtype == bool
     np.testing.assert_array_equal(mask, expected)
@@ -44,17 +41,16 @@ def test_invalid_lengths_and_sizes_raise(lengths, size, message, monkeypatch):
       aj.padding_mask(argument, size)
 
 
-def test_a_size_may_be_an_array_but_not_a_traced_one():
+def test_types_but_not_values_of_lengths_are_checked_under_jit(monkeypatch):
+  monkeypatch.setattr(config, 'jaxtyping_disable', True)
+  padding_mask = jax.jit(aj.padding_mask, static_argnums=1)
+  with pytest.raises(aj.UserError, match='whole numbers, got float32'):
+    padding_mask(jnp.ones(2), 7)
+  np.testing.assert_array_equal(padding_mask(9, 2), [True, True])
+  # A size may be an array, but not a traced one.
   np.testing.assert_array_equal(aj.causal_mask(jnp.int32(2)), [[True, False], [True, True]])
   with pytest.raises(aj.UserError, match=r'causal_mask: size must be a whole number of at least 0, got .*Trac'):
     jax.jit(aj.causal_mask)(3)
-
-
-def test_types_but_not_values_of_lengths_are_checked_under_jit(monkeypatch):
-  monkeypatch.setattr(config, 'jaxtyping_disable', True)
-  with pytest.raises(aj.UserError, match='whole numbers, got float32'):
-    jax.jit(aj.padding_mask, static_argnums=1)(jnp.ones(2), 7)
-  np.testing.assert_array_equal(jax.jit(aj.padding_mask, static_argnums=1)(9, 2), [True, True])
 
 
 @pytest.mark.parametrize(('size', 'left', 'right'), [(7, 2, 1), (5, 0, 0), (3, 9, 9), (1, 0, 0), (5, -1, 3)])
@@ -72,9 +68,6 @@ def test_combined_masks_equal_a_loop():
   np.testing.assert_array_equal(aj.combine_masks(None, causal), causal)
   expected = [[[s <= t and s < n for s in range(5)] for t in range(5)] for n in (2, 5, 0)]
   np.testing.assert_array_equal(aj.combine_masks(padding, None, causal, jnp.ones(5, bool)), expected)
-
-
-def test_masks_that_do_not_broadcast_raise():
   message = r'masks \[4, 5\], \[3, 5\] do not broadcast; pass a padding mask \[B, S\] as mask\[:, None\]'
   with pytest.raises(aj.UserError, match=message):
     aj.combine_masks(jnp.ones((4, 5), bool), None, jnp.ones((3, 5), bool))

@@ -23,6 +23,34 @@ ADDITIVE = {
 }
 
 
+COMBINED = 'softmax(temperature=0.7, cap=2.0, sink=True, length_scale=True)'
+HEADS, KEY_HEADS = 4, 2
+MASK_OF_HEADS = aj.Mask.causal().at(2) & aj.Mask.lengths(jnp.array([[S], [4]]))
+EMPTY_MASK = aj.Mask.array(jnp.ones((B, 1, T, S), bool).at[0, 0, 1].set(False))
+
+
+def heads_of(seed=0, dtype=jnp.float32):
+  """Returns queries of four heads, and keys and values of two."""
+  rngs = jax.random.split(jax.random.key(seed), 3)
+  shapes = ((B, HEADS, T, D), (B, KEY_HEADS, S, D), (B, KEY_HEADS, S, V))
+  return [jax.random.normal(rng, shape, dtype) for rng, shape in zip(rngs, shapes, strict=True)]
+
+
+def value_and_gradients(inputs, params, implementation, **options):
+  """Returns the results of attend, and the gradients of a loss of all finite ones."""
+
+  def loss(inputs, params):
+    attended = aj.attend(*inputs, params=params, implementation=implementation, **options)
+    leaves = [jnp.where(jnp.isfinite(x), x, 0.0) for x in jax.tree.leaves(attended)]
+    return sum((jnp.cos(jnp.arange(x.size, dtype=x.dtype)) * x.reshape(-1)).sum() for x in leaves), attended
+
+  return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(inputs, params)
+
+
+def assert_close(actual, expected, rtol=1e-4, atol=1e-5):
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), actual, expected)
+
+
 def sampling_alignment(scores, mask, *, rng):
   return scores
 
@@ -143,28 +171,23 @@ def test_eager_forward_mode_of_auto_raises_in_the_call():
 @pytest.mark.long
 @pytest.mark.parametrize('score', ['scaled_dot', 'location_sensitive'])
 def test_reverse_mode_of_auto_equals_that_of_the_definition(score):
-  """In loops, with recomputation, mapped, and stepwise."""
+  """In loops, with recomputation, and mapped."""
   query = jax.random.normal(jax.random.key(1), (2, 2, T, D))
   params = aj.init_params(jax.random.key(0), score=score, query=D, key=D, features=2)
 
-  def objective(params, query, implementation):
+  def gradients(implementation):
     @jax.checkpoint
-    def layer(query, _):
+    def layer(params, query):
       attended = aj.attend(query, query, query, score=score, params=params, implementation=implementation)
       return query + attended.context, attended.weights.max()
 
-    query, weights = jax.lax.scan(layer, query, length=2)
-    return query.sum() + weights.sum()
+    def objective(params, query):
+      query, weights = jax.lax.scan(lambda query, _: layer(params, query), query, length=2)
+      return query.sum() + weights.sum()
 
-  @jax.jit
-  def gradients(params, query):
-    def gradient_of(implementation):
-      return jax.vmap(jax.grad(functools.partial(objective, implementation=implementation), (0, 1)), (None, 0))
+    return jax.vmap(jax.grad(objective, (0, 1)), (None, 0))(params, query)
 
-    return gradient_of('auto')(params, query), gradient_of('xla')(params, query)
-
-  actual, expected = gradients(params, query)
-  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), actual, expected)
+  assert_close(*jax.jit(lambda: (gradients('auto'), gradients('xla')))(), atol=1e-6)
 
 
 @pytest.mark.long
@@ -181,10 +204,6 @@ def test_single_steps_of_auto_have_reverse_mode_alone():
   with pytest.raises(aj.UserError, match="'auto' has no forward-mode derivatives"):
     jax.jit(jax.jacfwd(context))(jnp.ones(D))
   assert jax.eval_shape(jax.jacrev(context), jnp.ones(D)).shape == (D,)
-
-
-def test_xla_is_the_definition():
-  assert IMPLEMENTATIONS['xla'].attend_batch is definition.attend_batch
 
 
 @pytest.mark.long
@@ -211,8 +230,7 @@ def test_batch_axes_broadcast(implementation):
 
   shared = run(key, value)
   expected = run(*full)
-  np.testing.assert_allclose(shared.context, expected.context, rtol=1e-5, atol=1e-6)
-  np.testing.assert_allclose(shared.weights, expected.weights, rtol=1e-5, atol=1e-6)
+  assert_close(shared, expected, rtol=1e-5, atol=1e-6)
   assert np.all(shared.weights[:, 0, :, 5:] == 0)
   gradient = jax.jit(jax.grad(lambda value: run(key, value).context.sum()))(value)
   by_hand = expected.weights.sum((0, 1, 2))
@@ -225,52 +243,21 @@ def test_a_memory_needs_no_batch_axes():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('mask', [None, 'lengths', 'per head'])
+@pytest.mark.parametrize(
+  'mask',
+  [None, MASK_OF_HEADS, jax.random.bernoulli(jax.random.key(3), 0.7, (B, HEADS, T, S))],
+  ids=['none', 'mask', 'array'],
+)
 def test_heads_of_queries_share_those_of_keys(mask):
   """Four heads of queries and two of keys equal four of keys, each repeated."""
-  heads, groups = 4, 2
-  rngs = jax.random.split(jax.random.key(0), 4)
-  query = jax.random.normal(rngs[0], (B, heads, T, D))
-  key, value = (jax.random.normal(rng, (B, groups, S, n)) for rng, n in zip(rngs[1:3], (D, V), strict=True))
-  masks = {
-    'lengths': aj.Mask.lengths(jnp.array([S, 3])[:, None]) & aj.Mask.causal(),
-    'per head': jax.random.bernoulli(rngs[3], 0.7, (B, heads, T, S)),
-  }
-  bias = jax.random.normal(rngs[3], (heads, T, S))
-  actual = aj.attend(query, key, value, masks.get(mask), bias=bias)
-  expected = aj.attend(query, *(jnp.repeat(x, heads // groups, 1) for x in (key, value)), masks.get(mask), bias=bias)
-  assert actual.context.shape == (B, heads, T, V) and actual.weights.shape == (B, heads, T, S)
-  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), actual, expected)
+  query, key, value = heads_of()
+  bias = jax.random.normal(jax.random.key(3), (HEADS, T, S))
+  actual = aj.attend(query, key, value, mask, bias=bias)
+  expected = aj.attend(query, *(jnp.repeat(x, HEADS // KEY_HEADS, 1) for x in (key, value)), mask, bias=bias)
+  assert actual.context.shape == (B, HEADS, T, V) and actual.weights.shape == (B, HEADS, T, S)
+  assert_close(actual, expected, rtol=1e-7, atol=1e-6)
   with pytest.raises(aj.UserError, match='must broadcast to each other'):
     aj.attend(query[:, :3], key, value)
-
-
-COMBINED = 'softmax(temperature=0.7, cap=2.0, sink=True, length_scale=True)'
-HEADS, KEY_HEADS = 4, 2
-MASK_OF_HEADS = aj.Mask.causal().at(2) & aj.Mask.lengths(jnp.array([[S], [4]]))
-EMPTY_MASK = aj.Mask.array(jnp.ones((B, 1, T, S), bool).at[0, 0, 1].set(False))
-
-
-def heads_of(seed=0, dtype=jnp.float32):
-  """Returns queries of four heads, and keys and values of two."""
-  rngs = jax.random.split(jax.random.key(seed), 3)
-  shapes = ((B, HEADS, T, D), (B, KEY_HEADS, S, D), (B, KEY_HEADS, S, V))
-  return [jax.random.normal(rng, shape, dtype) for rng, shape in zip(rngs, shapes, strict=True)]
-
-
-def value_and_gradients(inputs, params, implementation, **options):
-  """Returns the results of attend, and the gradients of a loss of all finite ones."""
-
-  def loss(inputs, params):
-    attended = aj.attend(*inputs, params=params, implementation=implementation, **options)
-    leaves = [jnp.where(jnp.isfinite(x), x, 0.0) for x in jax.tree.leaves(attended)]
-    return sum((jnp.cos(jnp.arange(x.size, dtype=x.dtype)) * x.reshape(-1)).sum() for x in leaves), attended
-
-  return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(inputs, params)
-
-
-def assert_close(actual, expected, rtol=1e-4, atol=1e-5):
-  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), actual, expected)
 
 
 @pytest.mark.long
@@ -305,14 +292,13 @@ def test_the_log_of_the_sum_of_an_additive_score_and_what_has_none():
     aj.UserError, match=r'return_log_sum needs a form of softmax, .*; expected one of: softmax, smoot'
   ):
     aj.attend(*inputs, alignment='sparsemax', return_log_sum=True)
-  with pytest.raises(aj.UserError, match="'splash': the kernel does not return the log of the sum"), interpreted():
-    aj.attend(*inputs, return_log_sum=True, implementation='splash')
-  with pytest.raises(aj.UserError, match="'pallas_additive': the kernel does not return the log"), interpreted():
-    aj.attend(*inputs, params=params, **options, implementation='pallas_additive')
-
-
-def interpreted():
-  return compile_for('interpret')
+  for implementation, changes in (
+    ('splash', {'return_log_sum': True}),
+    ('pallas_additive', options | {'params': params}),
+  ):
+    message = f"'{implementation}': the kernel does not return the log of the sum"
+    with pytest.raises(aj.UserError, match=message), compile_for('interpret'):
+      aj.attend(*inputs, **changes, implementation=implementation)
 
 
 @pytest.mark.long

@@ -7,14 +7,9 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.functional.attend import Problem
-from attention_jax.functional.table import lookup
 from attention_jax.kernels import auto
 from attention_jax.kernels.target import compile_for
-from tests.functional.helpers import attend, make_problem
-
-
-def lookup_rows(score, alignment):
-  return lookup(score, aj.SCORES, 'score'), lookup(alignment, aj.ALIGNMENTS, 'alignment')
+from tests.functional.helpers import attend, lookup_rows, make_problem
 
 
 def describe(score, alignment):

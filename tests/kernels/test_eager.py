@@ -12,12 +12,12 @@ from flax import nnx
 
 import attention_jax as aj
 from attention_jax.functional import programs
-from attention_jax.functional.table import lookup
+from attention_jax.kernels.api import supported_implementations
 from attention_jax.modules import attention_equinox, attention_nnx
 from attention_jax.modules.heads import attend_heads, init_heads
 from tests.compiled import record_compilations
 from tests.functional.alignment_cases import PAIRS
-from tests.functional.helpers import attend, make_problem
+from tests.functional.helpers import attend, lookup_rows, make_problem
 
 DEFAULT_PAIRS = [('scaled_dot', 'entmax(alpha=1.3)'), ('coverage', 'softmax'), ('additive', 'mocha(width=2)')]
 SPEC = {'score': 'coverage', 'alignment': 'entmax(alpha=1.3)'}  # scanned in order, and with a loop of its own
@@ -32,12 +32,6 @@ def assert_compiled_once(call):
   assert not compiled
 
 
-def supporting(score, alignment):
-  rows = lookup(score, aj.SCORES, 'score'), lookup(alignment, aj.ALIGNMENTS, 'alignment')
-  devices = ('cudnn', 'pallas_additive')
-  return [name for name, row in aj.IMPLEMENTATIONS.items() if name not in devices and not row.unsupported_reason(*rows)]
-
-
 ALL_PAIRS = DEFAULT_PAIRS + [pytest.param(*pair, marks=pytest.mark.product) for pair in PAIRS]
 
 
@@ -45,7 +39,7 @@ ALL_PAIRS = DEFAULT_PAIRS + [pytest.param(*pair, marks=pytest.mark.product) for 
 @pytest.mark.parametrize(('score', 'alignment'), ALL_PAIRS)
 def test_attend_in_every_implementation(score, alignment):
   problem = make_problem(score, alignment, batch=(2,))
-  for implementation in supporting(score, alignment):
+  for implementation in supported_implementations(*lookup_rows(score, alignment)):
     for deterministic in (True, False):
       options = {'implementation': implementation, 'rng': RNG, 'deterministic': deterministic}
       assert_compiled_once(lambda options=options: attend(score, alignment, problem, **options))

@@ -14,7 +14,7 @@ from attention_jax.functional import programs
 from attention_jax.functional.table import lookup
 from attention_jax.kernels import pallas_additive
 from attention_jax.kernels.target import compile_for
-from tests.functional.helpers import AttentionInputs, assert_same, attend, loss, make_problem
+from tests.functional.helpers import AttentionInputs, assert_same, attend, lookup_rows, loss, make_problem
 
 T, S = 19, 37  # no multiples of a tile; more than one block of queries, more than one span of keys
 CLOSE = {'rtol': 1e-4, 'atol': 1e-5}
@@ -167,8 +167,7 @@ def test_a_bias_that_is_or_becomes_infinite_counts_as_the_nearest_finite_score(i
 
 
 def unsupported_reason(score, alignment='softmax'):
-  rows = lookup(score, aj.SCORES, 'score'), lookup(alignment, aj.ALIGNMENTS, 'alignment')
-  return pallas_additive.unsupported_reason(*rows)
+  return pallas_additive.unsupported_reason(*lookup_rows(score, alignment))
 
 
 def test_only_sums_of_tanh_with_softmax_in_float32_are_supported(interpreted):
