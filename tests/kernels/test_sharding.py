@@ -63,10 +63,8 @@ def test_gradients_of_arrays_stay_sharded(score, implementation, batch, mesh):
 
 def test_rows_that_an_explicit_mesh_splits_are_an_error_of_kernels_with_loops_and_auto_avoids_them(monkeypatch):
   monkeypatch.setitem(auto.MIN_SCORES, kernel_platform(), {'flash': 1})
-  mesh = jax.make_mesh((B,), ('data',), axis_types=(AxisType.Explicit,))
-  with jax.set_mesh(mesh):
-    rows = jax.device_put(jnp.ones((B, T, 3)), NamedSharding(mesh, P('data')))
-    mask = jax.device_put(jnp.ones((B, T, T), bool), NamedSharding(mesh, P('data')))
+  with jax.set_mesh(jax.make_mesh((B,), ('data',), axis_types=(AxisType.Explicit,))):
+    rows, mask = jax.device_put((jnp.ones((B, T, 3)), jnp.ones((B, T, T), bool)), P('data'))
     params = aj.init_params(jax.random.key(0), score='dot', alignment='local_p', query=3, key=3, features=3)
     for options in (
       {'mask': mask, 'implementation': 'flash'},
@@ -78,6 +76,10 @@ def test_rows_that_an_explicit_mesh_splits_are_an_error_of_kernels_with_loops_an
     attended = aj.attend(rows, rows, rows, mask, implementation='auto')
     assert attended.context.sharding.spec[0] == 'data'
     np.testing.assert_array_equal(attended.context, rows)
+  with jax.set_mesh(jax.make_mesh((2, B), ('data', 'fsdp'), axis_types=(AxisType.Explicit,) * 2)):
+    query, key = (jax.device_put(jnp.ones((8, T, 3)), P(axis)) for axis in ('data', 'fsdp'))
+    with pytest.raises(aj.UserError, match='split alike along batch axis 0, got mesh axes data and fsdp'):
+      aj.attend(query, key, key)
 
 
 # A softmax, one that sorts, and the rows whose loops carry numbers.
@@ -135,14 +137,6 @@ def test_dropout_of_the_module_attention_on_an_explicit_mesh(score, rng):
     result = run(*jax.device_put(rows, NamedSharding(mesh, P('data'))))
   assert result[1].context.sharding.spec[0] == 'data'
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **TOLERANCE), result, expected)
-
-
-def test_rows_that_an_explicit_mesh_splits_in_two_ways_raise():
-  mesh = jax.make_mesh((2, B), ('data', 'fsdp'), axis_types=(AxisType.Explicit,) * 2)
-  with jax.set_mesh(mesh):
-    query, key = (jax.device_put(jnp.ones((8, T, 3)), NamedSharding(mesh, P(axis))) for axis in ('data', 'fsdp'))
-    with pytest.raises(aj.UserError, match='split alike along batch axis 0, got mesh axes data and fsdp'):
-      aj.attend(query, key, key)
 
 
 @pytest.mark.long
