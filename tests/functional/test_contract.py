@@ -26,9 +26,6 @@ IDS = [f'{s}-{a}'.replace(' ', '') for s, a in PAIRS]
 SAMPLE = {pair for i, pair in enumerate(PAIRS) if i % 60 == 0} | set(CORE_PAIRS)
 SWEEP = [pair if pair in SAMPLE else pytest.param(*pair, marks=pytest.mark.product) for pair in PAIRS]
 every_pair = pytest.mark.parametrize(('score', 'alignment'), SWEEP, ids=IDS)
-every_row = pytest.mark.parametrize(
-  ('score', 'alignment'), CORE_PAIRS, ids=[f'{s}-{a}'.replace(' ', '') for s, a in CORE_PAIRS]
-)
 # An eighth of the rows; `make test-all` tests all of them.
 sampled_rows = pytest.mark.parametrize(('score', 'alignment'), sample_cases(CORE_PAIRS, 8))
 DIFFERENT_AT_TEST = [a.name for a in ALIGNMENT_CASES if lookup(a.name, aj.ALIGNMENTS, 'alignment').at_test]

@@ -55,7 +55,7 @@ def test_factors_that_exceed_float16_are_balanced_without_a_change_of_their_prod
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('bias', [pytest.param(None, id='plain'), pytest.param(BIAS, id='biased')])
+@pytest.mark.parametrize('bias', [None, BIAS], ids=['plain', 'biased'])
 @pytest.mark.parametrize(
   'score', sample_cases([(name,) for name, row in aj.SCORES.items() if isinstance(row.form, Product)], 2)
 )
