@@ -320,9 +320,6 @@ def test_hardmax_selects_the_first_of_equal_scores():
     ('mocha', {'width': 0}, 'mocha: width must be a whole number of at least 1, got 0'),
     ('monotonic', {'noise': -1.0}, 'monotonic: noise must be at least 0, got -1.0'),
     ('coverage_penalised', {'penalty': -2.0}, 'coverage_penalised: penalty must be at least 0, got -2.0'),
-    ('sink_softmax', {'sink': jnp.ones(4)}, r'sink must be one number, got an array of shape \[4\]'),
-    ('scalable_softmax', {'scale': jnp.ones(4)}, 'scale must be one number, got an array of shape'),
-    ('capped_softmax', {'cap': jnp.ones(4)}, 'cap must be one number, got an array of shape'),
     ('entmax', {'alpha': jnp.ones(4)}, 'alpha must be one number, got an array of shape'),
     ('coverage_penalised', {'penalty': jnp.ones(4)}, 'penalty must be one number, got an array of shape'),
   ],
@@ -333,11 +330,20 @@ def test_invalid_options_raise(alignment, options, message):
     getattr(aj.alignments, alignment)(**cast(case.arguments, jnp.float32) | options)
 
 
+SOFTMAX_OPTIONS = {
+  'softmax': 'temperature',
+  'sink_softmax': 'sink',
+  'scalable_softmax': 'scale',
+  'capped_softmax': 'cap',
+}
+
+
+@pytest.mark.parametrize(('alignment', 'option'), SOFTMAX_OPTIONS.items())
 @pytest.mark.parametrize('implementation', ['xla', 'flash'])
-def test_an_option_that_is_a_vector_raises(implementation):
+def test_an_option_that_is_a_vector_raises(alignment, option, implementation):
   """It would be one number per position, or in 'flash' per query."""
-  fn = functools.partial(aj.alignments.softmax, temperature=jnp.ones(4))
-  with pytest.raises(aj.UserError, match=r'^softmax: temperature must be one number, got an array of shape \[4\]'):
+  fn = functools.partial(getattr(aj.alignments, alignment), **{option: jnp.ones(4)})
+  with pytest.raises(aj.UserError, match=rf'^{alignment}: {option} must be one number, got an array of shape \[4\]'):
     aj.attend(*3 * [jnp.ones((4, 3))], alignment=fn, implementation=implementation)
 
 

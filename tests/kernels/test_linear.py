@@ -64,6 +64,12 @@ def test_memory_grows_with_the_sum_of_the_lengths(implementation, stores_scores)
   assert (f'{T},{S}]' in text or f'{S},{T}]' in text) == stores_scores
 
 
+def test_weights_are_those_of_the_definition():
+  inputs = make_inputs()
+  weights = [aj.attend(*inputs, PADDING, **VARIANTS, implementation=name).weights for name in ('linear', 'xla')]
+  np.testing.assert_array_equal(*weights)
+
+
 @pytest.mark.parametrize(
   ('variants', 'message'),
   [
