@@ -86,8 +86,9 @@ def sampling_alignment(scores, mask, *, rng):
       r"params\['score'\]\['v'\] must be \[key = 5, rank = 3\], got \[5, 2\]",
     ),
     (
-      {'alignment': 'sink_softmax', 'params': {'alignment': {'sink': jnp.ones(3)}}},
-      r"\['sink'\] must be \[\], got \[3\]; axes before these .* to \(2,\)",
+      dict(zip(ARGUMENTS, heads_of(), strict=True))
+      | {'alignment': 'sink_softmax', 'params': {'alignment': {'sink': jnp.ones(3)}}},
+      r"\['sink'\] must be \[\], got \[3\]; axes before these .* to \(2, 2, 2\)",
     ),
     ({'params': np.ones(2)}, r'params must be a dictionary .* as returned by init_params, got array\(\[1., 1.\]\)'),
     ({'params': {'query': None}}, r"params\['query'\] must be an array, got None; use init_params"),
