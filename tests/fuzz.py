@@ -183,36 +183,22 @@ CORPUS: Mapping[str, list[bytes]] = {
   'tables': _tables(),
   'flags': [
     b'model.dropout=0.5\ntraining.steps=10\nmodel.attention.score=dot\n',
+    *b'training.seed=-1 model.dropout=nan training.clip=1e999 evaluation.beams=1e9 seeds=999999999999'.split(),
+    *b'mesh.fsdp=-7 training.steps.x=3 model = data.task=\xff\x00'.split(),
     b'training.steps=' + b'9' * 5_000,
-    b'training.seed=-1',
-    b'model.dropout=nan',
-    b'training.clip=1e999',
-    b'evaluation.beams=1e9',
-    b'seeds=999999999999',
-    b'mesh.fsdp=-7',
     b'data.buckets=((1, 1), (2, 2))',
     b'data.buckets=' + b'(' * 3_000,
     b"data.buckets=__import__('os').mkdir('executed')",
     b'model.attention.score=additive(' + b'(' * 3_000,
     b'training.anneal=' + b'a: b;' * 3_000,
-    b'training.steps.x=3',
-    b'model',
-    b'=',
-    b'data.task=\xff\x00',
   ],
   'spec': [
-    b'softmax(temperature=0.5)',
-    b'general',
+    *b'softmax(temperature=0.5) general softmax(temperature=1e999) softmax(*[1]) softmax(**{}) \xff\x00 a;b'.split(),
     b'a(' * 3_000,
     b'(' * 3_000 + b')' * 3_000,
     b'softmax(temperature=' + b'9' * 5_000 + b')',
     b"softmax(temperature=__import__('os').mkdir('executed'))",
-    b'softmax(temperature=1e999)',
     b'local_p(width=-' + b'-' * 3_000 + b'1)',
-    b'softmax(*[1])',
-    b'softmax(**{})',
-    b'\xff\x00',
-    b'a;b',
     b'dates(seed=1' + b'+1' * 5_000 + b')',
   ],
 }
@@ -276,51 +262,39 @@ def _read_links(path: Path) -> None:
     parse_pharaoh(line, str(path), (4, 4), 'word')
 
 
+def _stored(kind: str) -> Callable[[Path], Any]:
+  return lambda path: vocab.load_stored(kind, str(path.parent), 'source')
+
+
+def _trained(kind: str) -> Callable[[Path], Any]:
+  return lambda path: vocab.train(f'{kind}(path={str(path)!r})', [])
+
+
+def _read_documents(path: Path) -> None:
+  documents.load_documents(ClassificationDataConfig(f"jsonl(train='{path.name}')", str(path.parent)))
+
+
+def _read_digits(path: Path) -> None:
+  digits.load_digit_splits(GlimpsingDataConfig(f"npz(path='{path.name}')", str(path.parent)))
+
+
 # name -> the kinds of its files in CORPUS, the name of the file, and the function that reads it.
 READERS: Mapping[str, tuple[tuple[str, ...], str, Callable[[Path], Any]]] = {
   'lines': (('text', 'arrays'), 'a.txt', lambda path: read_lines(str(path))),
   'gzip': (('text',), 'a.txt.gz', lambda path: read_lines(str(path))),
   'tsv': (('text',), 'a.tsv', _read_table),
   'links': (('text',), 'a.txt', _read_links),
-  'jsonl': (
-    ('json', 'text'),
-    'a.jsonl',
-    lambda path: documents.load_documents(ClassificationDataConfig(f"jsonl(train='{path.name}')", str(path.parent))),
-  ),
+  'jsonl': (('json', 'text'), 'a.jsonl', _read_documents),
   'hypotheses': (('json', 'text'), 'a.jsonl', lambda path: read_candidates(str(path))),
   'image': (('image',), 'a.png', lambda path: images.read_image(str(path), 4)),
   'captions': (('text', 'json'), 'captions.csv', _read_captions),
   'npz': (('arrays',), 'a.npz', lambda path: read_arrays(str(path))),
-  'digits': (
-    ('arrays',),
-    'mnist.npz',
-    lambda path: digits.load_digit_splits(GlimpsingDataConfig("npz(path='mnist.npz')", str(path.parent))),
-  ),
-  'word vocabulary': (
-    ('json', 'text'),
-    'vocabulary.source.json',
-    lambda path: vocab.load_stored('word', str(path.parent), 'source'),
-  ),
-  'subword vocabulary': (
-    ('vocabulary',),
-    'vocabulary.source.model',
-    lambda path: vocab.load_stored('subword', str(path.parent), 'source'),
-  ),
-  'sentencepiece vocabulary': (
-    ('vocabulary', 'json'),
-    'a.model',
-    lambda path: vocab.train(f'sentencepiece(path={str(path)!r})', []),
-  ),
-  'tokenizer vocabulary': (
-    ('json', 'text'),
-    'tokenizer.json',
-    lambda path: vocab.train(f'tokenizer(path={str(path)!r})', []),
-  ),
-  'stored vocabulary': (
-    ('json', 'text'),
-    'vocabulary.source.sentencepiece.json',
-    lambda path: vocab.load_stored("sentencepiece(path='')", str(path.parent), 'source'),
-  ),
+  'digits': (('arrays',), 'mnist.npz', _read_digits),
+  'word vocabulary': (('json', 'text'), 'vocabulary.source.json', _stored('word')),
+  'subword vocabulary': (('vocabulary',), 'vocabulary.source.model', _stored('subword')),
+  'sentencepiece vocabulary': (('vocabulary', 'json'), 'a.model', _trained('sentencepiece')),
+  'tokenizer vocabulary': (('json', 'text'), 'tokenizer.json', _trained('tokenizer')),
+  'stored vocabulary': (('json', 'text'), 'vocabulary.source.sentencepiece.json', _stored("sentencepiece(path='')")),
   'parquet': (('tables', 'text'), 'a.parquet', _read_hugging_face),
   'arrow': (('tables', 'text'), 'a.arrow', _read_hugging_face),
   'config': (('json',), folder.CONFIG, lambda path: folder.read_config(path.parent)),

@@ -8,22 +8,14 @@ import time
 
 import pytest
 
-from attention_jax.atomic import (
-  is_unfinished,
-  null_as_nan,
-  to_json,
-  write_all,
-  write_atomic,
-  write_bytes,
-  write_folder_atomic,
-  write_text,
-)
+from attention_jax import atomic
+from attention_jax.atomic import is_unfinished, to_json, write_folder_atomic, write_text
 
 
 def test_a_failed_write_leaves_the_file_as_it_was(tmp_path):
   path = tmp_path / 'file.txt'
   write_text(path, 'before')
-  with pytest.raises(RuntimeError, match='interrupted'), write_atomic(path) as temporary:
+  with pytest.raises(RuntimeError, match='interrupted'), atomic.write_atomic(path) as temporary:
     temporary.write_text('half')
     assert is_unfinished(temporary) and path.read_text() == 'before'
     raise RuntimeError('interrupted')
@@ -32,7 +24,7 @@ def test_a_failed_write_leaves_the_file_as_it_was(tmp_path):
 
 def test_text_is_utf_8_and_bytes_are_bytes(tmp_path):
   write_text(str(tmp_path / 'a'), 'Grüße')
-  write_bytes(tmp_path / 'b', b'\xff\x00')
+  atomic.write_bytes(tmp_path / 'b', b'\xff\x00')
   assert (tmp_path / 'a').read_bytes() == 'Grüße'.encode() and (tmp_path / 'b').read_bytes() == b'\xff\x00'
 
 
@@ -40,7 +32,7 @@ def test_numbers_that_are_not_finite_are_null_in_json():
   value = {'a': math.nan, 'é': [1.5, -math.inf, {'b': math.inf}], 'text': 'NaN'}
   text = to_json(value, ensure_ascii=False)
   assert text == '{"a": null, "é": [1.5, null, {"b": null}], "text": "NaN"}'
-  read = json.loads(to_json(value, indent=2), parse_constant=pytest.fail, object_hook=null_as_nan)
+  read = json.loads(to_json(value, indent=2), parse_constant=pytest.fail, object_hook=atomic.null_as_nan)
   assert math.isnan(read['a']) and math.isnan(read['é'][2]['b']) and read['text'] == 'NaN'
 
 
@@ -67,7 +59,7 @@ def test_short_writes_are_completed():
       written.append(bytes(data[:2]))
       return len(written[-1])
 
-  write_all(SlowFile(), b'12345')
+  atomic.write_all(SlowFile(), b'12345')
   assert written == [b'12', b'34', b'5']
 
 

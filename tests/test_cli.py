@@ -27,17 +27,12 @@ import jax.numpy as jnp
 aj.attend(*3 * [jnp.ones((3, 5))])
 assert not any(util.find_spec(name) for name in ('flax', 'jaxtyping', 'optax'))
 """
+TRAIN = ['attention-jax', 'train', '--config=configs/digits.py:mnih2014', '--workdir=run', '--config.training.steps=2']
 EXTRAS = {
   '': ['python', '-c', WITH_JAX_ALONE],
   'plots': ['python', '-c', "import attention_jax as aj; aj.analysis.heatmap([[1.0]], ['a'], ['b'], 'a.png')"],
   'interop': ['python', '-c', 'import flatbuffers, safetensors.numpy; from attention_jax.modules import weights'],
-  'train': [
-    'attention-jax',
-    'train',
-    '--config=configs/digits.py:mnih2014',
-    '--workdir=run',
-    '--config.training.steps=2',
-  ],
+  'train': TRAIN,
   'dev': ['python', '-m', 'pytest', '--version'],
 }
 
@@ -62,13 +57,18 @@ def test_the_distributions_pass_the_check_of_the_index(tmp_path):
   assert len(distributions) == 2 and result.returncode == 0, result.stdout
 
 
+def error_of(program, capsys):
+  """Returns what the script prints before it ends with status 2."""
+  with pytest.raises(SystemExit) as exit_status:
+    cli.main([program])
+  assert exit_status.value.code == 2
+  return capsys.readouterr().err
+
+
 def test_programs_are_listed_and_mistakes_are_one_line(capsys):
   cli.main([])
   assert 'programs: ablate, align, compare, ' in capsys.readouterr().out
-  with pytest.raises(SystemExit) as exit_status:
-    cli.main(['trian'])
-  assert exit_status.value.code == 2
-  error = capsys.readouterr().err
+  error = error_of('trian', capsys)
   assert error.startswith("error: unknown program 'trian' (did you mean 'train'?)") and error.count('\n') == 1
 
 
@@ -76,10 +76,7 @@ def test_a_program_whose_packages_are_missing_names_the_extra(monkeypatch, capsy
   monkeypatch.setattr(sys, 'argv', ['attention-jax'])
   monkeypatch.setattr(sys, 'path', [*sys.path])
   monkeypatch.setitem(sys.modules, 'absl', None)
-  with pytest.raises(SystemExit) as exit_status:
-    cli.main(['train'])
-  assert exit_status.value.code == 2
-  assert capsys.readouterr().err == "error: train needs the package absl; pip install 'attention_jax[train]'\n"
+  assert error_of('train', capsys) == "error: train needs the package absl; pip install 'attention_jax[train]'\n"
 
 
 @pytest.mark.parametrize(('name', 'module'), [('Attention', 'modules.attention'), ('models', 'models')])
@@ -129,23 +126,19 @@ def find_interpreters():
   return [path for path in paths if not subprocess.run([path, '--version'], capture_output=True).returncode]
 
 
-def create_environment(folder, python=sys.executable):
-  """Creates a fresh virtual environment and returns the folder of its programs."""
-  subprocess.run([python, '-m', 'venv', str(folder)], check=True)
-  return folder / 'bin'
-
-
-def copy_sources(clone):
-  """Copies into the folder `clone` what pip needs of this repository, and returns the files."""
+def run_extra(extra, folder, python=sys.executable, *requirements):
+  """Installs a clone with one extra into a fresh environment and runs one command of it in `folder`."""
+  clone = folder / 'a clone'
   for name in SOURCE_FOLDERS:
     shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns('__pycache__'))
   for name in ('pyproject.toml', 'README.md', 'LICENSE'):
     shutil.copy(ROOT / name, clone)
-  return sorted(clone.rglob('*'))
-
-
-def run_extra(programs, extra, folder):
-  """Runs in `folder` the command of an extra with the programs of an environment."""
+  files = sorted(clone.rglob('*'))
+  subprocess.run([python, '-m', 'venv', folder / 'venv'], check=True)
+  programs = folder / 'venv' / 'bin'
+  install = [programs / 'pip', 'install', '--quiet', f'.[{extra}]' if extra else '.', *requirements]
+  subprocess.run(install, check=True, cwd=clone)
+  assert sorted(clone.rglob('*')) == files  # a build leaves nothing beside its sources
   program, *arguments = EXTRAS[extra]
   environment = {name: value for name, value in os.environ.items() if name not in ('PYTHONPATH', 'XLA_FLAGS')}
   environment['JAX_PLATFORMS'] = 'cpu'
@@ -156,27 +149,15 @@ def run_extra(programs, extra, folder):
 @pytest.mark.packaging
 @pytest.mark.parametrize('extra', EXTRAS)
 def test_each_extra_installs_and_runs(extra, tmp_path):
-  """Installs a clone with one extra into a fresh environment and runs one command of it there."""
-  clone = tmp_path / 'a clone'
-  files = copy_sources(clone)
-  programs = create_environment(tmp_path / 'venv')
-  requirement = f'.[{extra}]' if extra else '.'
-  subprocess.run([programs / 'pip', 'install', '--quiet', requirement], check=True, cwd=clone)
-  assert sorted(clone.rglob('*')) == files  # a build leaves nothing beside its sources
-  run_extra(programs, extra, tmp_path)
+  run_extra(extra, tmp_path)
 
 
-def make_version_cases():
-  """The newest jax on every other Python that is found, and the oldest supported jax on this Python."""
-  return [(python, NEWEST_JAX) for python in find_interpreters()] + [(sys.executable, OLDEST_JAX)]
+# The newest jax on every other Python that is found, and the oldest supported jax on this Python.
+VERSIONS = [(python, NEWEST_JAX) for python in find_interpreters()] + [(sys.executable, OLDEST_JAX)]
 
 
 @pytest.mark.packaging
-@pytest.mark.parametrize('python, jax_version', make_version_cases())
-def test_supported_versions_of_python_and_jax_install_and_run(python, jax_version, tmp_path):
-  copy_sources(tmp_path / 'clone')
-  programs = create_environment(tmp_path / 'venv', python)
-  for extra, requirement in {'': '.', 'train': '.[train]'}.items():
-    command = [programs / 'pip', 'install', '--quiet', requirement, f'jax=={jax_version}.*']
-    subprocess.run(command, check=True, cwd=tmp_path / 'clone')
-    run_extra(programs, extra, tmp_path)
+@pytest.mark.parametrize(('python', 'jax_version'), VERSIONS)
+@pytest.mark.parametrize('extra', ['', 'train'])
+def test_supported_versions_of_python_and_jax_install_and_run(extra, python, jax_version, tmp_path):
+  run_extra(extra, tmp_path, python, f'jax=={jax_version}.*')

@@ -184,10 +184,8 @@ print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))
 
 
 def test_public_names_are_sorted_and_exist():
-  constants = aj.__all__[:3]
-  names = aj.__all__[3:]
-  assert all(name.isupper() for name in constants) and constants == sorted(constants)
-  assert names == sorted(names, key=lambda name: (name[0].islower(), name))  # classes, then functions and modules
+  kinds = [(not name.isupper(), name[0].islower()) for name in aj.__all__]  # constants, classes, the rest
+  assert aj.__all__ == [name for _, name in sorted(zip(kinds, aj.__all__, strict=True))]
   assert len(set(aj.__all__)) == len(aj.__all__)
   for name in (*aj.__all__, *aj._SUBPACKAGES):
     getattr(aj, name)

@@ -8,7 +8,6 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.specs import (
-  Count,
   Fraction,
   Positive,
   Range,
@@ -50,31 +49,13 @@ def test_a_spec_is_parsed_to_a_name_and_options(spec, expected):
   assert parse(spec) == expected
 
 
-@pytest.mark.parametrize(
-  'spec',
-  [
-    '',
-    'a b',
-    'a.b',
-    'dot(',
-    'dot(3)',
-    'dot(x=y)',
-    'dot(x=f(1))',
-    'dot(**{"x": 1})',
-    'dot(x={[]: 1})',
-    '3',
-    'dot\0',
-    'dot + sum',
-  ],
-)
+UNREADABLE = ['', 'a b', 'a.b', 'dot(', 'dot(3)', 'dot(x=y)', 'dot(x=f(1))', 'dot(**{"x": 1})', 'dot(x={[]: 1})']
+
+
+@pytest.mark.parametrize('spec', [*UNREADABLE, '3', 'dot\0', 'dot + sum'])
 def test_unreadable_specs_raise(spec):
   with pytest.raises(aj.UserError, match=r"^cannot parse .*; expected 'name' or 'name\(option=literal, ...\)'$"):
     parse(spec)
-
-
-def test_an_option_that_is_set_twice_raises():
-  with pytest.raises(aj.UserError, match='dot: option x must be set once, got it 2 times'):
-    parse('dot(x=1, y=2, x=2)')
 
 
 @pytest.mark.parametrize(
@@ -83,22 +64,16 @@ def test_an_option_that_is_set_twice_raises():
     ('', {}),
     (' dot ', {'dot': {}}),
     ("a(x='+')+b + c(y=-1, z=(1 + 2j))", {'a': {'x': '+'}, 'b': {}, 'c': {'y': -1, 'z': 1 + 2j}}),
-    ('a + (b + c)', None),
-    ('a + a(x=1)', None),
-    ('a + 3', None),
-    ('a - b', None),
-    ('+a', None),
-    ('a +', None),
-    ('a, b', None),
   ],
 )
-def test_sums_of_distinct_specs_are_parsed_and_other_expressions_raise(specs, expected):
-  if expected is not None:
-    assert parse_sum(specs) == expected and list(parse_sum(specs)) == list(expected)
-    return
-  with pytest.raises(
-    aj.UserError, match=r"^cannot parse .*; expected 'name\(option=literal, ...\) \+ name \+ ...', each"
-  ):
+def test_sums_of_distinct_specs_are_parsed(specs, expected):
+  assert parse_sum(specs) == expected and list(parse_sum(specs)) == list(expected)
+
+
+@pytest.mark.parametrize('specs', ['a + (b + c)', 'a + a(x=1)', 'a + 3', 'a - b', '+a', 'a +', 'a, b'])
+def test_other_expressions_are_no_sums(specs):
+  message = r"^cannot parse .*; expected 'name\(option=literal, ...\) \+ name \+ ...', each"
+  with pytest.raises(aj.UserError, match=message):
     parse_sum(specs)
 
 
@@ -118,14 +93,13 @@ def test_bind_returns_the_row_and_its_options():
     ('read_table', "reader 'read_table' needs size; its options: size, rate, scale, names"),
     ('read_table(siz=1)', "unknown option of reader 'read_table': 'siz' (did you mean 'size'?)"),
     ('read_table(size=1.5)', "reader 'read_table': option size must be a whole number, got 1.5"),
-    ('read_table(size=True)', 'option size must be a whole number, got True'),
     ('read_table(size=0)', 'option size must be at least 1, got 0'),
     ('read_table(size=1, rate=1)', 'option rate must be at least 0 and less than 1, got 1'),
     ('read_table(size=1, scale=0)', 'option scale must be greater than 0, got 0'),
     ('read_table(size=1, scale=1e999)', 'option scale must be finite, got inf'),
     ("read_table(size=1, names=('a',))", "option names must be str | tuple[str, str], got ('a',)"),
-    ('read_table(size=1, names=True)', 'option names must be str | tuple[str, str], got True'),
     ('no_options(size=1)', "reader 'no_options' has no options, got 'size'"),
+    ('read_table(size=1, rate=0, size=2)', 'read_table: option size must be set once, got it 2 times'),
   ],
 )
 def test_mistakes_in_a_spec_are_named(spec, message):
@@ -148,7 +122,6 @@ class Fields:
   """A group of a config."""
 
   steps: Size = 10
-  patience: Count = 0
   decay: Annotated[float, Range(0, 1)] = 0.5
   buckets: tuple[int, ...] = (3,)
 
@@ -156,19 +129,11 @@ class Fields:
     check_fields(self, 'config.training')
 
 
-@pytest.mark.parametrize(
-  ('fields', 'message'),
-  [
-    ({'steps': 0}, 'config.training.steps must be at least 1, got 0'),
-    ({'patience': -1}, 'config.training.patience must be at least 0, got -1'),
-    ({'decay': math.nan}, 'config.training.decay must be at least 0 and at most 1, got nan'),
-    ({'steps': 'ten'}, "config.training.steps must be a whole number, got 'ten'"),
-  ],
-)
-def test_fields_of_a_config_are_checked(fields, message):
-  with pytest.raises(aj.UserError) as error:
-    Fields(**fields)
-  assert str(error.value) == message
+def test_fields_of_a_config_are_checked():
+  with pytest.raises(aj.UserError, match=r'^config\.training.decay must be at least 0 and at most 1, got nan$'):
+    Fields(decay=math.nan)
+  with pytest.raises(aj.UserError, match=r"^config\.training.steps must be a whole number, got 'ten'$"):
+    Fields(steps='ten')
 
 
 def test_a_schema_is_read_from_a_dataclass_a_function_or_a_mapping():

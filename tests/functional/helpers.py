@@ -21,6 +21,10 @@ DEFAULT_COMPILER_OPTIONS = {'xla_backend_optimization_level': 3, 'xla_llvm_disab
 attend = attend_inputs
 
 
+def lookup_rows(score: str, alignment: str) -> tuple[aj.Row, aj.Row]:
+  return lookup(score, aj.SCORES, 'score'), lookup(alignment, aj.ALIGNMENTS, 'alignment')
+
+
 def requires_equal_widths(score: str) -> bool:
   """Returns whether a score compares queries and keys without projecting them."""
   arguments = SCORES_BY_NAME[score.split('(')[0]].arguments

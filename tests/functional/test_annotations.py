@@ -1,7 +1,7 @@
 """The jaxtyping annotations of the pure functions hold for every score and alignment.
 
-`python -m tests.functional.test_annotations [gradients]` traces every pair with the annotations of every call enforced.
-It prints how many pairs it traced, and the error that a wrong dtype raises.
+`python -m tests.functional.test_annotations` traces every pair and its gradient with the annotations of every call
+enforced. It prints how many pairs it traced, and the error that a wrong dtype raises.
 """
 
 from tests.annotations import enforce_annotations
@@ -27,23 +27,23 @@ from tests.functional.helpers import loss, make_problem
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('options', [(), pytest.param(('gradients',), marks=pytest.mark.long)], ids=str)
-def test_every_row_is_traced_with_annotations_enforced(options):
-  command = [sys.executable, '-m', 'tests.functional.test_annotations', *options]
+def test_every_row_is_traced_with_annotations_enforced():
+  command = [sys.executable, '-m', 'tests.functional.test_annotations']
   result = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
   assert result.returncode == 0, result.stderr
   assert result.stdout.split() == [str(len(CORE_PAIRS)), 'TypeCheckError']
 
 
-def trace(score: str, alignment: str, deterministic: bool, with_gradient: bool) -> None:
-  """Traces attention, or also its gradient, without compiling it."""
+def trace(score: str, alignment: str, deterministic: bool) -> None:
+  """Traces attention and its gradient, without compiling them."""
   problem = jax.eval_shape(lambda: make_problem(score, alignment, batch=(2,)))
   mask = aj.padding_mask(jnp.asarray([S, 2]), S)[:, None]
 
   def run(problem):
     return loss(score, alignment, problem, mask, deterministic=deterministic, rng=jax.random.key(0))
 
-  jax.eval_shape(jax.grad(run, has_aux=True) if with_gradient else run, problem)
+  for function in (run, jax.grad(run, has_aux=True)):
+    jax.eval_shape(function, problem)
 
 
 def describe_wrong_dtype() -> str:
@@ -59,5 +59,5 @@ if __name__ == '__main__':
   for score, alignment in CORE_PAIRS:
     differs_at_test = lookup(alignment, aj.ALIGNMENTS, 'alignment').at_test is not None
     for deterministic in (True, False) if differs_at_test else (False,):
-      trace(score, alignment, deterministic, with_gradient='gradients' in sys.argv[1:])
+      trace(score, alignment, deterministic)
   print(len(CORE_PAIRS), describe_wrong_dtype())

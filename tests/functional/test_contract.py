@@ -26,9 +26,6 @@ IDS = [f'{s}-{a}'.replace(' ', '') for s, a in PAIRS]
 SAMPLE = {pair for i, pair in enumerate(PAIRS) if i % 60 == 0} | set(CORE_PAIRS)
 SWEEP = [pair if pair in SAMPLE else pytest.param(*pair, marks=pytest.mark.product) for pair in PAIRS]
 every_pair = pytest.mark.parametrize(('score', 'alignment'), SWEEP, ids=IDS)
-every_row = pytest.mark.parametrize(
-  ('score', 'alignment'), CORE_PAIRS, ids=[f'{s}-{a}'.replace(' ', '') for s, a in CORE_PAIRS]
-)
 # An eighth of the rows; `make test-all` tests all of them.
 sampled_rows = pytest.mark.parametrize(('score', 'alignment'), sample_cases(CORE_PAIRS, 8))
 DIFFERENT_AT_TEST = [a.name for a in ALIGNMENT_CASES if lookup(a.name, aj.ALIGNMENTS, 'alignment').at_test]
@@ -70,19 +67,6 @@ def test_alignments_that_differ_in_training_obey_the_contract(alignment):
 def test_batching_and_padding_change_nothing(score, alignment):
   problem = make_problem(score, alignment, batch=(len(LENGTHS),))
   testing.check_rows(f'{score}, {alignment}', functools.partial(attend, score, alignment), problem)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize('alignment', ['forward', 'forward_agent'])
-def test_forward_alignments_skip_masked_positions(alignment):
-  problem = make_problem('dot', alignment)
-  is_masked = np.isin(np.arange(S), (0, 1, 4))
-  attend_compiled = jax.jit(functools.partial(attend, 'dot', alignment))
-  attended = attend_compiled(problem, jnp.asarray(~is_masked))
-  unmasked = problem._replace(key=problem.key[~is_masked], value=problem.value[~is_masked])
-  expected = attend_compiled(unmasked, jnp.ones(S - 3, bool))
-  assert_same(attended._replace(weights=attended.weights[:, ~is_masked]), expected, rtol=1e-5, atol=1e-6)
-  assert np.all(attended.weights[:, is_masked] == 0)
 
 
 @pytest.mark.long

@@ -1,5 +1,7 @@
 """Output distributions that copy from the source: literal loops, gradients, extreme inputs and empty weights."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +21,7 @@ LOGITS = RANDOM.normal(size=V)
 SCORES = RANDOM.normal(size=S)
 WEIGHTS = np.where(MASK, np.exp(SCORES), 0) / np.exp(SCORES[MASK]).sum()
 GATE = 0.3
+LOGITS_32, GATE_32 = jnp.asarray(LOGITS, jnp.float32), jnp.float32(GATE)
 
 
 def point(weights, ids=IDS):
@@ -91,7 +94,7 @@ def test_gradients_of_emittable_words_equal_numeric_gradients(name):
 @pytest.mark.parametrize('size', [1e4, -1e4])
 def test_extreme_scores_and_exact_zeros_stay_finite(size):
   weights = jnp.zeros(S).at[1].set(1.0)
-  logits = jnp.asarray(LOGITS, jnp.float32) * size
+  logits = LOGITS_32 * size
   for formula, argument in (
     (point, weights),
     (lambda logits: generate_or_copy(logits, jnp.float32(0.5), weights), logits),
@@ -103,19 +106,15 @@ def test_extreme_scores_and_exact_zeros_stay_finite(size):
 
 
 def test_generate_and_copy_without_unmasked_positions_generates():
-  logits = jnp.asarray(LOGITS, jnp.float32)
-  log_probs = generate_and_copy(logits, jnp.full(S, jnp.nan), np.zeros(S, bool))
-  np.testing.assert_allclose(log_probs[:V], jax.nn.log_softmax(logits), rtol=1e-5)
+  log_probs = generate_and_copy(LOGITS_32, jnp.full(S, jnp.nan), np.zeros(S, bool))
+  np.testing.assert_allclose(log_probs[:V], jax.nn.log_softmax(LOGITS_32), rtol=1e-5)
 
 
 def test_weights_are_normalised():
   weights = jnp.asarray(WEIGHTS, jnp.float32)
-  logits = jnp.asarray(LOGITS, jnp.float32)
-  gate = jnp.float32(GATE)
-  for scale in (0.1, 3.0):
-    np.testing.assert_allclose(point(scale * weights), point(weights), rtol=1e-5)
-    log_probs = generate_or_copy(logits, gate, scale * weights)
-    np.testing.assert_allclose(log_probs, generate_or_copy(logits, gate, weights), rtol=1e-5)
+  for formula in (point, functools.partial(generate_or_copy, LOGITS_32, GATE_32)):
+    for scale in (0.1, 3.0):
+      np.testing.assert_allclose(formula(scale * weights), formula(weights), rtol=1e-5)
 
 
 @pytest.mark.long
@@ -123,13 +122,11 @@ def test_weights_are_normalised():
 def test_zero_weights_point_to_the_end_or_generate(padding):
   ids = np.pad(IDS, (0, padding))
   zeros = jnp.zeros(S + padding)
-  logits = jnp.asarray(LOGITS, jnp.float32)
-  gate = jnp.float32(GATE)
   pointed = point(zeros, ids)
   assert pointed.argmax() == END and np.exp(pointed).sum() == pytest.approx(1)
-  generated = generate_or_copy(logits, gate, zeros, ids)
-  np.testing.assert_allclose(generated[:V], jax.nn.log_softmax(logits), rtol=1e-5)
-  assert np.all(np.isfinite(jax.jit(jax.jacobian(generate_or_copy, 2))(logits, gate, zeros, ids)))
+  generated = generate_or_copy(LOGITS_32, GATE_32, zeros, ids)
+  np.testing.assert_allclose(generated[:V], jax.nn.log_softmax(LOGITS_32), rtol=1e-5)
+  assert np.all(np.isfinite(jax.jit(jax.jacobian(generate_or_copy, 2))(LOGITS_32, GATE_32, zeros, ids)))
   assert np.all(np.isfinite(jax.jit(jax.jacobian(point))(zeros, ids)))
 
 

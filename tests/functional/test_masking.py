@@ -7,7 +7,6 @@ import pytest
 from jaxtyping import config
 
 import attention_jax as aj
-from attention_jax.functional.table import lookup
 
 
 @pytest.mark.parametrize(
@@ -18,61 +17,47 @@ def test_padding_mask_equals_a_loop(lengths):
   expected = np.zeros((*lengths.shape, 7), bool)
   for index in np.ndindex(lengths.shape):
     expected[index][: lengths[index]] = True
-  arguments = [lengths, jnp.asarray(lengths)]
-  if lengths.ndim == 0:
-    arguments.append(int(lengths))
-  for argument in arguments:
+  for argument in (lengths, jnp.asarray(lengths), *([int(lengths)] if lengths.ndim == 0 else ())):
     mask = aj.padding_mask(argument, 7)
     assert mask.dtype == bool
     np.testing.assert_array_equal(mask, expected)
 
 
 @pytest.mark.parametrize(
-  ('lengths', 'message'),
+  ('lengths', 'size', 'message'),
   [
-    (2.0, 'lengths must be whole numbers, got float32'),
-    ([True, False], 'lengths must be whole numbers, got bool'),
-    ([3, -1], 'lengths must be 0 to 7, the size, got -1 to 3'),
-    ([3, 8], 'lengths must be 0 to 7, the size, got 3 to 8'),
-    (None, 'lengths must be whole numbers, got None'),
+    (2.0, 7, 'lengths must be whole numbers, got float32'),
+    ([True, False], 7, 'lengths must be whole numbers, got bool'),
+    ([3, -1], 7, 'lengths must be 0 to 7, the size, got -1 to 3'),
+    ([3, 8], 7, 'lengths must be 0 to 7, the size, got 3 to 8'),
+    (None, 7, 'lengths must be whole numbers, got None'),
+    *((1, size, 'padding_mask: size must be a whole number of at least 0, got ') for size in ('4', 4.0, -1)),
   ],
 )
-def test_invalid_lengths_raise(lengths, message, monkeypatch):
+def test_invalid_lengths_and_sizes_raise(lengths, size, message, monkeypatch):
   monkeypatch.setattr(config, 'jaxtyping_disable', True)  # users run without jaxtyping
   for argument in (lengths,) if lengths is None else (jnp.asarray(lengths), np.asarray(jnp.asarray(lengths))):
     with pytest.raises(aj.UserError, match=message):
-      aj.padding_mask(argument, 7)
-
-
-@pytest.mark.parametrize('size', ['4', 4.0, None, -1])
-@pytest.mark.parametrize('make_mask', [aj.causal_mask, lambda size: aj.padding_mask(1, size)])
-def test_invalid_sizes_raise(size, make_mask):
-  with pytest.raises(aj.UserError, match='_mask: size must be a whole number of at least 0, got '):
-    make_mask(size)
-
-
-def test_a_size_may_be_an_array_but_not_a_traced_one():
-  np.testing.assert_array_equal(aj.causal_mask(jnp.int32(2)), [[True, False], [True, True]])
-  with pytest.raises(aj.UserError, match=r'size must be a whole number of at least 0, got .*Trac'):
-    jax.jit(aj.causal_mask)(3)
+      aj.padding_mask(argument, size)
 
 
 def test_types_but_not_values_of_lengths_are_checked_under_jit(monkeypatch):
   monkeypatch.setattr(config, 'jaxtyping_disable', True)
+  padding_mask = jax.jit(aj.padding_mask, static_argnums=1)
   with pytest.raises(aj.UserError, match='whole numbers, got float32'):
-    jax.jit(aj.padding_mask, static_argnums=1)(jnp.ones(2), 7)
-  np.testing.assert_array_equal(jax.jit(aj.padding_mask, static_argnums=1)(9, 2), [True, True])
+    padding_mask(jnp.ones(2), 7)
+  np.testing.assert_array_equal(padding_mask(9, 2), [True, True])
+  # A size may be an array, but not a traced one.
+  np.testing.assert_array_equal(aj.causal_mask(jnp.int32(2)), [[True, False], [True, True]])
+  with pytest.raises(aj.UserError, match=r'causal_mask: size must be a whole number of at least 0, got .*Trac'):
+    jax.jit(aj.causal_mask)(3)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(('size', 'left', 'right'), [(7, 2, 1), (5, 0, 0), (3, 9, 9), (1, 0, 0), (5, -1, 3)])
-def test_window_mask_equals_a_loop(size, left, right):
+def test_window_and_causal_masks_equal_a_loop(size, left, right):
   expected = [[t - left <= s <= t + right for s in range(size)] for t in range(size)]
   np.testing.assert_array_equal(aj.window_mask(size, left, right), expected)
-
-
-def test_causal_mask_equals_a_loop():
-  np.testing.assert_array_equal(aj.causal_mask(5), [[s <= t for s in range(5)] for t in range(5)])
+  np.testing.assert_array_equal(aj.causal_mask(size), [[s <= t for s in range(size)] for t in range(size)])
 
 
 def test_combined_masks_equal_a_loop():
@@ -83,40 +68,17 @@ def test_combined_masks_equal_a_loop():
   np.testing.assert_array_equal(aj.combine_masks(None, causal), causal)
   expected = [[[s <= t and s < n for s in range(5)] for t in range(5)] for n in (2, 5, 0)]
   np.testing.assert_array_equal(aj.combine_masks(padding, None, causal, jnp.ones(5, bool)), expected)
-
-
-def test_masks_that_do_not_broadcast_raise():
   message = r'masks \[4, 5\], \[3, 5\] do not broadcast; pass a padding mask \[B, S\] as mask\[:, None\]'
   with pytest.raises(aj.UserError, match=message):
     aj.combine_masks(jnp.ones((4, 5), bool), None, jnp.ones((3, 5), bool))
 
 
 @pytest.mark.parametrize('mask', [jnp.asarray([1, 2]), jnp.asarray([0.0, -jnp.inf])], ids=['int', 'float'])
-@pytest.mark.parametrize(
-  'use',
-  [
-    lambda mask: aj.combine_masks(mask, jnp.ones(2, bool)),
-    lambda mask: aj.remember(jnp.ones((2, 3)), jnp.ones((2, 3)), mask),
-    lambda mask: aj.Attention('dot').bind({}).remember(jnp.ones((1, 2, 3)), mask[None]),
-  ],
-  ids=['combine_masks', 'remember', 'Attention'],
-)
-def test_masks_that_are_not_bool_raise(use, mask):
-  with pytest.raises(aj.UserError, match=f'mask must be bool, True = may be attended to, got {mask.dtype}'):
-    use(mask)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize('alignment', ['softmax', 'sparsemax', 'entmax15', 'entmax(alpha=1.3)'])
-def test_numpy_masks_that_vmap_maps_inside_of_a_scan(alignment):
-  """jax.vmap leaves NumPy arrays as they are; the custom derivatives of sparse alignments do not accept them."""
-  align = lookup(alignment, aj.ALIGNMENTS, 'alignment').fn
-  mask = np.array([[True, True, False], [True, False, True]])
-  scores = np.array([[0.1, 0.3, 9.0], [0.2, 9.0, 0.1]], np.float32)
-
-  def run(mask, scores):
-    return jax.lax.scan(lambda carry, _: (carry, jax.vmap(align)(scores, mask)), 0, None, length=1)[1][0]
-
-  weights = jax.jit(lambda: run(mask, scores))()
-  np.testing.assert_array_equal(weights, jax.jit(run)(mask, scores))
-  assert np.all(np.asarray(weights)[~mask] == 0)
+def test_masks_that_are_not_bool_raise(mask):
+  for use in (
+    lambda: aj.combine_masks(mask, jnp.ones(2, bool)),
+    lambda: aj.remember(jnp.ones((2, 3)), jnp.ones((2, 3)), mask),
+    lambda: aj.Attention('dot').bind({}).remember(jnp.ones((1, 2, 3)), mask[None]),
+  ):
+    with pytest.raises(aj.UserError, match=f'mask must be bool, True = may be attended to, got {mask.dtype}'):
+      use()

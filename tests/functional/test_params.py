@@ -18,8 +18,7 @@ def test_the_shapes_follow_the_sizes():
   assert aj.init_params(jax.random.key(0), score='dot', **SIZES) == {'score': {}, 'alignment': {}}
 
 
-@pytest.mark.parametrize('name', ['query', 'key', 'features', 'value'])
-@pytest.mark.parametrize('size', ['4', 0, 2.0])
+@pytest.mark.parametrize(('name', 'size'), [('query', '4'), ('key', 0), ('features', 2.0), ('value', 0)])
 def test_an_invalid_size_raises(name, size):
   with pytest.raises(aj.UserError, match=f'init_params: {name} must be a whole number of at least 1, got {size!r}'):
     aj.init_params(jax.random.key(0), score='additive', **SIZES | {name: size})

@@ -8,15 +8,12 @@ from attention_jax.functional.params import init_params
 from attention_jax.functional.rngs import check_rng, split_rng
 
 
-@pytest.mark.parametrize('rng', [None, jax.random.key(0), jax.random.PRNGKey(0)], ids=['None', 'key', 'PRNGKey'])
-def test_prng_keys_and_none_are_accepted(rng):
-  check_rng('attend', rng)
-
-
-@pytest.mark.parametrize('rng', [3, 'key', 1.5])
-def test_values_other_than_prng_keys_raise(rng):
-  with pytest.raises(UserError, match=r'^attend: rng must be a single PRNG key, such as jax.random.key\(0\), got '):
+def test_prng_keys_and_none_are_accepted_and_other_values_raise():
+  for rng in (None, jax.random.key(0), jax.random.PRNGKey(0)):
     check_rng('attend', rng)
+  for rng in (3, 'key'):
+    with pytest.raises(UserError, match=r'^attend: rng must be a single PRNG key, such as jax.random.key\(0\), got '):
+      check_rng('attend', rng)
 
 
 def test_initial_parameters_need_a_key():

@@ -8,10 +8,9 @@ from jax import export
 from jax.sharding import PartitionSpec as P
 
 import attention_jax as aj
-from attention_jax.functional.table import lookup
 from tests.functional.alignment_cases import ALIGNMENT_CASES, CORE_PAIRS
 from tests.functional.cases import SCORES_BY_NAME, S, T
-from tests.functional.helpers import AttentionInputs, assert_same, attend, is_continuous, make_problem
+from tests.functional.helpers import AttentionInputs, assert_same, attend, is_continuous, lookup_rows, make_problem
 from tests.sampled_cases import sample_cases
 
 BATCH = 8
@@ -79,8 +78,8 @@ def test_scanning_equals_stepping(score, alignment):
 def test_only_recurrent_pairs_depend_on_earlier_queries(score, alignment):
   problem = make_problem(score, alignment)
   last_weights = jax.jit(lambda query: attend(score, alignment, problem._replace(query=query)).weights[-1])
-  rows = lookup(score, aj.SCORES, ''), lookup(alignment, aj.ALIGNMENTS, '')
-  depends_on_earlier = any(row.required_inputs & {'previous', 'coverage', 'state'} for row in rows)
+  inputs = {name for row in lookup_rows(score, alignment) for name in row.required_inputs}
+  depends_on_earlier = not inputs.isdisjoint({'previous', 'coverage', 'state'})
   changed_query = problem.query.at[0].multiply(-3.0)
   has_changed = np.any(last_weights(problem.query) != last_weights(changed_query))
   assert has_changed == depends_on_earlier

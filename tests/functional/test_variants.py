@@ -75,17 +75,6 @@ def test_a_recurrent_function_is_scanned():
 
 
 @pytest.mark.long
-def test_options_in_spec_strings_are_applied():
-  default = attend(score=negative_distance)
-  sharper = attend(score=negative_distance, alignment='softmax(temperature=0.1)')
-  assert np.all(sharper.weights.max(-1) > default.weights.max(-1))
-  with_spaces = attend(score=negative_distance, alignment='softmax( temperature = 1 )')
-  np.testing.assert_array_equal(with_spaces.weights, default.weights)
-  shapes = jax.tree.map(jnp.shape, aj.init_params(jax.random.key(0), score='low_rank(rank=3)', **SIZES)['score'])
-  assert shapes == {'u': (QUERY, 3), 'v': (KEY, 3)}
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(('score', 'name'), [('cosine', 'beta'), ('normed_additive', 'gain')])
 def test_a_scalar_parameter_that_a_spec_string_fixes_is_not_learned(rng, score, name):
   params = aj.init_params(rng, score=score, **SIZES)
@@ -238,11 +227,9 @@ def test_hard_has_a_gradient_through_the_expectation_or_the_state():
   assert gradient(lambda scores: hard(scores, 0.0)[1]).any()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize('name', ['dot', 'scaled_dot', 'cosine', 'normed_dot', 'elu_dot'])
 def test_score_and_form_reject_a_query_of_another_width_than_the_keys(name):
   row = SCORES[name]
-  params = aj.init_params(jax.random.key(0), score=name, query=3, key=3, features=3)['score']
   for fn in (row.fn, row.form.fn):
     with pytest.raises(aj.UserError, match=r'query \(2,\) and key \(5, 3\) .* must be of the same width'):
-      fn(jnp.ones(2), jnp.ones((5, 3)), **params)
+      fn(jnp.ones(2), jnp.ones((5, 3)), **{param: jnp.ones(3) for param in row.params})

@@ -7,14 +7,13 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.functional.attend import Problem
-from attention_jax.functional.table import lookup
 from attention_jax.kernels import auto
 from attention_jax.kernels.target import compile_for
-from tests.functional.helpers import attend, make_problem
+from tests.functional.helpers import attend, lookup_rows, make_problem
 
 
-def lookup_rows(score, alignment):
-  return lookup(score, aj.SCORES, 'score'), lookup(alignment, aj.ALIGNMENTS, 'alignment')
+def describe(score, alignment):
+  return auto.describe_choice(*lookup_rows(score, alignment))
 
 
 def choose_implementation(score, alignment, num_queries, dtype=jnp.float32, params=None, size=1):
@@ -29,38 +28,31 @@ def test_auto_chooses_by_pair_and_size(monkeypatch):
   assert [choose_implementation('additive', 'softmax', n) for n in (99, 100)] == ['xla', 'factored']
   assert [choose_implementation('additive', 'local_m', n) for n in (99, 149, 150)] == ['xla', 'factored', 'window']
   assert choose_implementation('dot', 'softmax', 10**6) == 'xla'
-  assert auto.describe_choice(*lookup_rows('additive', 'softmax')) == 'xla, factored from T S = 100'
-  assert auto.describe_choice(*lookup_rows('location', 'hard')) == 'xla'
-  linear = auto.describe_choice(*lookup_rows('elu_dot', 'proportional'))
-  assert linear == 'xla, linear (one mask for all queries, no weights) from T S = 120'
+  assert describe('additive', 'softmax') == 'xla, factored from T S = 100'
+  assert describe('location', 'hard') == 'xla'
+  assert describe('elu_dot', 'proportional') == 'xla, linear (one mask for all queries, no weights) from T S = 120'
 
 
 def test_auto_chooses_chunked_where_memory_is_the_limit(monkeypatch):
   monkeypatch.setattr(auto, 'MIN_SCORES', {'cpu': {'window': 150, 'factored': 100}})
-  assert auto.describe_choice(*lookup_rows('location_sensitive', 'softmax')) == f'xla, chunked from T S = {2**7}'
+  assert describe('location_sensitive', 'softmax') == f'xla, chunked from T S = {2**7}'
   monkeypatch.setattr(auto, 'MIN_SCORES', {})
   assert [choose_implementation('additive', 'softmax', n) for n in (10**6, 2**20)] == ['xla', 'chunked']
 
 
 def test_auto_describes_its_choice_on_accelerators_as_estimated():
-  product = 'scaled_dot', 'softmax'
   with compile_for('gpu'):
-    assert auto.describe_choice(*lookup_rows(*product)) == (
-      'xla or cudnn (16-bit) or flash, by estimates of time and memory that were not measured on a gpu'
-    )
+    assert describe('scaled_dot', 'softmax').startswith('xla or cudnn (16-bit) or flash, by estimates of time')
   with compile_for('tpu'):
-    assert 'xla or pallas_additive or chunked, by estimates' in auto.describe_choice(
-      *lookup_rows('additive', 'softmax')
-    )
-  assert 'estimates' not in auto.describe_choice(*lookup_rows(*product))
+    assert 'xla or pallas_additive or chunked, by estimates' in describe('additive', 'softmax')
+  assert 'estimates' not in describe('scaled_dot', 'softmax')
 
 
 def test_auto_saves_memory_for_types_that_a_kernel_does_not_support():
+  size = 2**14
   with compile_for('gpu'):
-    choices = [
-      choose_implementation('additive', 'softmax', 2**14, dtype, size=2**14) for dtype in (np.float64, np.float32)
-    ]
-  assert choices == ['chunked', 'pallas_additive']
+    assert choose_implementation('additive', 'softmax', size, np.float64, size=size) == 'chunked'
+    assert choose_implementation('additive', 'softmax', size, np.float32, size=size) == 'pallas_additive'
 
 
 @pytest.mark.long

@@ -30,13 +30,9 @@ def draw(shape, dtype):
   return jnp.asarray(np.random.default_rng(shape).normal(size=shape), dtype)
 
 
-def make_inputs(dtype=jnp.bfloat16, features=D):
+def make_inputs(dtype=jnp.bfloat16, features=D, heads=()):
   """Returns query, key and value."""
-  return draw((B, T, features), dtype), draw((B, S, features), dtype), draw((B, S, V), dtype)
-
-
-def make_inputs_with_heads(dtype=jnp.bfloat16):
-  return draw((B, N, T, D), dtype), draw((B, N, S, D), dtype), draw((B, N, S, V), dtype)
+  return [draw((B, *heads, *shape), dtype) for shape in ((T, features), (S, features), (S, V))]
 
 
 def attend(implementation, inputs, mask=None, **options):
@@ -59,9 +55,7 @@ def test_factors_that_exceed_float16_are_balanced_without_a_change_of_their_prod
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-  'bias', [pytest.param(None, id='plain', marks=pytest.mark.long), pytest.param(BIAS, id='biased')]
-)
+@pytest.mark.parametrize('bias', [None, BIAS], ids=['plain', 'biased'])
 @pytest.mark.parametrize(
   'score', sample_cases([(name,) for name, row in aj.SCORES.items() if isinstance(row.form, Product)], 2)
 )
@@ -157,7 +151,7 @@ def test_the_kernel_gets_the_structure_of_masks_and_is_called_once(
 
   argnums = 0 if bias is None else (0, 1)
   gradients = jax.jit(jax.grad(loss, argnums, has_aux=True), static_argnums=2)
-  actual, expected = (gradients(make_inputs_with_heads(), bias, name) for name in ('cudnn', 'xla'))
+  actual, expected = (gradients(make_inputs(heads=(N,)), bias, name) for name in ('cudnn', 'xla'))
   jax.tree.map(lambda x, y: assert_close(x, y, 0.05), actual, expected)
   is_even = mask_axes is not None
   lengths = (T + 1, S + 1) if is_even else (T, S)
@@ -192,24 +186,24 @@ def test_kernel_accepts_the_shapes_it_receives(monkeypatch, kv_heads):
   assert gradients[1].shape == x.shape
 
 
-def test_unsupported_platform_and_alignment_raise():
+def test_unsupported_platforms_raise():
   with pytest.raises(aj.UserError, match="'cudnn' cannot compute this: needs an NVIDIA GPU, got platform cpu"):
     attend('cudnn', make_inputs())
-  with pytest.raises(aj.UserError, match="'cudnn' cannot compute this: the alignment is not softmax"):
-    attend('cudnn', make_inputs(), alignment='sparsemax')
 
 
-def test_unsupported_types_and_widths_raise(xla_kernel):
+def test_unsupported_alignments_types_and_widths_raise(xla_kernel):
   mixed = (*make_inputs(jnp.float32)[:2], make_inputs()[2])
-  for inputs, value_type in ((make_inputs(jnp.float32), 'float32'), (mixed, 'bfloat16')):
-    message = f"must all be bfloat16 or all float16, got float32, float32, {value_type}; use 'flash'"
-    with pytest.raises(aj.UserError, match=message):
-      attend('cudnn', inputs)
-  with pytest.raises(aj.UserError, match='features must be at most 128, got 130'):
-    attend('cudnn', make_inputs(features=130))
   params = aj.init_params(jax.random.key(0), score='low_rank(rank=130)', query=D, key=D, features=D)
-  with pytest.raises(aj.UserError, match='features must be at most 128, got 130'):
-    attend('cudnn', make_inputs(), score='low_rank(rank=130)', params=params)
+  types = 'must all be bfloat16 or all float16, got float32, float32,'
+  for inputs, options, message in (
+    (make_inputs(), {'alignment': 'sparsemax'}, "'cudnn' cannot compute this: the alignment is not softmax"),
+    (make_inputs(jnp.float32), {}, f"{types} float32; use 'flash'"),
+    (mixed, {}, f"{types} bfloat16; use 'flash'"),
+    (make_inputs(features=130), {}, 'features must be at most 128, got 130'),
+    (make_inputs(), {'score': 'low_rank(rank=130)', 'params': params}, 'features must be at most 128, got 130'),
+  ):
+    with pytest.raises(aj.UserError, match=message):
+      attend('cudnn', inputs, **options)
 
 
 @pytest.mark.long

@@ -12,12 +12,12 @@ from flax import nnx
 
 import attention_jax as aj
 from attention_jax.functional import programs
-from attention_jax.functional.table import lookup
+from attention_jax.kernels.api import supported_implementations
 from attention_jax.modules import attention_equinox, attention_nnx
 from attention_jax.modules.heads import attend_heads, init_heads
 from tests.compiled import record_compilations
 from tests.functional.alignment_cases import PAIRS
-from tests.functional.helpers import attend, make_problem
+from tests.functional.helpers import attend, lookup_rows, make_problem
 
 DEFAULT_PAIRS = [('scaled_dot', 'entmax(alpha=1.3)'), ('coverage', 'softmax'), ('additive', 'mocha(width=2)')]
 SPEC = {'score': 'coverage', 'alignment': 'entmax(alpha=1.3)'}  # scanned in order, and with a loop of its own
@@ -32,12 +32,6 @@ def assert_compiled_once(call):
   assert not compiled
 
 
-def supporting(score, alignment):
-  rows = lookup(score, aj.SCORES, 'score'), lookup(alignment, aj.ALIGNMENTS, 'alignment')
-  devices = ('cudnn', 'pallas_additive')
-  return [name for name, row in aj.IMPLEMENTATIONS.items() if name not in devices and not row.unsupported_reason(*rows)]
-
-
 ALL_PAIRS = DEFAULT_PAIRS + [pytest.param(*pair, marks=pytest.mark.product) for pair in PAIRS]
 
 
@@ -45,7 +39,7 @@ ALL_PAIRS = DEFAULT_PAIRS + [pytest.param(*pair, marks=pytest.mark.product) for 
 @pytest.mark.parametrize(('score', 'alignment'), ALL_PAIRS)
 def test_attend_in_every_implementation(score, alignment):
   problem = make_problem(score, alignment, batch=(2,))
-  for implementation in supporting(score, alignment):
+  for implementation in supported_implementations(*lookup_rows(score, alignment)):
     for deterministic in (True, False):
       options = {'implementation': implementation, 'rng': RNG, 'deterministic': deterministic}
       assert_compiled_once(lambda options=options: attend(score, alignment, problem, **options))
@@ -82,9 +76,7 @@ def previous_dot(query, key, *, previous):
   return key @ query + previous
 
 
-QUERY, KEY = np.ones((3, 5), np.float32), np.ones((7, 5), np.float32)
-
-
+QUERY, KEY = jnp.ones((3, 5)), jnp.ones((7, 5))
 attend_user = functools.partial(aj.attend, QUERY, KEY, KEY)
 partial_score = functools.partial(previous_dot)
 with_array_option = functools.partial(aj.alignments.softmax, temperature=jnp.float32(0.5))
@@ -95,9 +87,7 @@ def gradient(implementation):
 
 
 CALLS = {
-  'gradient of flash': lambda: gradient('flash'),
-  'gradient of chunked': lambda: gradient('chunked'),
-  'gradient of xla': lambda: gradient('xla'),
+  **{f'gradient of {name}': functools.partial(gradient, name) for name in ('flash', 'chunked', 'xla')},
   'function': lambda: attend_user(score=previous_dot),
   'row': lambda: attend_user(score=aj.Row(previous_dot)),
   'partial': lambda: attend_user(score=partial_score),
@@ -127,8 +117,6 @@ def test_heads_nnx_and_equinox():
 
 @pytest.mark.long
 def test_a_method_and_a_function_over_a_traced_array_are_read_in_every_call():
-  query, key = jnp.ones((3, 5)), jnp.ones((7, 5))
-
   class Scaled:
     scale = 1.0
 
@@ -136,12 +124,12 @@ def test_a_method_and_a_function_over_a_traced_array_are_read_in_every_call():
       return self.scale * jnp.arange(7.0)
 
   scaled = Scaled()
-  first = aj.attend(query, key, key, score=scaled.score).weights
+  first = attend_user(score=scaled.score).weights
   scaled.scale = 2.0
-  assert not np.allclose(aj.attend(query, key, key, score=scaled.score).weights, first)
+  assert not np.allclose(attend_user(score=scaled.score).weights, first)
 
   def loss(scale):
-    return aj.attend(query, key, key, score=lambda query, key: scale * jnp.arange(7.0)).weights[0, 0]
+    return attend_user(score=lambda query, key: scale * jnp.arange(7.0)).weights[0, 0]
 
   with jax.checking_leaks():
     jax.jit(jax.grad(loss))(1.0)
@@ -152,38 +140,11 @@ def test_programs_of_new_functions_are_released(monkeypatch):
   """The cache has a bound, and nothing else holds a function or its program."""
   shared = functools.lru_cache(2)(programs._make_program)
   monkeypatch.setattr(programs, '_shared_program', shared)
-  query, key = jnp.ones((3, 5)), jnp.ones((7, 5))
   references = []
   for _ in range(6):
     score = lambda query, key, *, previous: key @ query + previous  # noqa: E731
     references.append(weakref.ref(score))
-    aj.attend(query, key, key, score=score)
+    attend_user(score=score)
   del score
   gc.collect()
   assert sum(reference() is not None for reference in references) <= 2
-
-
-@pytest.mark.long
-def test_memory_of_a_thousand_functions_is_flat():
-  query, key = jnp.ones((3, 5)), jnp.ones((7, 5))
-
-  def megabytes():
-    gc.collect()
-    with open('/proc/self/statm') as file:
-      return int(file.read().split()[1]) * 4096 / 2**20
-
-  def call(times):
-    for _ in range(times):
-      aj.attend(query, key, key, score=lambda query, key, *, previous: key @ query + previous)
-
-  call(3 * programs.MAX_PROGRAMS)
-  start = megabytes()
-  call(1000)
-  assert megabytes() - start < 100  # without a bound: 1 GB
-
-
-@pytest.mark.long
-def test_equal_specs_have_equal_rows():
-  for table, kind, spec in ((aj.SCORES, 'score', 'low_rank(rank=2)'), (aj.ALIGNMENTS, 'alignment', 'local_p(width=3)')):
-    first, second = (lookup(spec, table, kind) for _ in range(2))
-    assert first == second and hash(first) == hash(second)

@@ -8,9 +8,9 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.functional.attend import Problem
-from attention_jax.functional.table import lookup
 from attention_jax.kernels import estimates
 from attention_jax.kernels.estimates import BLOCK, CHIPS, COSTS, MEMORY_SHARE, Sizes, choose_by_cost, visited_share
+from tests.functional.helpers import lookup_rows
 
 V5E = CHIPS['TPU v5 lite']
 LONG = Sizes(rows=32, queries=4096, positions=4096, width=256)
@@ -68,12 +68,9 @@ def test_the_share_of_visited_blocks_is_that_of_the_dense_mask(mask, num_queries
 
 
 def test_sizes_have_all_leading_axes_and_know_what_is_dense():
-  rows = lookup('scaled_dot', aj.SCORES, 'score'), lookup('softmax', aj.ALIGNMENTS, 'alignment')
   query, key = jnp.zeros((2, 4, 8, 16), jnp.bfloat16), jnp.zeros((2, 1, 6, 16), jnp.bfloat16)
-  problem = Problem(*rows, {}, query, aj.Memory(key, key, aj.Mask()))
+  problem = Problem(*lookup_rows('scaled_dot', 'softmax'), {}, query, aj.Memory(key, key, aj.Mask()))
   assert estimates.sizes_of(problem) == Sizes(8, 8, 6, 32)
   assert estimates.sizes_of(problem._replace(bias=jnp.zeros((8, 6)))).is_dense
-  additive = problem._replace(score=lookup('additive', aj.SCORES, 'score'))
-  assert estimates.sizes_of(additive).features == 16
-  recurrent = problem._replace(score=lookup('coverage', aj.SCORES, 'score'))
-  assert estimates.sizes_of(recurrent).features == 16
+  for score in ('additive', 'coverage'):
+    assert estimates.sizes_of(problem._replace(score=aj.SCORES[score])).features == 16

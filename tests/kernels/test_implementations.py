@@ -11,26 +11,18 @@ import pytest
 import attention_jax as aj
 from attention_jax.functional.table import TanhSum, lookup
 from attention_jax.kernels import auto, chunked
+from attention_jax.kernels.api import supported_implementations
 from tests.functional.alignment_cases import PAIRS
 from tests.functional.cases import S, T
-from tests.functional.helpers import assert_same, attend, loss, make_problem
+from tests.functional.helpers import assert_same, attend, lookup_rows, loss, make_problem
 from tests.sampled_cases import sample_cases
 
 CLOSE = {'rtol': 1e-4, 'atol': 1e-5}
 
 
-def lookup_rows(score, alignment):
-  return lookup(score, aj.SCORES, 'score'), lookup(alignment, aj.ALIGNMENTS, 'alignment')
-
-
 def supporting(score, alignment):
   """Returns the names of the implementations other than 'xla' that compute this pair."""
-  rows = lookup_rows(score, alignment)
-  return [
-    name
-    for name, implementation in aj.IMPLEMENTATIONS.items()
-    if name != 'xla' and not implementation.unsupported_reason(*rows)
-  ]
+  return [name for name in supported_implementations(*lookup_rows(score, alignment)) if name != 'xla']
 
 
 # DEFAULT_PAIRS, which the default run samples, has every score, and every implementation that runs on a CPU. It pairs

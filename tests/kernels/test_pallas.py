@@ -14,7 +14,7 @@ from attention_jax.functional import programs
 from attention_jax.functional.table import lookup
 from attention_jax.kernels import pallas_additive
 from attention_jax.kernels.target import compile_for
-from tests.functional.helpers import AttentionInputs, assert_same, attend, loss, make_problem
+from tests.functional.helpers import AttentionInputs, assert_same, attend, lookup_rows, loss, make_problem
 
 T, S = 19, 37  # no multiples of a tile; more than one block of queries, more than one span of keys
 CLOSE = {'rtol': 1e-4, 'atol': 1e-5}
@@ -72,19 +72,21 @@ def run_softmax(score, problem, mask, alignment='softmax', **options):
   ('score', 'alignment', 'mask', 'bias'),
   [
     ('additive', 'softmax', None, None),
-    pytest.param('normed_additive', 'softmax', padding(), None, marks=pytest.mark.long),
-    pytest.param('concat', 'softmax', query_mask(), None, marks=pytest.mark.long),
+    ('normed_additive', 'softmax', padding(), None),
+    ('concat', 'softmax', query_mask(), None),
     ('offset_additive', 'softmax(temperature=0.5)', padding(), infinite_bias()),
     ('concat', 'softmax', query_mask(), infinite_bias()),
   ],
 )
 def test_equals_definition(interpreted, score, alignment, mask, bias):
+  """With values wider than a tile."""
   problem = make_problem(score, alignment, (2,), T, S)
+  problem = problem._replace(value=jnp.asarray(draw(2, S, 37), jnp.float32))
   assert_equals_definition(problem, mask, bias, score=score, alignment=alignment)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('return_weights', [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.parametrize('return_weights', [True, False])
 def test_drops_the_same_weights_as_the_definition(interpreted, return_weights):
   row = aj.with_dropout(lookup('softmax(temperature=0.5)', aj.ALIGNMENTS, 'alignment'), 0.4)
   problem = make_problem('additive', 'softmax', (2,), T, S)
@@ -106,13 +108,6 @@ def test_contexts_of_heads_without_weights_equal_the_definition(interpreted):
   kernels = run(implementation='pallas_additive', return_weights=False)
   assert kernels.weights is None
   np.testing.assert_allclose(kernels.context, definition.context, **CLOSE)
-
-
-@pytest.mark.long
-def test_fully_masked_queries_get_zeros(interpreted):
-  problem = make_problem('additive', 'softmax', (2,), T, S)
-  (_, attended), gradients = compiled('pallas_additive')(problem, None, jnp.zeros((2, 1, S), bool))
-  assert not any(np.any(x) for x in jax.tree.leaves((attended, gradients)))
 
 
 def test_masked_content_changes_nothing(interpreted):
@@ -171,29 +166,21 @@ def test_a_bias_that_is_or_becomes_infinite_counts_as_the_nearest_finite_score(i
   assert_equals_definition(problem, padding(), bias, alignment='softmax(temperature=0.5)')
 
 
-@pytest.mark.long
-def test_float64_raises(interpreted):
-  with jax.enable_x64(True), pytest.raises(aj.UserError, match='float32'):
-    problem = make_problem('additive', 'softmax', (), 2, 3, dtype=jnp.float64)
-    attend('additive', 'softmax', problem, implementation='pallas_additive')
-
-
 def unsupported_reason(score, alignment='softmax'):
-  rows = lookup(score, aj.SCORES, 'score'), lookup(alignment, aj.ALIGNMENTS, 'alignment')
-  return pallas_additive.unsupported_reason(*rows)
+  return pallas_additive.unsupported_reason(*lookup_rows(score, alignment))
 
 
-def test_only_sums_of_tanh_with_softmax_are_supported(interpreted):
+def test_only_sums_of_tanh_with_softmax_in_float32_are_supported_on_accelerators(interpreted):
+  with compile_for('cpu'):
+    assert unsupported_reason('additive') == 'needs a GPU or a TPU, got platform cpu'
   assert 'tanh' in unsupported_reason('scaled_dot')
   for alignment in ('sigmoid', 'sparsemax', 'hard', 'coverage_penalised'):
     assert unsupported_reason('additive', alignment) == 'the alignment is not softmax or has an edit'
   for alignment in ('softmax', 'softmax(temperature=2.0)', aj.alignments.softmax):
     assert not unsupported_reason('additive', alignment)
-
-
-def test_machine_without_accelerator_is_unsupported():
-  expected = 'needs a GPU or a TPU, got platform cpu' if jax.default_backend() == 'cpu' else ''
-  assert unsupported_reason('additive') == expected
+  with jax.enable_x64(True), pytest.raises(aj.UserError, match='float32'):
+    problem = make_problem('additive', 'softmax', (), 2, 3, dtype=jnp.float64)
+    attend('additive', 'softmax', problem, implementation='pallas_additive')
 
 
 @pytest.mark.long
@@ -228,14 +215,14 @@ def array_sizes(jaxpr):
 
 # Blocks of four tiles of 16 queries, and of one tile.
 @pytest.mark.long
-@pytest.mark.parametrize('score_limit', [pytest.param(4 * 16 * S, marks=pytest.mark.long), 1])
+@pytest.mark.parametrize('score_limit', [4 * 16 * S, 1])
 def test_gradients_in_blocks_of_queries_equal_those_of_a_single_block(interpreted, monkeypatch, score_limit):
-  """No array [T, S] is computed, and the gradients are those of a single block."""
+  """No array [T, S] is computed."""
   steps = 150
   problem = make_problem('additive', 'softmax', (), steps, S)
   mask = aj.padding_mask(jnp.asarray([30]), S)
-  gradients = jax.grad(lambda problem: loss('additive', 'softmax', problem, mask, **options)[0])
   options = {'implementation': 'pallas_additive', 'return_weights': False}
+  gradients = jax.grad(lambda problem: loss('additive', 'softmax', problem, mask, **options)[0])
   expected = jax.jit(lambda problem: gradients(problem))(problem)  # jit of `gradients` itself would cache its trace
   monkeypatch.setattr(pallas_additive, 'MAX_BLOCK_SCORES', score_limit)
   programs.forget_programs()
@@ -251,10 +238,3 @@ def test_gradients_in_blocks_equal_the_definition_with_mask_bias_and_dropout_per
   problem = make_problem('additive', 'softmax', (2,), T, S)
   assert_equals_definition(problem, query_mask(), infinite_bias(), alignment=row, deterministic=False)
   compiled.cache_clear()
-
-
-@pytest.mark.long
-def test_equals_definition_for_values_wider_than_a_tile(interpreted):
-  problem = make_problem('additive', 'softmax', (2,), T, S)
-  problem = problem._replace(value=jnp.asarray(draw(2, S, 37), jnp.float32))
-  assert_equals_definition(problem, padding())

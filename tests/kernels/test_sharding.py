@@ -21,7 +21,7 @@ TOLERANCE = {'rtol': 1e-4, 'atol': 1e-5}
 
 @pytest.fixture
 def mesh():
-  return jax.make_mesh((2, B), ('seed', 'data'), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+  return jax.make_mesh((2, B), ('seed', 'data'), axis_types=(AxisType.Auto,) * 2)
 
 
 def run_sharded(fn, mesh, specs, arguments):
@@ -42,8 +42,8 @@ def run_sharded(fn, mesh, specs, arguments):
     ('dot', 'flash', (B, N)),
     ('dot', 'splash', (B, N)),
     ('additive', 'pallas_additive', (B,)),
-    pytest.param('dot', 'flash', (B,), marks=pytest.mark.long),
-    pytest.param('additive', 'pallas_additive', (B, N), marks=pytest.mark.long),
+    ('dot', 'flash', (B,)),
+    ('additive', 'pallas_additive', (B, N)),
   ],
 )
 def test_gradients_of_arrays_stay_sharded(score, implementation, batch, mesh):
@@ -63,14 +63,11 @@ def test_gradients_of_arrays_stay_sharded(score, implementation, batch, mesh):
 
 def test_rows_that_an_explicit_mesh_splits_are_an_error_of_kernels_with_loops_and_auto_avoids_them(monkeypatch):
   monkeypatch.setitem(auto.MIN_SCORES, kernel_platform(), {'flash': 1})
-  mesh = jax.make_mesh((B,), ('data',), axis_types=(jax.sharding.AxisType.Explicit,))
-  with jax.set_mesh(mesh):
-    rows = jax.device_put(jnp.ones((B, T, 3)), NamedSharding(mesh, P('data')))
-    mask = jax.device_put(jnp.ones((B, T, T), bool), NamedSharding(mesh, P('data')))
-    with pytest.raises(aj.UserError, match=r"axes of AxisType.Explicit; expected .*, or implementation='xla'"):
-      aj.attend(rows, rows, rows, mask, implementation='flash')
+  with jax.set_mesh(jax.make_mesh((B,), ('data',), axis_types=(AxisType.Explicit,))):
+    rows, mask = jax.device_put((jnp.ones((B, T, 3)), jnp.ones((B, T, T), bool)), P('data'))
     params = aj.init_params(jax.random.key(0), score='dot', alignment='local_p', query=3, key=3, features=3)
     for options in (
+      {'mask': mask, 'implementation': 'flash'},
       {'score': 'additive', 'params': {'score': {'v': jnp.ones(3)}}, 'implementation': 'factored'},
       {'score': 'dot', 'alignment': 'local_p', 'params': params, 'implementation': 'window'},
     ):
@@ -79,6 +76,10 @@ def test_rows_that_an_explicit_mesh_splits_are_an_error_of_kernels_with_loops_an
     attended = aj.attend(rows, rows, rows, mask, implementation='auto')
     assert attended.context.sharding.spec[0] == 'data'
     np.testing.assert_array_equal(attended.context, rows)
+  with jax.set_mesh(jax.make_mesh((2, B), ('data', 'fsdp'), axis_types=(AxisType.Explicit,) * 2)):
+    query, key = (jax.device_put(jnp.ones((8, T, 3)), P(axis)) for axis in ('data', 'fsdp'))
+    with pytest.raises(aj.UserError, match='split alike along batch axis 0, got mesh axes data and fsdp'):
+      aj.attend(query, key, key)
 
 
 # A softmax, one that sorts, and the rows whose loops carry numbers.
@@ -118,7 +119,7 @@ def test_every_row_computes_rows_that_a_mesh_of_eight_devices_splits(score, alig
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('score', ['additive', pytest.param('coverage', marks=pytest.mark.long)])
+@pytest.mark.parametrize('score', ['additive', 'coverage'])
 def test_dropout_of_the_module_attention_on_an_explicit_mesh(score, rng):
   module = aj.Attention(score=score, alignment='hard', features=8, heads=2, dropout=0.3, implementation='xla')
   rows = [jnp.asarray(np.random.default_rng(i).normal(size=(8, T, 5)), jnp.float32) for i in range(2)]
@@ -136,14 +137,6 @@ def test_dropout_of_the_module_attention_on_an_explicit_mesh(score, rng):
     result = run(*jax.device_put(rows, NamedSharding(mesh, P('data'))))
   assert result[1].context.sharding.spec[0] == 'data'
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **TOLERANCE), result, expected)
-
-
-def test_rows_that_an_explicit_mesh_splits_in_two_ways_raise():
-  mesh = jax.make_mesh((2, B), ('data', 'fsdp'), axis_types=(AxisType.Explicit,) * 2)
-  with jax.set_mesh(mesh):
-    query, key = (jax.device_put(jnp.ones((8, T, 3)), NamedSharding(mesh, P(axis))) for axis in ('data', 'fsdp'))
-    with pytest.raises(aj.UserError, match='split alike along batch axis 0, got mesh axes data and fsdp'):
-      aj.attend(query, key, key)
 
 
 @pytest.mark.long
@@ -173,26 +166,22 @@ def test_vmap_inside_a_scan_stays_sharded(mesh):
 
 
 def test_batch_mesh_axis_requires_a_mesh_that_splits_the_rows(mesh):
-  assert batch_mesh_axis(B) is None
-  with jax.set_mesh(mesh):
-    assert batch_mesh_axis(2 * B) == ('data',)
-    assert batch_mesh_axis(B + 1) is None
-  with jax.set_mesh(jax.make_mesh((2,), ('other',), axis_types=(jax.sharding.AxisType.Auto,))):
-    assert batch_mesh_axis(B) is None
-
-
-def test_batch_mesh_axis_is_none_within_shard_map(mesh):
   axes = []
 
   def record_axis(x):
     axes.append(batch_mesh_axis(B))
     return x
 
+  assert batch_mesh_axis(B) is None
   with jax.set_mesh(mesh):
+    assert batch_mesh_axis(2 * B) == ('data',)
+    assert batch_mesh_axis(B + 1) is None
     jax.shard_map(record_axis, in_specs=P('data'), out_specs=P('data'))(jnp.ones(B))
     over_seeds = jax.shard_map(record_axis, in_specs=P('seed'), out_specs=P('seed'), axis_names={'seed'})
     jax.jit(over_seeds)(jnp.ones(B))
-  assert set(axes) == {None}
+  assert set(axes) == {None}  # within shard_map
+  with jax.set_mesh(jax.make_mesh((2,), ('other',), axis_types=(AxisType.Auto,))):
+    assert batch_mesh_axis(B) is None
 
 
 @pytest.mark.long

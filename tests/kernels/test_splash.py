@@ -137,9 +137,6 @@ def test_what_the_kernel_lacks_is_refused(changes, message):
   options = {'params': params} if 'score' in changes else {}
   with compile_for('interpret'), pytest.raises(aj.UserError, match=message):
     aj.attend(*make_inputs(), **options, implementation='splash', **changes)
-
-
-def test_other_platforms_are_an_error():
   with pytest.raises(aj.UserError, match="'splash' cannot compute this: needs a TPU, got platform cpu"):
     aj.attend(*make_inputs(), implementation='splash')
 

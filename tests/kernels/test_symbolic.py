@@ -12,6 +12,7 @@ from jax import export
 import attention_jax as aj
 from tests.functional.alignment_cases import ALIGNMENT_CASES
 from tests.functional.cases import SCORE_CASES
+from tests.functional.helpers import assert_same
 
 B, T, S, D, V = 3, 11, 7, 5, 2
 PAIRS = [(case.name, 'softmax') for case in SCORE_CASES] + [('dot', case.name) for case in ALIGNMENT_CASES]
@@ -67,8 +68,7 @@ def test_every_score_and_every_alignment_is_exported_for_any_size(score, alignme
   rng = jax.random.key(0)
   exported = export.export(jax.jit(attend))(*symbolic_arrays(), rng)
   inputs = arrays()
-  for got, expected in zip(exported.call(*inputs, rng), jax.jit(attend)(*inputs, rng), strict=True):
-    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+  assert_same(exported.call(*inputs, rng), jax.jit(attend)(*inputs, rng), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.long
@@ -85,8 +85,7 @@ def test_dropout_is_exported_for_any_size():
 def test_blocks_of_queries_are_exported_for_any_size(implementation):
   exported = export.export(jax.jit(attention('additive', 'softmax', implementation)))(*symbolic_arrays())
   inputs = arrays(steps=301)  # three blocks of 101 queries, the last of which is not full
-  for got, expected in zip(exported.call(*inputs), attention('additive', 'softmax', 'xla')(*inputs), strict=True):
-    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+  assert_same(exported.call(*inputs), attention('additive', 'softmax', 'xla')(*inputs), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(('implementation', 'alignment'), [('flash', 'softmax'), ('window', 'local_m')])

@@ -11,27 +11,15 @@ from attention_jax.kernels.target import compile_for, kernel_platform, trace_for
 from attention_jax.systems.costs import count_matmuls
 
 
-def test_nested_compile_for_restores_the_outer_platform():
+def test_a_function_is_traced_for_each_platform_and_the_outer_platform_is_restored():
   machine = kernel_platform()
+  is_for_tpu = jax.jit(lambda: jnp.array(kernel_platform() == 'tpu'))
+  assert not is_for_tpu()
   with compile_for('tpu'):
     with compile_for('gpu'):
-      assert kernel_platform() == 'gpu'
-    assert kernel_platform() == 'tpu'
-  assert kernel_platform() == machine
-
-
-def test_a_function_is_traced_for_each_platform():
-  @jax.jit
-  def is_for_tpu():
-    return jnp.array(kernel_platform() == 'tpu')
-
-  assert not is_for_tpu()
-  with compile_for('tpu'):
-    assert is_for_tpu()
-  assert not is_for_tpu()
-
-
-def test_an_unknown_platform_raises():
+      assert kernel_platform() == 'gpu' and not is_for_tpu()
+    assert kernel_platform() == 'tpu' and is_for_tpu()
+  assert kernel_platform() == machine and not is_for_tpu()
   with pytest.raises(UserError, match=r"unknown platform 'tpuu' \(did you mean 'tpu'\?\)"), compile_for('tpuu'):
     pass
 
