@@ -165,6 +165,7 @@ INCOMPLETE = r"must have both 'value_kernel' and 'join' if .*; got query_kernel"
   ('change', 'message'),
   [
     (lambda q, k, m: {'mask': m}, r'attend: mask \(3, 7\) does not broadcast to'),
+    (lambda q, k, m: {'mask': m[:, None, 1:]}, r'attend: mask \(3, 1, 6\) does not broadcast to'),
     (lambda q, k, m: {'encoded': k[..., :DQ]}, r'must be \[.*11, F.*\] to project \w+ \[3, 7, 11\], got \[.*13, \d\]'),
     (lambda q, k, m: {'encoded': k[0, 0]}, r'attention: encoded must be \[..., S, D\], got \[13\]'),
     (lambda q, k, m: {'encoded': k.astype(jnp.int32)}, 'attention: encoded must be float, got int32'),
