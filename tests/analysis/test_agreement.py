@@ -22,31 +22,20 @@ def constant(weights):
   return jnp.full(3, 1 / 3) + 0 * weights.sum()
 
 
-def test_kendall_counts_pairs():
+def test_kendall_counts_pairs_of_unmasked_positions():
   rng = np.random.default_rng(0)
   a = rng.permutation(6).astype(float)
   b = rng.permutation(6).astype(float)
   signs = [np.sign(a[i] - a[j]) * np.sign(b[i] - b[j]) for i, j in itertools.combinations(range(6), 2)]
   tau = analysis.kendall(np.stack([a, a, a]), np.stack([b, a, -a]))
   np.testing.assert_allclose(tau, [np.mean(signs), 1, -1])
-
-
-def test_kendall_accepts_bfloat16():
   weights = jnp.array([[0.1, 0.5, 0.4]], jnp.bfloat16)
   np.testing.assert_allclose(analysis.kendall(weights, -weights), [-1])
-
-
-def test_kendall_compares_unmasked_positions_only():
-  a = np.array([[1.0, 2.0, 3.0, 9.0]])
-  b = np.array([[1.0, 2.0, 3.0, -9.0]])
+  a, b = np.array([[1.0, 2.0, 3.0, 9.0]]), np.array([[1.0, 2.0, 3.0, -9.0]])
   assert analysis.kendall(a, b) < 1
   assert analysis.kendall(a, b, np.array([True, True, True, False])) == 1
-
-
-def test_kendall_of_a_constant_or_of_one_position_is_nan():
-  a = np.array([[1.0, 2.0, 3.0, 9.0]])
-  assert np.isnan(analysis.kendall(a, np.ones((1, 4)))[0])
-  assert np.isnan(analysis.kendall(a[:, :1], a[:, :1])[0])
+  assert np.isnan(analysis.kendall(a, np.ones((1, 4)))[0])  # of a constant
+  assert np.isnan(analysis.kendall(a[:, :1], a[:, :1])[0])  # of one position
 
 
 def test_distances_of_distributions():
@@ -72,42 +61,34 @@ def test_divergences_of_tiny_weights_and_their_gradients_are_finite(small):
 
 @pytest.mark.long
 def test_the_effect_of_permutations_is_0_for_a_constant_output_and_for_masked_positions():
-  rng = jax.random.key(0)
-  assert analysis.permutation_effect(constant, WEIGHTS, MASK, rng) == 0
-  # With one weight of 1 over four positions, three of four permutations move it: the median is of a moved one.
   one_hot = jnp.array([1.0, 0, 0, 0, 0])
 
-  def is_first(weights):
-    return jnp.stack([weights[0], 1 - weights[0]])
+  def effect(outputs):
+    return analysis.permutation_effect(outputs, one_hot, MASK, jax.random.key(0))
 
-  assert analysis.permutation_effect(is_first, one_hot, MASK, rng) == 1
+  assert effect(constant) == 0
+  # With one weight of 1 over four positions, three of four permutations move it: the median is of a moved one.
+  assert effect(lambda weights: jnp.stack([weights[0], 1 - weights[0]])) == 1
+  assert effect(lambda weights: jnp.stack([weights[4], 1 - weights[4]])) == 0
 
-  def is_masked_position(weights):
-    return jnp.stack([weights[4], 1 - weights[4]])
 
-  assert analysis.permutation_effect(is_masked_position, one_hot, MASK, rng) == 0
+def attack(outputs, weights=WEIGHTS, **options):
+  return analysis.adversarial_weights(outputs, weights, MASK, jax.random.key(1), **options)
 
 
 @pytest.mark.long
 def test_the_output_of_adversarial_weights_is_within_epsilon():
-  adversarial = analysis.adversarial_weights(outputs, WEIGHTS, MASK, jax.random.key(1), epsilon=0.05)
+  adversarial = attack(outputs, epsilon=0.05)
   assert 0.01 < adversarial.divergence < np.log(2)
   assert analysis.total_variation(outputs(adversarial.weights), outputs(WEIGHTS)) <= 0.05
   assert adversarial.weights.sum() == pytest.approx(1, rel=1e-5) and adversarial.weights[4] == 0
 
 
-def test_adversarial_weights_of_a_constant_output_are_far_from_the_original_ones():
-  adversarial = analysis.adversarial_weights(constant, jnp.array([1.0, 0, 0, 0, 0]), MASK, jax.random.key(1))
+def test_adversarial_weights_are_far_from_the_original_ones_unless_no_step_is_within_epsilon():
+  adversarial = attack(constant, jnp.array([1.0, 0, 0, 0, 0]))
   assert adversarial.divergence > 0.9 * np.log(2) and adversarial.weights[0] < 0.1
-
-
-def test_adversarial_weights_are_the_original_ones_if_no_step_is_within_epsilon():
-  adversarial = analysis.adversarial_weights(outputs, WEIGHTS, MASK, jax.random.key(1), epsilon=1e-9, steps=3)
+  adversarial = attack(outputs, epsilon=1e-9, steps=3)
   np.testing.assert_array_equal(adversarial.weights, WEIGHTS)
   assert adversarial.divergence == 0
-
-
-def test_adversarial_weights_of_bfloat16_are_float32():
-  weights = WEIGHTS.astype(jnp.bfloat16)
-  adversarial = analysis.adversarial_weights(outputs, weights, MASK, jax.random.key(1), steps=3)
+  adversarial = attack(outputs, WEIGHTS.astype(jnp.bfloat16), steps=3)
   assert adversarial.weights.dtype == jnp.float32 and np.isfinite(adversarial.divergence)

@@ -9,6 +9,7 @@ import attention_jax as aj
 from attention_jax import analysis
 from attention_jax.errors import UserError
 from tests.models.helpers import build_tiny, build_transformer, inputs
+from tests.modules.helpers import attend_all
 
 ATTENTION = aj.Attention('scaled_dot', features=6, heads=3)
 
@@ -36,11 +37,13 @@ def attend(params, gates=None):
 
 
 @pytest.mark.long
-def test_a_gate_multiplies_the_output_of_its_head():
-  params = {'layer': attend(None)}
+@pytest.mark.parametrize('path', ['', 'layer'])
+def test_a_gate_multiplies_the_output_of_its_head(path):
+  attention = attend(None)
   gates = jnp.array([0.0, 1.0, 2.5])
-  gated = analysis.gate_heads(params, {'layer': gates})
-  np.testing.assert_allclose(attend(gated['layer']), attend(params['layer'], gates), rtol=1e-5, atol=1e-6)
+  gated = analysis.gate_heads({path: attention} if path else attention, {path: gates})
+  actual = attend(gated[path] if path else gated)
+  np.testing.assert_allclose(actual, attend(attention, gates), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.long
@@ -57,17 +60,15 @@ def test_pairs_of_differential_attention_have_one_gate():
   attention = aj.Attention('scaled_dot', features=8, heads=4, differential=True)
   query, encoded = (jax.random.normal(jax.random.key(i), (2, size, 5)) for i, size in enumerate((4, 7)))
 
-  def run(module):
-    return module.parallel(query, module.remember(encoded, jnp.ones((2, 7), bool))).context
+  def run(params):
+    return attention.apply({'params': params}, query, encoded, None, method=attend_all).context
 
-  params = attention.init(jax.random.key(0), method=run)['params']
+  params = attention.init(jax.random.key(0), query, encoded, None, method=attend_all)['params']
   assert analysis.open_gates(params)[''].shape == (2,)
-  parts = [
-    attention.apply({'params': analysis.gate_heads(params, {'': jnp.eye(2)[pair]})}, method=run) for pair in range(2)
-  ]
-  np.testing.assert_allclose(sum(parts), attention.apply({'params': params}, method=run), rtol=1e-5, atol=1e-6)
+  parts = [run(analysis.gate_heads(params, {'': jnp.eye(2)[pair]})) for pair in range(2)]
+  np.testing.assert_allclose(sum(parts), run(params), rtol=1e-5, atol=1e-6)
   zeroed = params | {'value_kernel': {'kernel': params['value_kernel']['kernel'].at[0].set(0.0)}}
-  np.testing.assert_allclose(parts[1], attention.apply({'params': zeroed}, method=run), rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(parts[1], run(zeroed), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.long
@@ -97,8 +98,7 @@ def test_sensitivity_is_the_absolute_slope_of_the_loss(transformer):
 
 def test_the_least_important_heads_are_pruned(transformer):
   _, params = transformer
-  gates = analysis.open_gates(params)
-  importance = {path: jnp.arange(1.0, 5.0) for path in gates}
+  importance = {path: jnp.arange(1.0, 5.0) for path in analysis.open_gates(params)}
   importance['encoder/blocks_0/attention'] = jnp.array([0.0, 5.0, 5.0, 5.0])
   pruned = analysis.prune_heads(params, importance, 1)
   kernel = params['encoder']['blocks_0']['attention']['join']['kernel']
@@ -106,10 +106,6 @@ def test_the_least_important_heads_are_pruned(transformer):
   np.testing.assert_array_equal(pruned['encoder']['blocks_0']['attention']['join']['kernel'], expected)
   changed = [x is not y and bool((x != y).any()) for x, y in zip(*map(jax.tree.leaves, (params, pruned)), strict=True)]
   assert sum(changed) == 1
-
-
-@pytest.mark.parametrize('count', [-1, 25])
-def test_a_count_below_0_or_above_the_number_of_heads_raises(transformer, count):
-  importance = analysis.open_gates(transformer[1])
-  with pytest.raises(UserError, match=f'^count must be from 0 to 24, the number of heads, got {count}$'):
-    analysis.prune_heads(transformer[1], importance, count)
+  for count in (-1, 25):
+    with pytest.raises(UserError, match=f'^count must be from 0 to 24, the number of heads, got {count}$'):
+      analysis.prune_heads(params, importance, count)

@@ -10,9 +10,8 @@ import pytest
 from attention_jax.analysis import interventions
 from attention_jax.analysis.interventions import AnalysedPair, edited_model
 from attention_jax.errors import UserError
-from attention_jax.functional.edits import Edit, largest, replace_weights
-from attention_jax.tokens import BOS
-from tests.models.helpers import S, T, build_conv, build_tiny, build_transformer, inputs
+from attention_jax.functional.edits import Edit, largest
+from tests.models.helpers import S, T, build_conv, build_tiny, build_transformer, inputs, run_steps
 from tests.modules.helpers import variables
 
 BUILDERS = {
@@ -37,46 +36,24 @@ def log_probs_of(pair, mask=None):
   return jax.jit(lambda params: interventions.target_log_probs(pair._replace(params=params), mask))(pair.params)
 
 
-# The other decoders are for `make test-all`; that of a Transformer is stepped through below, with edits of one head.
-DECODERS = [name if name == 'bahdanau' else pytest.param(name, marks=pytest.mark.long) for name in BUILDERS]
-
-
-@pytest.fixture(scope='module', params=DECODERS)
-def model_and_params(request):
-  model = BUILDERS[request.param]()
-  return model, init_params(model)
-
-
-def step_through(model, params, source, mask, target):
-  """Returns the logits and weights of single steps, each of which reads the target token before it."""
-  step = jax.jit(functools.partial(model.apply, {'params': params}, method='step'))
-
-  def start():
-    return model.apply({'params': params}, source, mask, target.shape[1], method='start')
-
-  carry, memory = jax.jit(start)()
-  tokens = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
-  logits, weights = [], []
-  for t in range(target.shape[1]):
-    carry, output = step(carry, tokens[:, t], memory)
-    logits.append(output.logits)
-    weights.append(output.weights)
-  return jnp.stack(logits, 1), jnp.stack(weights, 1)
+def assert_edit_at_2(model, params, edited, args):
+  """Asserts that an edit of step 2 changes no earlier step, and that stepping equals scanning; returns the outputs."""
+  outputs, natural = apply(edited, params, *args), apply(model, params, *args)
+  np.testing.assert_allclose(outputs.logits[:, :2], natural.logits[:, :2], rtol=1e-4, atol=1e-5)
+  assert abs(outputs.logits[:, 2] - natural.logits[:, 2]).max() > 1e-4
+  stepped = run_steps(edited, {'params': params}, *args)
+  np.testing.assert_allclose(stepped.logits, outputs.logits, rtol=1e-3, atol=2e-5)
+  np.testing.assert_allclose(stepped.weights, outputs.weights, rtol=1e-3, atol=1e-6)
+  return outputs, natural
 
 
 @pytest.mark.long
-def test_stepping_equals_scanning_with_fixed_weights(model_and_params):
-  model, params = model_and_params
-  source, mask, target = inputs()
+@pytest.mark.parametrize('name', BUILDERS)
+def test_stepping_equals_scanning_with_fixed_weights(name):
+  model = BUILDERS[name]()
   edited = edited_model(model, 'fixed(at=2, position=1)')
-  outputs = apply(edited, params, source, mask, target)
-  natural = apply(model, params, source, mask, target)
+  outputs, _ = assert_edit_at_2(model, init_params(model), edited, inputs())
   np.testing.assert_array_equal(outputs.weights[:, 2], jnp.eye(S)[None, 1].repeat(3, 0))
-  np.testing.assert_allclose(outputs.logits[:, :2], natural.logits[:, :2], rtol=1e-4, atol=1e-5)
-  assert abs(outputs.logits[:, 2] - natural.logits[:, 2]).max() > 1e-4
-  logits, weights = step_through(edited, params, source, mask, target)
-  np.testing.assert_allclose(logits, outputs.logits, rtol=1e-3, atol=2e-5)
-  np.testing.assert_allclose(weights, outputs.weights, rtol=1e-3, atol=1e-6)
 
 
 @pytest.fixture(scope='module')
@@ -86,20 +63,14 @@ def transformer():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('layer', [pytest.param(0, marks=pytest.mark.long), 1])
+@pytest.mark.parametrize('layer', [0, 1])
 def test_an_edit_of_one_layer_and_head_changes_no_other_weights_up_to_its_layer(transformer, layer):
-  model, params, (source, mask, target) = transformer
-  natural = apply(model, params, source, mask, target)
+  model, params, args = transformer
   edited = edited_model(model, f'fixed(at=2, position=1, layer={layer}, head=3)')
-  outputs = apply(edited, params, source, mask, target)
+  outputs, natural = assert_edit_at_2(model, params, edited, args)
   expected = np.array(natural.layers)  # [B, T, L, N, S]
   expected[:, 2, layer, 3] = np.eye(S)[1]
   np.testing.assert_allclose(outputs.layers[:, :, : layer + 1], expected[:, :, : layer + 1], rtol=1e-5, atol=1e-6)
-  np.testing.assert_allclose(outputs.logits[:, :2], natural.logits[:, :2], rtol=1e-4, atol=1e-5)
-  assert abs(outputs.logits[:, 2] - natural.logits[:, 2]).max() > 1e-4
-  logits, weights = step_through(edited, params, source, mask, target)
-  np.testing.assert_allclose(logits, outputs.logits, rtol=1e-3, atol=2e-5)
-  np.testing.assert_allclose(weights, outputs.weights, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.long
@@ -115,39 +86,24 @@ def test_edits_of_several_layers_and_heads_combine(transformer):
 
 
 @pytest.mark.parametrize(
-  ('edit', 'message'),
+  ('model', 'edit', 'message'),
   [
-    ('uniform(layer=2)', 'layer must be less than 2, the number of attention layers, got 2'),
-    ('uniform(head=4)', 'head must be less than 4, the number of attention heads, got 4'),
-    (Edit('uniform', head=-1), 'edit: head must be at least 0, got -1'),
-    ('uniform(layer=True)', 'edit: layer must be a whole number, got True'),
+    (build_transformer(), 'uniform(layer=2)', 'layer must be less than 2, the number of attention layers, got 2'),
+    (build_transformer(), 'uniform(head=4)', 'head must be less than 4, the number of attention heads, got 4'),
+    (build_transformer(), Edit('uniform', head=-1), 'edit: head must be at least 0, got -1'),
+    (build_transformer(), 'uniform(layer=True)', 'edit: layer must be a whole number, got True'),
+    (build_tiny('gnmt', 'layers=2'), 'uniform(layer=1)', 'layer must be less than 1'),
+    (build_tiny('gnmt', 'layers=2'), 'uniform(head=1)', 'head must be less than 1'),
+    (build_tiny('plain'), 'uniform', 'does not attend'),
   ],
 )
-def test_layers_and_heads_that_do_not_exist_raise(edit, message):
+def test_layers_and_heads_that_do_not_exist_raise(model, edit, message):
   with pytest.raises(UserError, match=message):
-    edited_model(build_transformer(), edit)
+    edited_model(model, edit)
 
 
 def test_a_recurrent_decoder_has_one_layer_and_one_head():
   assert edited_model(build_tiny(), 'uniform(layer=0, head=0)').decoder.attention.implementation == 'xla'
-  for name in ('layer', 'head'):
-    with pytest.raises(UserError, match=f'{name} must be less than 1'):
-      edited_model(build_tiny('gnmt', 'layers=2'), f'uniform({name}=1)')
-
-
-@pytest.mark.long
-def test_weights_that_are_replaced_by_themselves_change_nothing():
-  model = build_tiny()
-  source, mask, target = (x[:1] for x in inputs())
-  params = init_params(model)
-  natural = apply(model, params, source, mask, target)
-  edited = edited_model(model, replace_weights(natural.weights[0]))
-  np.testing.assert_allclose(apply(edited, params, source, mask, target).logits, natural.logits, rtol=1e-5)
-
-
-def test_a_decoder_without_attention_raises():
-  with pytest.raises(UserError, match='does not attend'):
-    edited_model(build_tiny('plain'), 'uniform')
 
 
 def make_pair(model):

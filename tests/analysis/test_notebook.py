@@ -35,10 +35,8 @@ def test_show_requests_readings_of_its_arguments(run):
 
 def test_an_edit_is_shown_beside_the_run(run):
   runs = Page(analysis.show(run, 'a', edit='uniform').text).data
-  assert [(shown['name'], shown['readings'][0]['target']) for shown in runs] == [
-    ('runs/dates', ''),
-    ('runs/dates, uniform', 'uniform'),
-  ]
+  shown = [(run['name'], run['readings'][0]['target']) for run in runs]
+  assert shown == [('runs/dates', ''), ('runs/dates, uniform', 'uniform')]
 
 
 def test_a_notebook_gets_the_page_in_a_frame(run, tmp_path):
@@ -52,13 +50,20 @@ def test_a_notebook_gets_the_page_in_a_frame(run, tmp_path):
     page.save(tmp_path / 'missing' / 'page.html')
 
 
-def test_invalid_lines_analyses_and_systems_without_readings_raise(run):
-  with pytest.raises(UserError, match='at least one line'):
-    analysis.show(run)
-  with pytest.raises(UserError, match=r"show: a line must be a str, as in show\(run, 'a', 'b'\), got \['a', 'b'\]"):
-    analysis.show(run, ['a', 'b'])
-  with pytest.raises(UserError, match=r"show: analyses must be a list, such as \['entropy'\], got 'entropy'"):
-    analysis.show(run, 'a', analyses='entropy')
+@pytest.mark.parametrize(
+  ('lines', 'options', 'message'),
+  [
+    ([], {}, 'at least one line'),
+    ([['a', 'b']], {}, r"show: a line must be a str, as in show\(run, 'a', 'b'\), got \['a', 'b'\]"),
+    (['a'], {'analyses': 'entropy'}, r"show: analyses must be a list, such as \['entropy'\], got 'entropy'"),
+  ],
+)
+def test_invalid_lines_and_analyses_raise(run, lines, options, message):
+  with pytest.raises(UserError, match=message):
+    analysis.show(run, *lines, **options)
+
+
+def test_a_system_without_readings_raises(run):
   run.system = object()
   with pytest.raises(UserError, match='runs/dates is a run of a system without readings'):
     analysis.show(run, 'a')

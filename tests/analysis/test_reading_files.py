@@ -18,28 +18,19 @@ def width_of(reading, path):
   return imread(path).shape[1]
 
 
-def test_pictures_show_weights_and_maps_and_leave_out_lists_and_numbers(tmp_path):
+def test_pictures_show_weights_maps_and_layers_and_leave_out_lists_and_numbers(tmp_path):
   square = {'rollout': Measurement(np.eye(3), (SOURCE, SOURCE))}
   zeros = {'zeros': Measurement(np.zeros((2, 3)), (TARGET, SOURCE), is_map=True)}
   alone = width_of(READING._replace(measurements={}), tmp_path / 'weights.png')
   assert width_of(READING, tmp_path / 'both.png') == 2 * alone
   assert width_of(READING._replace(measurements=zeros), tmp_path / 'zeros.png') > 1.8 * alone
   assert width_of(READING._replace(measurements=square), tmp_path / 'square.png') > 1.8 * alone
-  readings = [READING, READING._replace(measurements=READING.measurements | square)]
-  assert reading_files.unwritten_measurements(readings, 'x.png') == ['per target', 'number']
-  assert (
-    reading_files.unwritten_measurements(readings, 'x.html')
-    == reading_files.unwritten_measurements(readings, 'x.json')
-    == []
-  )
-
-
-@pytest.mark.long
-def test_layers_replace_the_weights(tmp_path):
-  heads = {'layer 0, head 0': READING.weights, 'layer 0, head 1': READING.weights}
-  layered = READING._replace(matrices=READING.matrices | heads, measurements={})
-  alone = width_of(READING._replace(measurements={}), tmp_path / 'one.png')
+  layers = READING.matrices | {f'layer 0, head {head}': READING.weights for head in range(2)}  # replace the weights
+  layered = READING._replace(matrices=layers, measurements={})
   assert 1.8 < width_of(layered, tmp_path / 'layers.png') / alone < 2.8
+  readings = [READING, READING._replace(measurements=READING.measurements | square)]
+  unwritten = [reading_files.unwritten_measurements(readings, f'x.{suffix}') for suffix in ('png', 'html', 'json')]
+  assert unwritten == [['per target', 'number'], [], []]
 
 
 @pytest.mark.long

@@ -33,19 +33,19 @@ def test_hostile_text_stays_text():
 
 
 def test_agreement_with_gold_links_is_precision_and_recall():
-  agreement = Page(render_page([READING])).data[0]['readings'][0]['agreement']
-  assert agreement == {'precision': 0, 'recall': 0}  # the largest weight of x is on b, its gold link on a
-  other = READING._replace(gold=np.array([[1, 0], [0, 0]]))
-  assert Page(render_page([other])).data[0]['readings'][0]['agreement'] == {'precision': 1, 'recall': 0.5}
-  possible = Page(render_page([other._replace(sure=np.array([[1, 0]]))])).data[0]['readings'][0]
+  def shown(**fields):
+    return Page(render_page([READING._replace(**fields)])).data[0]['readings'][0]
+
+  none = np.zeros((0, 2), np.int32)
+  gold = np.array([[1, 0], [0, 0]])
+  assert shown()['agreement'] == {'precision': 0, 'recall': 0}  # the largest weight of x is on b, its gold link on a
+  assert shown(gold=gold)['agreement'] == {'precision': 1, 'recall': 0.5}
+  possible = shown(gold=gold, sure=gold[:1])
   assert possible['agreement'] == {'precision': 1, 'recall': 1}
   assert possible['sure'] == [[1, 0]] and possible['gold'] == [[1, 0], [0, 0]]
-  unsure = Page(render_page([other._replace(sure=np.zeros((0, 2), np.int32))])).data[0]['readings'][0]
-  assert unsure['agreement'] == {'precision': 1}
-  unlinked = other._replace(matrices={WEIGHTS: np.zeros_like(other.weights)})
-  assert Page(render_page([unlinked])).data[0]['readings'][0]['agreement'] == {'recall': 0}
-  for gold in (None, np.zeros((0, 2), np.int32)):
-    assert Page(render_page([READING._replace(gold=gold)])).data[0]['readings'][0]['agreement'] is None
+  assert shown(gold=gold, sure=none)['agreement'] == {'precision': 1}
+  assert shown(gold=gold, matrices={WEIGHTS: np.zeros_like(READING.weights)})['agreement'] == {'recall': 0}
+  assert shown(gold=None)['agreement'] is None and shown(gold=none)['agreement'] is None
 
 
 def test_invisible_tokens_are_visible(tmp_path):

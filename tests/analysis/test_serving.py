@@ -42,27 +42,25 @@ def get(port: int, path: str, host: str = ''):
 
 
 @pytest.mark.long
-def test_a_typed_source_is_answered(port):
-  status, text = get(port, '/')
-  assert status == 200 and Page(text).ids == {'source-form'}
-  status, text = get(port, f'/?text={quote("5 марта")}')
-  page = Page(text)
-  assert status == 200 and {'source-form', 'controls', 'panels'} <= page.ids
+def test_a_typed_source_and_edit_are_answered(port):
+  def page_of(path):
+    status, text = get(port, path)
+    assert status == 200
+    return Page(text)
+
+  assert page_of('/').ids == {'source-form'} and field(page_of('/'), 'edit') == 'largest'
+  page = page_of(f'/?text={quote("5 марта")}')
+  assert {'source-form', 'controls', 'panels'} <= page.ids
   assert page.data[0]['readings'][0]['source'] == '5 марта'
   assert field(page, 'text') == '5 марта' and field(page, 'edit') == ''
+  page = page_of(f'/?text=a&edit={quote("uniform(head=1)")}')
+  assert field(page, 'edit') == 'uniform(head=1)' and page.data[0]['name'] == 'uniform(head=1)'
+  assert field(page_of('/?text=&edit='), 'edit') == ''  # the form without a source and without the edit
 
 
 def field(page: Page, name: str) -> str:
   """Returns the value of a field of the form."""
   return next(attributes for _, attributes in page.tags if attributes.get('name') == name)['value']
-
-
-@pytest.mark.long
-def test_an_edit_is_typed_beside_the_source(port):
-  assert field(Page(get(port, '/')[1]), 'edit') == 'largest'
-  page = Page(get(port, f'/?text=a&edit={quote("uniform(head=1)")}')[1])
-  assert field(Page(get(port, '/?text=&edit=')[1]), 'edit') == ''  # the form without a source and without the edit
-  assert field(page, 'edit') == 'uniform(head=1)' and page.data[0]['name'] == 'uniform(head=1)'
 
 
 def test_hostile_text_stays_text(port):

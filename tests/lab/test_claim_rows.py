@@ -60,22 +60,23 @@ def test_differences_are_those_of_the_same_group(folder):
     np.testing.assert_allclose(corrected, scipy.stats.false_discovery_control(raw), rtol=1e-9)
 
 
-def test_each_group_needs_one_baseline(folder):
-  with pytest.raises(UserError, match=r"2 settings have \{'score': 'dot'\}; expected exactly one of: \w"):
-    setting_rows(finished_settings(folder), 'test', METRICS, FACTORS, {'score': 'dot'})
-
-
-def test_the_sweep_of_another_claim_is_a_user_error(folder):
-  message = 'the sweep varies model.embedding, model.attention.score; expected the sweep of the claim, which varies '
-  with pytest.raises(UserError, match=message + 'model.attention.heads'):
-    setting_rows(finished_settings(folder), 'test', METRICS, [Factor('model.attention.heads', 'heads')], {'heads': '1'})
-
-
-def test_runs_without_a_metric_are_a_user_error(folder):
-  """Otherwise the sweep of another claim with the same factors would replace its record by an empty one."""
-  message = 'embedding=8, score=dot: 0 of 3 runs have the metric test/bleu; expected the sweep of the claim'
+@pytest.mark.parametrize(
+  ('metrics', 'factors', 'baseline', 'message'),
+  [
+    (METRICS, FACTORS, {'score': 'dot'}, r"2 settings have \{'score': 'dot'\}; expected exactly one of: \w"),
+    (METRICS, [Factor('model.attention.heads', 'heads')], {'heads': '1'}, 'the sweep varies model.embedding, .*heads'),
+    # Otherwise the sweep of another claim with the same factors would replace its record by an empty one.
+    (
+      [*METRICS, 'bleu'],
+      FACTORS,
+      {'score': 'general', 'width': 8},
+      'embedding=8, score=dot: 0 of 3 runs have the metric test/bleu; expected the sweep of the claim',
+    ),
+  ],
+)
+def test_the_sweep_of_another_claim_is_an_error(folder, metrics, factors, baseline, message):
   with pytest.raises(UserError, match=message):
-    setting_rows(finished_settings(folder), 'test', [*METRICS, 'bleu'], FACTORS, {'score': 'general'}, within=['width'])
+    setting_rows(finished_settings(folder), 'test', metrics, factors, baseline)
 
 
 def test_one_pair_of_runs_has_a_difference_without_an_interval(tmp_path):
@@ -87,12 +88,9 @@ def test_one_pair_of_runs_has_a_difference_without_an_interval(tmp_path):
 def test_conditions_count_finished_runs_and_unfinished_sweeps_raise(tmp_path):
   make_sweep(tmp_path, SETTINGS[:2], seeds=2)
   measured = conditions(tmp_path, 'a machine')
-  assert (measured['runs'], measured['seconds'], measured['processes']) == (
-    4,
-    4 * 12,
-    1,
-  )  # a made-up run takes 12 seconds
-  assert measured['commits'] == ['unknown']  # these runs have no event that started them, like adopted runs
+  # A made-up run takes 12 seconds, and has no event that started it, like adopted runs.
+  expected = {'runs': 4, 'seconds': 4 * 12, 'processes': 1, 'commits': ['unknown']}
+  assert {name: measured[name] for name in expected} == expected
   with open_ledger(tmp_path) as ledger:
     ledger.append(PLANNED, **planned_event(Unit('x', 'x', {}, 'f.py', {}, (0,), 'x')))
   with pytest.raises(UserError, match='1 units have not finished, such as x'):
@@ -128,19 +126,12 @@ def test_encoder_states_do_not_depend_on_padding(encoded_corpus):
   encoded, vocabularies = encoded_corpus
   config = base_config(model__encoder='birnn(features=4)', model__decoder='luong(features=4)', model__embedding=4)
   model = build(parse_config(config).model, *map(len, vocabularies))
-  params = variables(model, *(np.ones((1, 3), dtype) for dtype in (np.int32, bool, np.int32)))['params']
-  sentences = claim_rows.encode_sentences(model, params, encoded, 5)
-  assert [sentence.tokens.tolist() for sentence in sentences] == [
-    encoded.source[:3].tolist(),
-    encoded.source[4:6].tolist(),
-  ]
+  params = variables(model, *(np.ones((1, 3), dtype) for dtype in (np.int32, bool, np.int32)))
+  sentences = claim_rows.encode_sentences(model, params['params'], encoded, 5)
+  assert [list(sentence.tokens) for sentence in sentences] == [list(encoded.source[:3]), list(encoded.source[4:6])]
   ids = np.array(encoded.source[4:7])[None]
-  alone = jax.jit(
-    lambda: model.apply(
-      {'params': params}, ids, np.ones(ids.shape, bool), True, method=lambda m, *x: m.encoder(*x).memory
-    )
-  )()
-  np.testing.assert_allclose(sentences[1].states, alone[0, :2], atol=1e-6)
+  encode_alone = jax.jit(lambda params: model.apply(params, ids, ids >= 0, True, method=lambda m, *x: m.encoder(*x)))
+  np.testing.assert_allclose(sentences[1].states, encode_alone(params).memory[0, :2], atol=1e-6)
 
 
 def test_rows_are_spread_over_a_sorted_split():
@@ -176,15 +167,12 @@ def test_probe_rows_are_those_of_each_setting_and_a_control(folder, monkeypatch,
 
 def test_gradients_are_grouped_by_distance_and_links(monkeypatch, encoded_corpus):
   encoded, _ = encoded_corpus
-  # The made-up norm is the parameter times (1 + the product of the positions).
+
+  def made_up(model, params, source, mask, target):
+    return params * (1.0 + jnp.outer(jnp.arange(len(target)), jnp.arange(len(source))))
+
   monkeypatch.setattr(claim_rows, 'MIN_PAIRS', 1)
-  monkeypatch.setattr(
-    claim_rows,
-    'source_gradients',
-    lambda model, params, source, mask, target: (
-      params * (1.0 + jnp.outer(jnp.arange(len(target)), jnp.arange(len(source))))
-    ),
-  )
+  monkeypatch.setattr(claim_rows, 'source_gradients', made_up)
   gradients = claim_rows.measure_gradient_norms(None, jnp.float32(2.0), encoded, 5)
   norms = [2 + 2 * np.outer(np.arange(t), np.arange(s)) for s, t in ((4, 3), (3, 2))]  # with the ends of sentences
   distances = [recurrent_distances(*norm.T.shape) for norm in norms]
@@ -196,18 +184,17 @@ def test_gradients_are_grouped_by_distance_and_links(monkeypatch, encoded_corpus
 
 
 def test_gradient_rows_are_measured_before_and_after_training(folder, monkeypatch):
-  settings = finished_settings(folder)[:1]
   system = types.SimpleNamespace(
     initializer=lambda: lambda seed: 0.5, model=None, data=types.SimpleNamespace(encoded={'test': None})
   )
   monkeypatch.setattr(claim_rows, 'open_run', lambda folder: types.SimpleNamespace(system=system, params=0.25))
 
   def measure(model, params, encoded, count):
-    means = {distance: 8 * params**distance for distance in (1, 2, 3)}
-    return claim_rows.GradientNorms(linked={1: 8 * params, 2: 8 * params**2}, all=means)
+    norms = {distance: 8 * params**distance for distance in (1, 2, 3)}
+    return claim_rows.GradientNorms(linked={1: norms[1], 2: norms[2]}, all=norms)
 
   monkeypatch.setattr(claim_rows, 'measure_gradient_norms', measure)
-  summaries, curves = claim_rows.gradient_rows(settings, 'test', FACTORS, 7)
+  summaries, curves = claim_rows.gradient_rows(finished_settings(folder)[:1], 'test', FACTORS, 7)
   assert [row['factors']['training'] for row in summaries] == ['before', 'after']
   assert [row['metrics']['all/factor']['value'] for row in summaries] == [0.5, 0.25]
   assert [row['factors']['distance'] for row in curves] == [1, 2, 3] * 2

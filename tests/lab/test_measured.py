@@ -43,20 +43,13 @@ def test_a_sweep_that_was_started_without_a_preset_needs_one(tmp_path):
     measured_rows(tmp_path, TABLE, '', load, '2 cores')
 
 
-def test_a_sweep_with_a_preset_rejects_another_one(tmp_path):
-  make_sweep(tmp_path, SETTINGS[:1])
-  with pytest.raises(UserError, match=f'the sweep stores its config, {PATH}; leave out --config=other.py:preset'):
-    measured_rows(tmp_path, TABLE, 'other.py:preset', load, '2 cores')
-
-
-def test_a_sweep_without_units_has_not_finished(tmp_path):
+def test_a_sweep_of_another_config_and_missing_metrics_are_errors(tmp_path):
   (tmp_path / LEDGER).touch()
   with pytest.raises(UserError, match='no run of this sweep has finished'):
     measured_rows(tmp_path, TABLE, PATH, load, '2 cores')
-
-
-def test_seeds_without_a_metric_are_reported(tmp_path):
   make_sweep(tmp_path, SETTINGS[:1])
+  with pytest.raises(UserError, match=f'the sweep stores its config, {PATH}; leave out --config=other.py:preset'):
+    measured_rows(tmp_path, TABLE, 'other.py:preset', load, '2 cores')
   (path,) = tmp_path.glob('*/seed_1/results.json')
   path.write_text(path.read_text().replace('exact_match', 'loss_of_words'))
   with pytest.raises(UserError, match=r'test/exact_match is missing for seeds \[1\] of \[0, 1, 2\]'):

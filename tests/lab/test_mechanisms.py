@@ -35,7 +35,7 @@ def test_a_page_has_the_cost_of_a_query(kind, name):
   assert f'| parameters, all widths {D} | {parameters:,} |' in page
 
 
-def test_a_page_has_equation_signature_options_and_advice():
+def test_a_page_has_equation_signature_options_and_advice(monkeypatch):
   page = mechanism_page(mechanism('alignment', 'local_p'))
   assert 'softmax over |s - p| ≤ D' in page
   assert 'local_p(scores [S], mask [S], *, query [Dq], w [Dq, F], v [F], width=10)' in page
@@ -45,16 +45,9 @@ def test_a_page_has_equation_signature_options_and_advice():
   assert '| at test time | unchanged |' in page
   assert '| at test time | unchanged |' not in mechanism_page(mechanism('alignment', 'hard'))
   assert '*, w [Dq+Dk, F], v [F])' in mechanism_page(mechanism('score', 'concat'))
-
-
-def test_a_variant_without_advice_has_a_page(monkeypatch):
   monkeypatch.delitem(ADVICE['score'], 'dot')
   assert 'When to use it' not in mechanism_page(mechanism('score', 'dot'))
-
-
-def test_advice_is_about_variants_that_exist():
-  for kind, table in KINDS.items():
-    assert set(ADVICE[kind]) <= set(table)
+  assert all(set(ADVICE[kind]) <= set(table) for kind, table in KINDS.items())
 
 
 @pytest.mark.long

@@ -27,34 +27,25 @@ def test_an_update_has_the_analyses_of_the_compiler_and_a_bound_of_its_time():
 
 
 def test_meshes_are_tried_until_one_fits(monkeypatch):
-  sizes = {(1, 1): 4, (8, 1): 2, (2, 4): 1}
+  costs = {4: types.SimpleNamespace(memory=4), 1: types.SimpleNamespace(memory=1)}
 
   def fake_costs(config, *args, vocabulary_size, largest):
-    mesh = config.mesh
-    if mesh.fsdp == 8:
+    if config.mesh.fsdp == 8:
       raise DoesNotFitError('does not fit into a device')
-    yield Cost(sizes[mesh.fsdp, mesh.tensor])
+    yield costs[4 if config.mesh.fsdp == 1 else 1]
 
   monkeypatch.setattr('lab.pods.update_costs', fake_costs)
   chip = CHIP._replace(memory=1)
   assert list(try_meshes(make_config(), jax.devices()[:8], chip, 'cpu', vocabulary_size=ENTRIES)) == [
-    Attempt(MeshConfig(), Cost(4), 'needs 0.00 KiB'),
+    Attempt(MeshConfig(), costs[4], 'needs 0.00 KiB'),
     Attempt(MeshConfig(fsdp=8), None, 'does not fit into a device'),
-    Attempt(MeshConfig(fsdp=2, tensor=4), Cost(1), ''),
+    Attempt(MeshConfig(fsdp=2, tensor=4), costs[1], ''),
   ]
 
 
 def test_a_mistake_in_the_config_ends_the_trials():
   with pytest.raises(UserError, match="unknown encoder 'birn'"):
     list(try_meshes(make_config({'model.encoder': 'birn'}), jax.devices()[:8], CHIP, 'cpu', vocabulary_size=ENTRIES))
-
-
-class Cost(int):
-  """Stands for a cost of this many bytes."""
-
-  @property
-  def memory(self):
-    return int(self)
 
 
 def test_every_chip_has_a_rate_and_memory_and_an_unknown_chip_is_an_error():

@@ -10,14 +10,14 @@ from lab.probes import Sentence, guided_predictions, one_hot_sentences, probe_ac
 SIZE = 5
 
 
-def sentences(count, seed, state_of):
-  rng = np.random.default_rng(seed)
-  tokens = [rng.integers(SIZE, size=rng.integers(4, 9)) for _ in range(count)]
-  return [Sentence(state_of(rng, row), row) for row in tokens]
-
-
 def splits(state_of):
-  return sentences(80, 0, state_of), sentences(60, 1, state_of)
+  """Returns 80 sentences for training and 60 for the test."""
+  result = []
+  for seed, count in enumerate((80, 60)):
+    rng = np.random.default_rng(seed)
+    tokens = [rng.integers(SIZE, size=rng.integers(4, 9)) for _ in range(count)]
+    result.append([Sentence(state_of(rng, row), row) for row in tokens])
+  return result
 
 
 @pytest.mark.long
@@ -57,31 +57,29 @@ def test_one_hot_states_predict_the_most_frequent_successor():
   assert accuracy == pytest.approx(expected)
 
 
-def test_a_single_token_is_an_error():
-  same = [Sentence(np.zeros((3, 2)), np.zeros(3, int))]
-  with pytest.raises(UserError, match='at least two different tokens, got 1'):
-    probe_accuracy(same, same)
-
-
-def test_probes_without_examples_are_errors():
+def test_probes_without_different_tokens_or_examples_are_errors():
   train = [Sentence(np.eye(3), np.arange(3))]
   short = [Sentence(np.zeros((1, 3)), np.zeros(1, int))]
-  for test in (short, []):
-    with pytest.raises(UserError, match='offset 1 needs at least one token to be tested on, got none'):
-      probe_accuracy(train, test, 1)
-  with pytest.raises(UserError, match='at least two different tokens, got 0'):
-    probe_accuracy([], train)
+  for examples, message in (
+    ((train, short, 1), 'offset 1 needs at least one token to be tested on, got none'),
+    ((train, [], 1), 'offset 1 needs at least one token to be tested on, got none'),
+    (([], train), 'at least two different tokens, got 0'),
+    ((short * 3, short), 'at least two different tokens, got 1'),
+  ):
+    with pytest.raises(UserError, match=message):
+      probe_accuracy(*examples)
 
 
-@pytest.mark.parametrize(('labels', 'message'), [([0, 0, 0, 0], 'got 4 with 1$'), ([0, 1], 'got 2 with 2$')])
+@pytest.mark.parametrize(
+  ('labels', 'message'),
+  [
+    ([0, 0, 0, 0], 'at least 3 examples with at least two different labels, got 4 with 1$'),
+    ([0, 1], 'at least 3 examples with at least two different labels, got 2 with 2$'),
+    # Otherwise no regularisation strength has an accuracy.
+    ([0, 1, 1, 1, 1, 1], 'one label outside of one of its 3 folds; expected more of the rare labels'),
+  ],
+)
 def test_guided_probes_need_examples_of_two_labels(labels, message):
   features = scipy.sparse.csr_array(np.eye(len(labels)))
-  with pytest.raises(UserError, match=f'at least 3 examples with at least two different labels, {message}'):
+  with pytest.raises(UserError, match=message):
     guided_predictions(features, np.array(labels), features)
-
-
-def test_guided_probes_need_two_labels_outside_of_each_fold():
-  """Otherwise no regularisation strength has an accuracy."""
-  features = scipy.sparse.csr_array(np.eye(6))
-  with pytest.raises(UserError, match='one label outside of one of its 3 folds; expected more of the rare labels'):
-    guided_predictions(features, np.array([0, 1, 1, 1, 1, 1]), features)

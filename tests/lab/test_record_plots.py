@@ -22,12 +22,13 @@ def rows(x_values, whens=('before', 'after')):
   ]
 
 
-def store_figures(monkeypatch):
-  """Returns a list that receives each figure before it becomes a PNG."""
-  figures = []
+@pytest.fixture
+def figures(monkeypatch):
+  """Every figure that becomes a PNG."""
+  stored = []
   to_png = record_plots.to_png
-  monkeypatch.setattr(record_plots, 'to_png', lambda figure: figures.append(figure) or to_png(figure))
-  return figures
+  monkeypatch.setattr(record_plots, 'to_png', lambda figure: stored.append(figure) or to_png(figure))
+  return stored
 
 
 @pytest.mark.long
@@ -41,8 +42,7 @@ def store_figures(monkeypatch):
   ],
   ids=['joined names', 'names that are not joined', 'log x', 'log y'],
 )
-def test_pictures_are_small_and_have_the_panels_and_names_of_the_plot(x_values, options, monkeypatch):
-  figures = store_figures(monkeypatch)
+def test_pictures_are_small_and_have_the_panels_and_names_of_the_plot(x_values, options, figures):
   plot = Plot('x', {'a': 'metric a', 'b': 'metric b'}, colour='kind', style='when', **options)
   png = draw_rows(Table([], rows(x_values)), plot)
   assert Image.open(io.BytesIO(png)).format == 'PNG' and len(png) < MAX_BYTES
@@ -60,36 +60,8 @@ def test_pictures_are_small_and_have_the_panels_and_names_of_the_plot(x_values, 
     assert [label.get_text() for label in panels[0].get_xticklabels()] == [str(x) for x in x_values]
 
 
-def test_rows_are_drawn_in_the_order_of_the_axis(monkeypatch):
-  figures = store_figures(monkeypatch)
+def test_rows_are_drawn_in_the_order_of_the_axis(figures):
   table = Table([], [{'factors': {'x': x}, 'metrics': {'a': {'value': float(x)}}} for x in (4, 1, 2)])
   draw_rows(table, Plot('x', {'a': 'metric a'}))
-  (axes,) = figures[0].axes
-  assert [line.get_xdata().tolist() for line in axes.lines[:1]] == [[1, 2, 4]]
-  assert [line.get_ydata().tolist() for line in axes.lines[:1]] == [[1.0, 2.0, 4.0]]
-
-
-@pytest.mark.long
-def test_numbers_among_names_are_labels(monkeypatch):
-  figures = store_figures(monkeypatch)
-  draw_rows(Table([], rows([1, 2, 'a long name'])), Plot('x', {'a': 'metric a'}, colour='when'))
-  labels = figures[0].axes[0].get_xticklabels()
-  assert [label.get_text() for label in labels] == ['1', '2', 'a long name'] and labels[0].get_rotation() == 30
-
-
-@pytest.mark.long
-def test_many_points_that_are_not_joined_are_marked(monkeypatch):
-  figures = store_figures(monkeypatch)
-  names = [f'name {i}' for i in range(record_plots.MAX_POINTS + 1)]
-  draw_rows(Table([], rows(names)), Plot('x', {'a': 'metric a'}, joined=False))
-  assert record_plots.MARKERS[0] in {line.get_marker() for line in figures[0].axes[0].lines}
-
-
-@pytest.mark.long
-def test_styles_repeat_after_the_last_one(monkeypatch):
-  figures = store_figures(monkeypatch)
-  table = Table([], rows([1, 2], whens=range(len(record_plots.STYLES) + 1)))
-  draw_rows(table, Plot('x', {'a': 'metric a'}, style='when'))
-  (axes,) = figures[0].axes
-  styles = [container.lines[0]._unscaled_dash_pattern for container in axes.containers]
-  assert styles[0] == styles[-1] and len(set(styles[:-1])) == len(record_plots.STYLES)
+  line = figures[0].axes[0].lines[0]
+  assert line.get_xdata().tolist() == line.get_ydata().tolist() == [1, 2, 4]

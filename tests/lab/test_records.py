@@ -60,17 +60,11 @@ def test_a_difference_may_have_no_interval_or_no_value(difference, text):
   assert format_table(Table([COLUMNS[3]], [row])).splitlines()[2] == f'| {text} |'.replace('  ', ' ')
 
 
-def test_a_row_without_flags_is_named_none():
-  columns = [Column('FLAGS', ['flags'])]
-  assert format_table(Table(columns, [{}, {'note': 'softmax'}])).splitlines()[2:] == [
-    '| (none) |',
-    '| (none: softmax) |',
-  ]
-
-
-def test_rows_are_selected_by_their_factors():
-  table = Table([Column('x', ['x'])], [{'factors': {'x': x}} for x in range(4)], shown={'x': [1, 3]})
-  assert format_table(table).splitlines()[2:] == ['| 1 |', '| 3 |']
+def test_a_row_without_flags_is_named_none_and_rows_are_selected_by_their_factors():
+  columns = [Column('FLAGS', ['flags']), Column('x', ['x'])]
+  rows = [{'factors': {'x': 1}}, {'note': 'softmax', 'factors': {'x': 2}}, {'factors': {'x': 3}}]
+  table = Table(columns, rows, shown={'x': [1, 2]})
+  assert format_table(table).splitlines()[2:] == ['| (none) | 1 |', '| (none: softmax) | 2 |']
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path):
@@ -83,7 +77,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path):
     find_table(tmp_path, 'claims/y')
 
 
-@pytest.mark.parametrize('text', ['', '{}', '{"columns": [{"titel": "x"}], "rows": []}', '{"columns": [], "line": 1}'])
+@pytest.mark.parametrize('text', ['', '{}', '{"columns": [{"titel": "x"}], "rows": []}'])
 def test_mistakes_in_a_file_raise(tmp_path, text):
   path = tmp_path / 'x.json'
   path.write_text(text)
@@ -107,45 +101,33 @@ def test_blocks_are_filled_and_nothing_else_changes(tmp_path):
 
 def test_references_read_other_tables(tmp_path):
   write_table(tmp_path / 'x.json', TABLE)
-  where = {'table': 'x', 'metric': 'test/per'}
-  references = {'result': where | {'preset': 'a', 'flags': ''}, 'published': where | {'published': 'B 2015'}}
-  columns = [Column('result', metric='result'), Column('published', metric='published', published=True)]
-  write_table(tmp_path / 'y.json', Table(columns, [{'references': references}]))
-  assert '| 10.0 ± 0.0 | *8.2 (B 2015)* |\n' in fill_blocks('<!-- table: y -->\n', tmp_path)
-  references['result']['preset'] = 'b'
-  write_table(tmp_path / 'y.json', Table(columns, [{'references': references}]))
+
+  def fill(**changes):
+    where = {'table': 'x', 'metric': 'test/per'}
+    references = {'result': where | {'preset': 'a', 'flags': ''} | changes}
+    references['published'] = where | {'published': 'B 2015'}
+    columns = [Column('result', metric='result'), Column('published', metric='published', published=True)]
+    write_table(tmp_path / 'y.json', Table(columns, [{'references': references}]))
+    return fill_blocks('<!-- table: y -->\n', tmp_path)
+
+  assert '| 10.0 ± 0.0 | *8.2 (B 2015)* |\n' in fill()
   with pytest.raises(UserError, match="0 rows of table 'x' have"):
-    fill_blocks('<!-- table: y -->\n', tmp_path)
-  references['result'] |= {'preset': 'a', 'metric': 'test/pre'}
-  write_table(tmp_path / 'y.json', Table(columns, [{'references': references}]))
+    fill(preset='b')
   with pytest.raises(UserError, match=r"table 'x': .* no metric 'test/pre'; expected one of: .*test/per"):
-    fill_blocks('<!-- table: y -->\n', tmp_path)
+    fill(metric='test/pre')
 
 
 def test_a_row_replaces_the_one_with_the_same_flags():
   new = {'preset': 'a', 'flags': "--config.y=2 --config.x='p(q=1)'", 'time': 'new'}
   rows = add_rows(TABLE, [new, {'preset': 'c'}, {'preset': 'b'}]).rows
-  assert rows[1] == new | {'note': 'slow'}
-  assert [*rows[:1], *rows[2:5]] == [*ROWS[:1], *ROWS[2:5]] and rows[5:] == [
-    {'preset': 'c', 'hidden': True},
-    {'preset': 'b'},
-  ]
-
-
-def test_new_rows_do_not_replace_each_other():
+  assert rows == [ROWS[0], new | {'note': 'slow'}, *ROWS[2:5], {'preset': 'c', 'hidden': True}, {'preset': 'b'}]
   rows = [{'config': 'a.py', 'preset': 'b', 'metrics': {'m': {'value': value}}} for value in (1.0, 2.0)]
   with pytest.raises(UserError, match=r'2 new rows have the same config, preset and flags, a\.py:b without flags; '):
     add_rows(TABLE, rows)
 
 
 def test_conditions_are_formatted_as_a_sentence():
-  conditions = {
-    'runs': 27,
-    'commits': ['abc'],
-    'processes': 2,
-    'hardware': 'two cores',
-    'seconds': 150,
-    'date': 'today',
-  }
+  conditions = {'runs': 27, 'commits': ['abc'], 'processes': 2, 'hardware': 'two cores'}
+  conditions |= {'seconds': 150, 'date': 'today'}
   expected = '27 runs at commit abc, 2 at a time, on two cores: 2 minutes, today.\n'
   assert format_conditions(Table([], [], conditions=conditions)) == expected

@@ -15,31 +15,19 @@ from lab import site_pages
 from lab.site_pages import ROOT, api_entries, lesson_files, nav_pages, navigation, resolve_links, site_files
 
 
-def configured_nav():
-  return navigation(yaml.safe_load((ROOT / 'mkdocs.yml').read_text('utf-8'))['nav'])
-
-
-def test_every_page_of_the_navigation_exists_and_every_page_is_in_it():
-  pages = list(nav_pages(configured_nav()))
-  assert len(pages) == len(set(pages))
-  assert set(pages) == {path for path in site_files() if path.endswith('.md')}
-
-
-def test_every_mechanism_has_a_page_and_a_picture():
+def test_the_navigation_has_every_page_and_every_mechanism_a_page_and_a_picture():
+  pages = list(nav_pages(navigation(yaml.safe_load((ROOT / 'mkdocs.yml').read_text('utf-8'))['nav'])))
+  files = set(site_files())
+  assert len(pages) == len(set(pages)) and set(pages) == {path for path in files if path.endswith('.md')}
   names = [f'score_{name}' for name in aj.SCORES] + [f'alignment_{name}' for name in aj.ALIGNMENTS]
-  expected = {f'mechanisms/{name}.{suffix}' for name in names for suffix in ('md', 'png')}
-  assert expected <= set(site_files())
+  assert {f'mechanisms/{name}.{suffix}' for name in names for suffix in ('md', 'png')} <= files
 
 
 @pytest.mark.parametrize('page', site_pages.API_MODULES)
 def test_every_public_name_has_an_entry_with_a_docstring(page):
   entries = api_entries(page)
-  expected = {
-    'attention_jax': aj.__all__,
-    'scores': aj.SCORES,
-    'alignments': aj.ALIGNMENTS,
-    'analysis': aj.analysis.__all__,
-  }
+  expected = {'attention_jax': aj.__all__, 'scores': aj.SCORES, 'alignments': aj.ALIGNMENTS}
+  expected['analysis'] = aj.analysis.__all__
   assert list(entries) == list(expected[page])
   for name, path in entries.items():
     assert path is None or pydoc.locate(path).__doc__, f'{name} has no docstring'
@@ -70,32 +58,22 @@ def test_the_site_shows_the_ready_made_models_that_exist(tmp_path, monkeypatch):
   written = SimpleNamespace(plot=lambda params, path, **selection: path.write_text(f'{params} {selection["rows"]}'))
   monkeypatch.setattr(site_pages.runs, 'open_run', lambda folder: SimpleNamespace(system=written, params=folder))
   assert files['attention/dates.html']() == f'{site_pages.ready_made_folder("dates")} {site_pages.MODEL_ROWS}'
-
-
-def test_the_site_shows_the_run_of_make_train_once_it_has_finished(tmp_path, monkeypatch):
-  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
-  monkeypatch.setitem(site_pages.TRAINED_BY_MAKE, 'dates', tmp_path)
-  assert 'attention/dates.html' not in site_pages.model_files()
-  (tmp_path / 'results.json').touch()
-  assert 'attention/dates.html' in site_pages.model_files() and site_pages.model_folder('dates') == tmp_path
+  assert site_pages.model_folder('dates') == site_pages.ready_made_folder('dates')
+  (tmp_path / 'runs').mkdir()
+  (tmp_path / 'runs' / 'results.json').touch()  # `make train` has finished
+  assert site_pages.model_folder('dates') == tmp_path / 'runs'
 
 
 def test_a_lesson_has_its_text_code_outputs_and_plots():
+  outputs = [{'text': ['1\n']}, {'data': {'image/png': 'cG5n', 'text/plain': 'a figure'}}]
   cells = [
     {'cell_type': 'markdown', 'source': ['# Title\n', 'text']},
-    {
-      'cell_type': 'code',
-      'source': ['print(1)'],
-      'outputs': [{'text': ['1\n']}, {'data': {'image/png': 'cG5n', 'text/plain': 'a figure'}}],
-    },
+    {'cell_type': 'code', 'source': ['print(1)'], 'outputs': outputs},
   ]
-  files = lesson_files({'cells': cells})
-  picture, page = files
-  assert files[picture]() == b'png'
-  name = picture.removeprefix('docs/')
-  assert files[page]() == (
-    f'# Title\ntext\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n\n![Plot of the code above]({name})\n'
-  )
+  (picture, png), (_, page) = lesson_files({'cells': cells}).items()
+  assert png() == b'png'
+  plot = f'![Plot of the code above]({picture.removeprefix("docs/")})'
+  assert page() == f'# Title\ntext\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n\n{plot}\n'
 
 
 @pytest.mark.packaging

@@ -35,14 +35,8 @@ def forward(model, params, batch, target, rngs=None):
 
 
 TINY = build_tiny('luong', 'rnn="simple"', score='general', sizes=(7, 5))
-
-
 WORD = 4  # UNK and WORD are the two words
-
-
 STEPS = 3
-
-
 TARGET = [WORD, UNK, EOS]
 
 

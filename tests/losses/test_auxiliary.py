@@ -1,5 +1,6 @@
 """Auxiliary losses against loops; masked positions have no effect; spec strings and their errors."""
 
+import functools
 import types
 
 import jax
@@ -104,13 +105,13 @@ def reinforce(weights, links, target_log_p, draws, entropy=0.01, discount=1.0):
 CASES = {
   'coverage': coverage,
   'diagonal': diagonal,
-  'diagonal(width=0.5)': lambda *row: diagonal(*row, width=0.5),
+  'diagonal(width=0.5)': functools.partial(diagonal, width=0.5),
   'doubly_stochastic': doubly_stochastic,
   'guided': guided,
   'reinforce': reinforce,
-  'reinforce(entropy=0.3)': lambda *row: reinforce(*row, entropy=0.3),
-  'reinforce(discount=0.5)': lambda *row: reinforce(*row, discount=0.5),
-  'reinforce(discount=0.0)': lambda *row: reinforce(*row, discount=0.0),
+  'reinforce(entropy=0.3)': functools.partial(reinforce, entropy=0.3),
+  'reinforce(discount=0.5)': functools.partial(reinforce, discount=0.5),
+  'reinforce(discount=0.0)': functools.partial(reinforce, discount=0.0),
 }
 
 
@@ -155,25 +156,16 @@ def test_masked_positions_affect_neither_value_nor_gradient(name):
 
 
 @pytest.mark.parametrize('name', LOSSES)
-def test_a_batch_of_filler_rows_has_no_loss(name):
+def test_a_batch_of_filler_rows_has_no_loss_and_rewards_have_no_gradient(name):
   outputs, batch = make_outputs_and_batch()
   empty = batch._replace(source_mask=np.zeros_like(batch.source_mask), target_mask=np.zeros_like(batch.target_mask))
 
-  def loss(weights):
-    return compute(name, outputs._replace(weights=weights), empty)
+  def loss(weights, logits, batch):
+    return compute(name, outputs._replace(weights=weights, logits=logits), batch)
 
-  value, gradient = jax.jit(jax.value_and_grad(loss))(outputs.weights)
+  value, gradient = jax.jit(jax.value_and_grad(loss))(outputs.weights, outputs.logits, empty)
   assert value == 0 and not gradient.any()
-
-
-@pytest.mark.long
-def test_rewards_have_no_gradient():
-  outputs, batch = make_outputs_and_batch()
-
-  def loss(logits):
-    return compute('reinforce', outputs._replace(logits=logits), batch)
-
-  assert not jax.grad(loss)(outputs.logits).any()
+  assert not jax.jit(jax.grad(loss, 1))(outputs.weights, outputs.logits, batch).any()
 
 
 def stub_model(outputs, required_loss=''):
@@ -257,14 +249,9 @@ def test_ponder_is_the_cost_of_all_updates_and_logs_their_mean():
 
 @pytest.mark.long
 def test_auxiliary_losses_train_the_parameters_of_the_alignment():
-  def loss(params, *options):
-    return sequence_loss(Toy(), *options)(params, make_batch(0))['loss']
-
-  def gradient(*options):
-    return jax.jit(jax.grad(lambda params: loss(params, *options)))(init_params())
-
   def temperature_gradient(*options):
-    return gradient(*options)['temperature']
+    loss = sequence_loss(Toy(), *options)
+    return jax.jit(jax.grad(lambda params: loss(params, make_batch(0))['loss']))(init_params())['temperature']
 
   assert temperature_gradient() == 0
   assert temperature_gradient(0.0, 'diagonal') != 0
@@ -274,23 +261,14 @@ def test_auxiliary_losses_train_the_parameters_of_the_alignment():
   ('specs', 'message'),
   [
     ('guide', r"unknown auxiliary loss 'guide' \(did you mean 'guided'\?\); expected one of: coverage, diagonal"),
-    (
-      'coverage + guided(wieght=1)',
-      r"unknown option of auxiliary loss 'guided': 'wieght' .*'weight'.*; expected one of: after, weight",
-    ),
+    ('coverage + guided(wieght=1)', r"unknown option of auxiliary loss 'guided': 'wieght' .*: after, weight"),
     ('diagonal(width="x")', "auxiliary loss 'diagonal': option width must be a number, got 'x'"),
-    ('diagonal(width=-1)', 'option width must be greater than 0, got -1'),
     ('diagonal(width=0)', 'option width must be greater than 0, got 0'),
-    (
-      'reinforce(discount=1.5)',
-      "auxiliary loss 'reinforce': option discount must be at least 0 and at most 1, got 1.5",
-    ),
+    ('reinforce(discount=1.5)', "loss 'reinforce': option discount must be at least 0 and at most 1, got 1.5"),
     ('coverage(weight=1e999)', 'option weight must be finite, got inf'),
     ('guided + guided(weight=2)', r"cannot parse .*'name\(option=literal, ...\) \+ name \+ ...', each name once"),
     ('guided - coverage', 'cannot parse'),
-    ('guided +', 'cannot parse'),
     ('guided(0.5)', 'cannot parse'),
-    ('2 * guided', 'cannot parse'),
   ],
 )
 def test_invalid_specs_are_reported_in_one_line(specs, message):
@@ -324,32 +302,24 @@ def test_reinforce_adds_the_entropies_of_hard_once():
 WITHOUT_GRADIENT = {'hard', 'hardmax'}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
   'alignment',
   sample_cases([(name,) for name in ALIGNMENTS if name not in WITHOUT_GRADIENT] + [('hard(expectation_rate=0.5)',)], 4),
 )
 def test_weights_with_a_gradient_pass_the_check(alignment):
   check_weights(auxiliary_losses('guided + coverage'), Attention('additive', alignment))
+  check_weights(auxiliary_losses('reinforce'), Attention('additive', 'hard'))  # uses no weights
+  check_weights({}, None)
 
 
 @pytest.mark.parametrize(
-  ('losses', 'attention', 'message'),
+  ('losses', 'alignment', 'message'),
   [
-    ('reinforce + guided', Attention('additive', 'hard'), "loss guided .*those of alignment 'hard' have no gradient"),
-    (
-      'coverage + diagonal',
-      Attention('additive', 'hardmax'),
-      'loss coverage, diagonal .* no gradient; expected an alignment whose weights have one',
-    ),
+    ('reinforce + guided', 'hard', "loss guided .*those of alignment 'hard' have no gradient; expected an alignment"),
+    ('coverage + diagonal', 'hardmax', 'loss coverage, diagonal .* no gradient'),
     ('doubly_stochastic', None, 'loss doubly_stochastic needs attention weights, but the decoder does not attend'),
   ],
 )
-def test_losses_of_weights_without_a_gradient_raise(losses, attention, message):
+def test_losses_of_weights_without_a_gradient_raise(losses, alignment, message):
   with pytest.raises(UserError, match=message):
-    check_weights(auxiliary_losses(losses), attention)
-
-
-def test_losses_that_use_no_weights_pass_the_check():
-  check_weights(auxiliary_losses('reinforce'), Attention('additive', 'hard'))
-  check_weights({}, None)
+    check_weights(auxiliary_losses(losses), alignment and Attention('additive', alignment))

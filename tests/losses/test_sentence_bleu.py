@@ -56,13 +56,7 @@ def test_sentence_bleu_equals_a_loop_and_sacrebleu():
     expected = reference_bleu(hypothesis, reference)
     np.testing.assert_allclose(value, expected, rtol=1e-5, err_msg=f'{hypothesis} {reference}')
     hypothesis_text, reference_text = (' '.join(f'w{id}' for id in ids) for ids in (hypothesis, reference))
-    score = sacrebleu.sentence_bleu(
-      hypothesis_text,
-      [reference_text],
-      smooth_method='add-k',
-      smooth_value=1,
-      tokenize='none',
-      use_effective_order=False,
-    )
+    options = {'smooth_method': 'add-k', 'smooth_value': 1, 'tokenize': 'none', 'use_effective_order': False}
+    score = sacrebleu.sentence_bleu(hypothesis_text, [reference_text], **options)
     np.testing.assert_allclose(100 * value, score.score, rtol=1e-4, atol=1e-6)
   assert np.sum(values == 0) > 5 and np.sum(values == 1) > 5

@@ -57,9 +57,7 @@ def loss_of_samples(monkeypatch, spec, running=0.3):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-  ('baseline', 'samples'), [('running', 1), pytest.param('leave_one_out', 2, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(('baseline', 'samples'), [('running', 1), ('leave_one_out', 2)])
 def test_the_expected_policy_gradient_is_that_of_the_expected_reward(monkeypatch, tiny_params, baseline, samples):
   spec = f'reinforce(samples={samples}, baseline="{baseline}", likelihood=0)'
   loss = loss_of_samples(monkeypatch, spec)
@@ -97,9 +95,7 @@ def test_frequencies_of_samples_are_the_probabilities_of_the_policy(tiny_params)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-  ('gold', 'drawn'), [pytest.param(False, [1, 3, 3, 6], marks=pytest.mark.long), (True, [5, 0, 5, 2])]
-)
+@pytest.mark.parametrize(('gold', 'drawn'), [(False, [1, 3, 3, 6]), (True, [5, 0, 5, 2])])
 def test_minimum_risk_is_the_expected_risk_of_the_distinct_samples(monkeypatch, tiny_params, gold, drawn):
   spec = f'minimum_risk(samples=4, sharpness=0.7, gold={gold}, likelihood=0.25)'
   loss = loss_of_samples(monkeypatch, spec)

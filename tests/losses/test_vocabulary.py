@@ -1,5 +1,7 @@
 """The cross entropy of a linear output, computed in chunks of steps, equals that of all logits."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from attention_jax.losses.sequence import cross_entropy
 from attention_jax.modules.linear import product
 from attention_jax.modules.outputs import LinearLogits
 from tests.losses.helpers import B, T, V
+from tests.modules.helpers import assert_close
 
 
 @pytest.mark.long
@@ -30,15 +33,10 @@ def test_linear_cross_entropy_equals_cross_entropy_of_all_logits(case, monkeypat
     sums = cross_entropy(linear.logits(), target, mask, smoothing)
     return 3 * sums['loss'], sums['accuracy']
 
-  def with_gradient(fn):
-    return jax.value_and_grad(fn, has_aux=True)
-
-  for fn, reference in ((by_chunks, at_once), (with_gradient(by_chunks), with_gradient(at_once))):
-    fn = jax.jit(fn)
-    expected = jax.jit(reference)(linear)
+  for transform in (lambda fn: fn, functools.partial(jax.value_and_grad, has_aux=True)):
+    actual, expected = (jax.jit(transform(fn)) for fn in (by_chunks, at_once))
     for features in (linear, dirty):
-      actual = fn(features)
-      jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), actual, expected)
+      assert_close(actual(features), expected(linear), rtol=1e-5)
 
 
 @pytest.mark.long

@@ -9,6 +9,7 @@ import numpy as np
 from attention_jax.models.encoder_decoder import EncoderDecoder, ModelConfig, build, shift_right
 from attention_jax.modules.attention import Attention
 from attention_jax.specs import parse
+from tests.modules.helpers import variables
 
 B, T, S = 3, 5, 7
 SOURCE_WORDS, TARGET_WORDS = 11, 13
@@ -30,16 +31,7 @@ def build_tiny(
   sizes=(SOURCE_WORDS, TARGET_WORDS),
   **fields,
 ) -> EncoderDecoder:
-  """Builds the model of a config.
-
-  Args:
-    cell: a name of CELLS.
-    options: options of the cell, such as 'layers=2, rnn="gru"'.
-    score, alignment, heads: fields of the attention.
-    encoder: a spec of ENCODERS.
-    sizes: sizes of the source and target vocabularies.
-    **fields: other fields of ModelConfig.
-  """
+  """Builds a recurrent model: `options` are those of the cell, such as 'layers=2', `fields` those of ModelConfig."""
   needs_equal_width = score in EQUAL_WIDTH_SCORES and heads == 1 and cell != 'plain'
   cell_options = [f'features={ENCODED if needs_equal_width else STATE}']
   if cell == 'bahdanau':
@@ -70,6 +62,12 @@ def inputs(seed: int = 0, lengths=LENGTHS, steps: int = T, sizes=(SOURCE_WORDS, 
   target = random.integers(3, sizes[1], (len(lengths), steps), dtype=np.int32)
   mask = np.arange(size) < np.asarray(lengths)[:, None]
   return jnp.asarray(source), jnp.asarray(mask), jnp.asarray(target)
+
+
+def with_params(model, **options):
+  """Returns random parameters of a model, and its inputs."""
+  args = inputs()
+  return variables(model, *args, **options), args
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -107,15 +105,7 @@ def build_transformer(
   sizes=(SOURCE_WORDS, TARGET_WORDS),
   **fields,
 ) -> EncoderDecoder:
-  """Builds a Transformer with two layers on either side.
-
-  Args:
-    encoder, decoder: options of both sides, which replace the default ones.
-    score, alignment, heads, features: fields of the attention over the memory.
-    encoder_spec, decoder_spec: specs that replace the Transformer on one side.
-    sizes: sizes of the source and target vocabularies.
-    **fields: other fields of ModelConfig.
-  """
+  """Builds a Transformer with two layers on either side, of other options or replaced by another spec."""
   encoder_spec = encoder_spec or _transformer_spec(encoder)
   decoder_spec = decoder_spec or _transformer_spec(decoder)
   fields = {'embedding': TRANSFORMER_FEATURES, 'attention': Attention(score, alignment, features, heads)} | fields

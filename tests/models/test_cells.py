@@ -12,9 +12,9 @@ import attention_jax as aj
 from attention_jax.models.cells import CELLS
 from attention_jax.models.encoder_decoder import shift_right
 from attention_jax.models.steps import SharedMemory
-from tests.models.helpers import LENGTHS, TARGET_WORDS, B, S, T, build_tiny, inputs
-from tests.modules.helpers import RNGS, assert_close, variables
-from tests.modules.reference_cells import REFERENCE_CELLS
+from tests.models.helpers import LENGTHS, TARGET_WORDS, B, S, T, build_tiny, inputs, with_params
+from tests.modules.helpers import RNGS, assert_close
+from tests.modules.reference_cells import REFERENCE_CELLS, sigmoid
 from tests.sampled_cases import sample_cases
 
 # ------------------------------------------------------------------------------------------------- one step in NumPy
@@ -22,8 +22,7 @@ from tests.sampled_cases import sample_cases
 
 def first_two_steps(model):
   """Returns parameters, the encoded source, the embeddings, and the outputs of the first two steps."""
-  source, mask, target = inputs()
-  params = variables(model, source, mask, target)
+  params, (source, mask, target) = with_params(model)
 
   @jax.jit
   def run(params, source, mask, target):
@@ -118,70 +117,55 @@ def test_bahdanau_equals_the_equations_of_the_paper():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('direction', ['forward', 'backward'])
-def test_states_are_copied_layer_by_layer(direction):
-  encoder = f'rnn(rnn="lstm", features=8, layers=2, direction="{direction}")'
-  model = build_tiny('luong', 'rnn="lstm", layers=2, initial="copied"', encoder=encoder)
-  params, encoded, embeddings, step_outputs = first_two_steps(model)
-  cell = params['decoder']['cell']
-  assert not any('bridges' in name for name in cell['stack'])
-  position = {'forward': LENGTHS - 1, 'backward': [0] * B}[direction]
-  for b, length in enumerate(LENGTHS):
-    (h1, c1, h2, c2) = np.split(encoded.final[b], 4)
-    np.testing.assert_allclose(h2, encoded.memory[b, position[b]], rtol=1e-5)
-    states = [(h1, c1), (h2, c2)]
-    feed = np.zeros(8)
-    for t in range(2):
-      projected = dense(cell['stack']['cells_0']['inputs'], embeddings[b, t]) + dense(cell['feed_gates'], feed)
-      states = recur('lstm', cell['stack'], states, projected)
-      context, weights = additive(cell['attention'], states[-1][0], encoded.memory[b, :length])
-      feed = np.tanh(dense(cell['attentional'], np.concatenate([context, states[-1][0]])))
-      assert_step(step_outputs[t], b, dense(params['output'], feed), weights)
-
-
-@pytest.mark.long
 def test_cho_reads_the_fixed_vector_at_every_step():
   model = build_tiny('cho', 'readout=9', encoder='rnn(rnn="gru_reset_first", features=10)')
   params, encoded, embeddings, step_outputs = first_two_steps(model)
   cell = params['decoder']['cell']
-
-  def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
   for b, length in enumerate(LENGTHS):
     c = np.tanh(dense(cell['summary'], encoded.memory[b, length - 1]))
     h = np.tanh(dense(cell['first'], c))
     for t in range(2):
       word = embeddings[b, t]
-      parts = [
-        np.split(dense(cell[name], x), 3) for name, x in (('inputs', word), ('recurrent', h), ('context_gates', c))
-      ]
-      (wr, wz, wn), (ur, uz, un), (cr, cz, cn) = parts
-      r = sigmoid(wr + ur + cr)
+      parts = (('inputs', word), ('recurrent', h), ('context_gates', c))
+      (wr, wz, wn), (ur, uz, un), (cr, cz, cn) = (np.split(dense(cell[name], x), 3) for name, x in parts)
       z = sigmoid(wz + uz + cz)
-      h = z * h + (1 - z) * np.tanh(wn + r * (un + cn))
+      h = z * h + (1 - z) * np.tanh(wn + sigmoid(wr + ur + cr) * (un + cn))
       deep = maxout(dense(cell['deep'], np.concatenate([h, word, c])))
       assert_step(step_outputs[t], b, dense(params['output'], deep), [])
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(('input_feeding', 'layers'), [(True, 2), (False, 1)])
-def test_luong_attends_with_the_new_state(input_feeding, layers):
-  model = build_tiny('luong', f'rnn="lstm", layers={layers}, input_feeding={input_feeding}')
+@pytest.mark.parametrize(
+  ('options', 'layers', 'direction'),
+  [
+    ('', 2, ''),
+    ('input_feeding=False', 1, ''),
+    ('initial="copied"', 2, 'forward'),
+    ('initial="copied"', 2, 'backward'),
+  ],
+)
+def test_luong_attends_with_the_new_state_and_copies_states_layer_by_layer(options, layers, direction):
+  encoder = f'rnn(rnn="lstm", features=8, layers=2, direction="{direction}")' if direction else 'birnn(features=10)'
+  model = build_tiny('luong', f'rnn="lstm", layers={layers}, {options}', encoder=encoder)
   params, encoded, embeddings, step_outputs = first_two_steps(model)
   cell = params['decoder']['cell']
-  output = params['output']
+  assert any('bridges' in name for name in cell['stack']) == (not direction)
   for b, length in enumerate(LENGTHS):
-    states = initial_states('lstm', cell['stack'], layers, encoded.final[b])
-    feed = None
+    if direction:
+      h1, c1, h2, c2 = np.split(encoded.final[b], 4)
+      np.testing.assert_allclose(h2, encoded.memory[b, length - 1 if direction == 'forward' else 0], rtol=1e-5)
+      states = [(h1, c1), (h2, c2)]
+    else:
+      states = initial_states('lstm', cell['stack'], layers, encoded.final[b])
+    feed = np.zeros(8)
     for t in range(2):
       projected = dense(cell['stack']['cells_0']['inputs'], embeddings[b, t])
-      if input_feeding and feed is not None:
+      if 'input_feeding' not in options:
         projected = projected + dense(cell['feed_gates'], feed)
       states = recur('lstm', cell['stack'], states, projected)
       context, weights = additive(cell['attention'], states[-1][0], encoded.memory[b, :length])
       feed = np.tanh(dense(cell['attentional'], np.concatenate([context, states[-1][0]])))
-      assert_step(step_outputs[t], b, dense(output, feed), weights)
+      assert_step(step_outputs[t], b, dense(params['output'], feed), weights)
 
 
 @pytest.mark.long
@@ -190,29 +174,26 @@ def test_gnmt_feeds_the_context_of_the_lowest_layer_to_all_layers(current):
   model = build_tiny('gnmt', f'layers=4, current={current}', encoder='gnmt(rnn="simple", features=5, layers=3)')
   params, encoded, embeddings, step_outputs = first_two_steps(model)
   cell = params['decoder']['cell']
-  output = params['output']
+  layers = [cell['stack']['cells_0'], *(cell['above'][f'cells_{i}'] for i in range(3))]
   for b, length in enumerate(LENGTHS):
+    memory = encoded.memory[b, :length]
     states = initial_states('lstm', cell['stack'], 1, encoded.final[b])
     states += initial_states('lstm', cell['above'], 3, encoded.final[b])
-    context = np.zeros(encoded.memory.shape[-1])
+    context = np.zeros(memory.shape[-1])
     for t in range(2):
       if not current:
-        context, weights = additive(cell['attention'], states[0][0], encoded.memory[b, :length])
-      new_states = []
+        context, weights = additive(cell['attention'], states[0][0], memory)
       below = 0.0
-      for layer, state in enumerate(states):
-        layer_params = cell['above'][f'cells_{layer - 1}'] if layer else cell['stack']['cells_0']
-        if layer == 0:
-          projected = dense(layer_params['inputs'], embeddings[b, t]) + dense(cell['context_gates'], context)
+      for i, layer in enumerate(layers):
+        if i == 0:
+          projected = dense(layer['inputs'], embeddings[b, t]) + dense(cell['context_gates'], context)
         else:
-          projected = dense(layer_params['inputs'], np.concatenate([below, context]))
-        new_state = REFERENCE_CELLS['lstm'][1](projected, state, layer_params['kernel'], layer_params['bias'])
-        new_states.append(new_state)
-        below = new_state[0] + (below if layer >= 2 else 0.0)
-        if layer == 0 and current:
-          context, weights = additive(cell['attention'], new_state[0], encoded.memory[b, :length])
-      states = new_states
-      assert_step(step_outputs[t], b, dense(output, below), weights)
+          projected = dense(layer['inputs'], np.concatenate([below, context]))
+        states[i] = REFERENCE_CELLS['lstm'][1](projected, states[i], layer['kernel'], layer['bias'])
+        below = states[i][0] + (below if i >= 2 else 0.0)
+        if i == 0 and current:
+          context, weights = additive(cell['attention'], states[0][0], memory)
+      assert_step(step_outputs[t], b, dense(params['output'], below), weights)
 
 
 @pytest.mark.long
@@ -225,8 +206,7 @@ def test_the_stacks_of_gnmt_start_from_the_layers_of_the_encoder():
     cell = model.decoder.cell
     return encoded.states.forward, cell.start(encoded, cell.remember(encoded)).states
 
-  source, mask, target = inputs()
-  params = variables(model, source, mask, target)
+  params, (source, mask, _) = with_params(model)
   encoder_states, (lowest, above) = model.apply(params, source, mask, method=first_states)
   jax.tree.map(np.testing.assert_array_equal, (*lowest, *above), encoder_states)
   assert len(lowest) == 1 and len(above) == 2
@@ -236,38 +216,23 @@ def test_the_stacks_of_gnmt_start_from_the_layers_of_the_encoder():
   ('cell', 'options', 'encoder', 'message'),
   [
     ('bahdanau', 'initial="copied"', 'birnn(features=8)', 'needs an encoder with one direction .* backward, with'),
-    (
-      'bahdanau',
-      'initial="copied"',
-      'rnn(features=8, rnn="lstm")',
-      r'gru, 1 and 8; got .* forward, with states of \[\[8, 8\]\]',
-    ),
+    ('bahdanau', 'initial="copied"', 'rnn(features=8, rnn="lstm")', r'8; got .* forward, with states of \[\[8, 8\]\]'),
     ('bahdanau', 'initial="copied"', 'embedded', 'got an encoder without recurrent layers'),
     ('bahdanau', 'initial="backward"', 'rnn(features=8)', 'reads backward, such as birnn; got .* reads forward'),
-    (
-      'bahdanau',
-      'initial="copied", bridge=False',
-      'rnn(features=8)',
-      "zeros: initial must be 'learned', got 'copied'",
-    ),
+    ('bahdanau', 'initial="copied", bridge=False', 'rnn(features=8)', "initial must be 'learned', got 'copied'"),
     ('bahdanau', 'initial="final"', 'rnn(features=8)', "unknown initial 'final'"),
     ('cho', 'layers=2', 'rnn', 'cho: option layers is fixed by the paper, got 2; expected .*: features, readout'),
     ('cho', 'feed_context=True', 'rnn', 'cho: option feed_context is fixed by the paper'),
-    ('cho', 'residual=True', 'rnn', 'cho: option residual is fixed by the paper'),
-    ('cho', 'rnn="lstm"', 'rnn', "cho: option rnn is fixed by the paper, got 'lstm'"),
     ('cho', '', 'rnn(direction="backward")', 'cho: the encoder must read forward.*got an encoder that reads backward'),
     ('gnmt', 'layers=3, initial="copied"', 'birnn', 'layers and features of the decoder, lstm, 3 and 8; got'),
     ('gnmt', 'layers=1', 'birnn', 'gnmt: layers must be at least 2, got 1'),
+    ('gnmt', 'layers=2', 'latent', "gnmt: latent alignments are not supported, got 'latent'"),
   ],
 )
 def test_invalid_options_raise(cell, options, encoder, message):
+  fields = {'alignment': 'latent'} if encoder == 'latent' else {'encoder': encoder}
   with pytest.raises(aj.UserError, match=message):
-    jax.eval_shape(build_tiny(cell, options, encoder=encoder).init, RNGS, *inputs())
-
-
-def test_gnmt_does_not_support_latent_alignments():
-  with pytest.raises(aj.UserError, match="gnmt: latent alignments are not supported, got 'latent'"):
-    jax.eval_shape(build_tiny('gnmt', 'layers=2', alignment='latent').init, RNGS, *inputs())
+    jax.eval_shape(build_tiny(cell, options, **fields).init, RNGS, *inputs())
 
 
 @pytest.mark.long
@@ -305,11 +270,8 @@ def call_and_step(model, source, mask, target):
   """Computes all steps, and one step of search."""
   carry, memory = model.start(source, mask, target.shape[1])
   next_carry, step_outputs = model.step(carry, shift_right(target)[:, 0], memory)
-
-  def has_same_type(x, y):
-    return (x.shape, x.dtype) == (y.shape, y.dtype)
-
-  assert jax.tree.all(jax.tree.map(has_same_type, carry, next_carry)), 'step changes the shapes or dtypes of the carry'
+  types, next_types = (jax.tree.map(lambda x: (x.shape, x.dtype), tree) for tree in (carry, next_carry))
+  assert types == next_types, 'step changes the shapes or dtypes of the carry'
   return model(source, mask, target), step_outputs
 
 
@@ -357,8 +319,7 @@ PAIRS = [
 def test_gradients_reach_every_parameter(score, alignment):
   encoder = 'rnn(rnn="simple", features=10)'
   model = build_tiny('bahdanau', 'rnn="simple"', score=score, alignment=alignment, encoder=encoder)
-  source, mask, target = inputs()
-  params = variables(model, source, mask, target, scale=0.4)
+  params, (source, mask, target) = with_params(model, scale=0.4)
 
   def loss(params):
     outputs = model.apply(params, source, mask, target, deterministic=False, rngs=RNGS)
@@ -395,8 +356,7 @@ def test_sharing_products_of_the_memory_does_not_change_the_outputs_of_hypothese
   options, fields, hypotheses, max_length, is_shared
 ):
   model = build_tiny('bahdanau', options, **fields)
-  source, mask, target = inputs()
-  params = variables(model, source, mask, target)
+  params, (source, mask, target) = with_params(model)
 
   shared = []
 

@@ -1,20 +1,18 @@
 """Convolutional models: the equations of the paper in NumPy, incremental decoding, masking and causality."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import attention_jax as aj
 from attention_jax.errors import UserError
 from attention_jax.models import convolutional
 from attention_jax.models.encoded import Encoded
-from tests.models.helpers import LENGTHS, TARGET_WORDS, B, S, T, build_conv, inputs, run, run_steps
-from tests.modules.helpers import RNGS, assert_close, assert_same, draw, variables
-from tests.sampled_cases import sample_cases
+from tests.models.helpers import LENGTHS, TARGET_WORDS, B, S, T, build_conv, inputs, run, run_steps, with_params
+from tests.modules.helpers import RNGS, assert_close, assert_same, draw
+from tests.modules.reference_cells import sigmoid
 
 E = 4  # width of the embeddings
 
@@ -30,8 +28,7 @@ E = 4  # width of the embeddings
 )
 def test_steps_equal_all_at_once_with_masking_and_causality(score, alignment, heads, width):
   model = build_conv(decoder=f'width={width}', score=score, alignment=alignment, heads=heads)
-  source, mask, target = inputs()
-  params = variables(model, source, mask, target)
+  params, (source, mask, target) = with_params(model)
   outputs = run(model, params, source, mask, target)
   assert outputs.logits.shape == (B, T, TARGET_WORDS) and outputs.layers.shape == (B, T, 2, heads, S)
   assert_close(outputs.weights, outputs.layers[:, :, -1].mean(2))
@@ -54,23 +51,10 @@ def output_shapes(model):
   return jax.eval_shape(lambda *args: model.init_with_output(RNGS, *args)[0], *inputs())
 
 
-ALIGNMENTS = [name for name, row in aj.ALIGNMENTS.items() if row.trains_by_backprop]
-ROWS = list(zip(itertools.cycle(aj.SCORES), ALIGNMENTS, strict=False))
-ONE_LAYER = {'encoder_spec': 'conv(features=5, layers=1)', 'decoder_spec': 'conv(features=6, layers=1)'}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(('score', 'alignment'), sample_cases(ROWS, 4))
-def test_layers_have_the_shape_of_weights_for_every_score_and_alignment(score, alignment):
-  model = build_conv(score=score, alignment=alignment, **ONE_LAYER)
-  assert output_shapes(model).layers.shape == (B, T, 1, 1, S)
-
-
 @pytest.mark.long
 def test_output_is_independent_of_padding():
   model = build_conv('width=5')
-  source, mask, target = inputs()
-  params = variables(model, source, mask, target)
+  params, (source, mask, target) = with_params(model)
   size = int(mask[1].sum())
   outputs = run(model, params, source, mask, target)
   alone = run(model, params, source[1:2, :size], mask[1:2, :size], target[1:2])
@@ -80,17 +64,18 @@ def test_output_is_independent_of_padding():
 
 @pytest.mark.long
 def test_gradients_reach_every_parameter_and_are_finite_with_an_empty_source():
-  model = build_conv(score='additive', alignment='entmax15', heads=2, **ONE_LAYER)
-  source, mask, target = inputs()
+  specs = {'encoder_spec': 'conv(features=5, layers=1)', 'decoder_spec': 'conv(features=6, layers=1)'}
+  model = build_conv(score='additive', alignment='entmax15', heads=2, **specs)
+  params, (source, mask, target) = with_params(model)
   mask = mask.at[1].set(False)  # a filler row
-  params = variables(model, source, mask, target)
-  assert np.all(np.isfinite(run(model, params, source, mask, target).logits))
 
   def loss(params):
     log_probs = jax.nn.log_softmax(model.apply(params, source, mask, target).logits)
     return -jnp.mean(log_probs[..., 5])
 
-  for path, gradient in jax.tree.leaves_with_path(jax.jit(jax.grad(loss))(params)):
+  value, gradients = jax.jit(jax.value_and_grad(loss))(params)
+  assert np.isfinite(value)
+  for path, gradient in jax.tree.leaves_with_path(gradients):
     assert np.all(np.isfinite(gradient)) and np.any(gradient != 0), jax.tree_util.keystr(path)
 
 
@@ -98,20 +83,16 @@ def test_gradients_reach_every_parameter_and_are_finite_with_an_empty_source():
 def test_gradient_of_the_encoder_is_divided_by_the_number_of_layers(monkeypatch):
   """Section 3.4: the gradient of the encoder is divided by the number of attentions, but not that of embeddings."""
   model = build_conv()
-  source, mask, target = inputs()
-  params = variables(model, source, mask, target)
-
-  def features(model, encoded, embeddings):
-    return model.decoder(encoded, embeddings, True).features
+  params, (_, mask, _) = with_params(model)
 
   def loss(memory, embedded):
     encoded = Encoded(memory, mask, (), memory + embedded)
-    return jnp.sum(model.apply(params, encoded, draw(B, T, E), method=features) ** 2)
+
+    return jnp.sum(model.apply(params, draw(B, T, E), method=lambda m, x: m.decoder(encoded, x, True).features) ** 2)
 
   def gradients():
     # The lambda is new in each call, so that jit traces again after the patch.
-    gradient = jax.jit(jax.grad(lambda *args: loss(*args), (0, 1)))
-    return gradient(draw(B, S, E, seed=1), draw(B, S, E, seed=2))
+    return jax.jit(jax.grad(lambda *args: loss(*args), (0, 1)))(draw(B, S, E, seed=1), draw(B, S, E, seed=2))
 
   memory_gradient, embedding_gradient = gradients()
   monkeypatch.setattr(convolutional, 'scale_gradient', lambda x, factor: x)
@@ -122,10 +103,6 @@ def test_gradient_of_the_encoder_is_divided_by_the_number_of_layers(monkeypatch)
 
 
 # NumPy reference implementation of the paper.
-
-
-def sigmoid(x):
-  return 1 / (1 + np.exp(-x))
 
 
 def linear(p, x):
@@ -179,8 +156,7 @@ def reference(params, source, target):
 @pytest.mark.long
 def test_outputs_equal_the_equations_of_the_paper():
   model = build_conv()
-  source, mask, target = inputs()
-  params = variables(model, source, mask, target)
+  params, (source, mask, target) = with_params(model)
   outputs = run(model, params, source, mask, target)
   values = jax.tree.map(lambda x: np.asarray(x, np.float64), params['params'])
   for i, size in enumerate(LENGTHS):
@@ -208,8 +184,7 @@ def test_encoders_and_decoders_can_be_combined(specs):
 def test_values_of_attention_are_the_sum_of_memory_and_embeddings():
   """The convolutional encoder determines the values, here for a recurrent decoder."""
   model = build_conv(**COMBINATIONS[1])
-  source, mask, target = inputs()
-  params = variables(model, source, mask, target)
+  params, (source, mask, _) = with_params(model)
 
   def encode_and_start(model, source, mask):
     encoded = model.encoder(source, mask, True)
@@ -227,22 +202,12 @@ def test_values_of_attention_are_the_sum_of_memory_and_embeddings():
   ('options', 'message'),
   [
     ({'encoder': 'width=4'}, 'conv: width of the encoder must be odd, got 4'),
-    ({'encoder': 'width=0'}, "encoder 'conv': option width must be at least 1, got 0"),
     ({'decoder': 'weights_layer=2'}, 'conv: weights_layer.*-2 to 1'),
     ({'decoder': 'heads=2'}, "unknown option of decoder 'conv': 'heads'"),
-    (
-      {'encoder': 'max_positions=3'},
-      "position 'learned': sequences must have at most max_positions=3 positions, got 7",
-    ),
-    (
-      {'decoder': 'max_positions=3'},
-      "position 'learned': sequences must have at most max_positions=3 positions, got 5",
-    ),
+    ({'encoder': 'max_positions=3'}, "position 'learned': .* at most max_positions=3 positions, got 7"),
+    ({'decoder': 'max_positions=3'}, "position 'learned': .* at most max_positions=3 positions, got 5"),
     ({'alignment': 'hard'}, "conv: .*alignment.* 'hard'.*reinforce"),
-    (
-      {'alignment': 'latent'},
-      "conv: the alignment must train by backpropagation alone; 'latent' needs a sum over positions",
-    ),
+    ({'alignment': 'latent'}, "conv: the alignment must train by backpropagation alone; 'latent' needs a sum over pos"),
   ],
 )
 def test_invalid_options_are_reported(options, message):

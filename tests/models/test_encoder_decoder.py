@@ -13,7 +13,7 @@ from attention_jax.models.encoder_decoder import ModelConfig, build, shift_right
 from attention_jax.models.encoders import RNN, BiRNN
 from attention_jax.modules.attention import Attention
 from attention_jax.tokens import BOS
-from tests.models.helpers import SOURCE_WORDS, TARGET_WORDS, B, T, build_tiny, inputs
+from tests.models.helpers import SOURCE_WORDS, TARGET_WORDS, B, T, build_tiny, inputs, with_params
 from tests.modules.helpers import assert_close, assert_same, variables
 
 ATTENTION = Attention('dot', 'softmax', features=6, heads=2, implementation='xla')
@@ -61,26 +61,16 @@ def test_defaults_are_those_of_the_modules():
     ({'output': 'tie'}, r"unknown output 'tie' \(did you mean 'tied'\?\); expected one of: copynet, pointer, "),
     ({'dtype': 'float16'}, r"unknown dtype 'float16' .*expected one of: bfloat16, float32"),
     ({'encoder': 'birnn(layer=2)'}, r"unknown option of encoder 'birnn': 'layer' \(did you mean 'layers'\?\)"),
-    ({'encoder': 'birnn(embedding=2)'}, "unknown option of encoder 'birnn': 'embedding'"),
-    ({'encoder': 'embedded(dropout=0.2)'}, "unknown option of encoder 'embedded': 'dropout'"),
     ({'decoder': 'bahdanau(input_feeding=True)'}, "unknown option of decoder 'bahdanau': 'input_feeding'"),
-    ({'decoder': 'luong(dtype="bfloat16")'}, "unknown option of decoder 'luong': 'dtype'"),
     ({'output': 'vocabulary(size=3)'}, "output 'vocabulary' has no options, got 'size'"),
     ({'encoder': 'rnn(features="8")'}, "encoder 'rnn': option features must be a whole number, got '8'"),
-    ({'encoder': 'rnn(features=8.0)'}, 'option features must be a whole number, got 8.0'),
     ({'decoder': 'luong(layers=True)'}, "decoder 'luong': option layers must be a whole number, got True"),
     ({'decoder': 'luong(input_feeding=1)'}, 'option input_feeding must be True or False, got 1'),
     ({'decoder': 'luong(dropout=True)'}, 'option dropout must be a number, got True'),
     ({'encoder': 'rnn(layers=0)'}, "encoder 'rnn': option layers must be at least 1, got 0"),
-    ({'decoder': 'bahdanau(readout=-1)'}, "decoder 'bahdanau': option readout must be at least 1, got -1"),
-    ({'decoder': 'luong(dropout=1.0)'}, "decoder 'luong': option dropout must be at least 0 and less than 1, got 1.0"),
     ({'dropout': -0.1}, 'config.model.dropout must be at least 0 and less than 1, got -0.1'),
     ({'embedding': 0}, 'config.model.embedding must be at least 1, got 0'),
     ({'attention': ATTENTION.clone(heads=0)}, 'config.model.attention.heads must be at least 1, got 0'),
-    (
-      {'attention': ATTENTION.clone(dropout=1.0)},
-      'config.model.attention.dropout must be at least 0 and less than 1, got 1.0',
-    ),
     ({'encoder': 'rnn(8)'}, r"cannot parse encoder 'rnn\(8\)'"),
     ({'share_embeddings': True}, 'share_embeddings needs a shared vocabulary, got 11 and 13 tokens'),
   ],
@@ -95,13 +85,9 @@ def test_invalid_fields_are_reported_in_one_line(fields, message):
   ('fields', 'message'),
   [
     ({'encoder': 'rnn(rnn="gruu", features=10)'}, "unknown rnn 'gruu'"),
-    ({'cell': 'plain', 'options': 'rnn="gruu"'}, "unknown rnn 'gruu'"),
     ({'cell': 'bahdanau', 'options': 'rnn="gruu"'}, "unknown rnn 'gruu'"),
-    ({'cell': 'luong', 'options': 'rnn="gruu", input_feeding=False'}, "unknown rnn 'gruu'"),
     ({'encoder': 'rnn(direction="up")'}, "unknown direction 'up'; expected one of: backward, both, forward"),
     ({'encoder': 'birnn(features=9)'}, 'encoder: features must be even for two directions, got 9'),
-    ({'score': 'aditive'}, "unknown score 'aditive'"),
-    ({'heads': 4}, 'heads must be at least 1 and divide features, got features=6 and heads=4'),
   ],
 )
 def test_invalid_options_raise_at_initialisation(fields, message):
@@ -142,45 +128,26 @@ def encode(model, params, source, mask):
 
 @pytest.mark.long
 def test_bfloat16_computes_in_bfloat16_with_float32_parameters_logits_and_weights():
-  args = inputs()
-  params = variables(build_tiny('bahdanau', 'layers=2', heads=2), *args, scale=0.3)
   exact, rounded = (build_tiny('bahdanau', 'layers=2', heads=2, dtype=d) for d in ('float32', 'bfloat16'))
+  params, args = with_params(exact, scale=0.3)
   encoded = jax.eval_shape(functools.partial(encode, rounded), params, *args[:2])
   assert encoded.memory.dtype == encoded.final.dtype == jnp.bfloat16
-  exact_outputs = jax.jit(exact.apply)(params, *args)
-  rounded_outputs = jax.jit(rounded.apply)(params, *args)
-  assert rounded_outputs.logits.dtype == rounded_outputs.weights.dtype == jnp.float32
-  assert_close(rounded_outputs, exact_outputs, rtol=0, atol=0.02)
+  exact_outputs, outputs = (jax.jit(model.apply)(params, *args) for model in (exact, rounded))
+  assert outputs.logits.dtype == outputs.weights.dtype == jnp.float32
+  assert_close(outputs, exact_outputs, rtol=0, atol=0.02)
 
 
 @pytest.mark.long
 def test_initial_parameters_are_finite_and_a_function_of_the_seed():
   model = build_tiny('luong', 'rnn="gru"', output='tied')
-  args = inputs()
-  init = jax.jit(lambda rng: model.init(rng, *args)['params'])
+  init = jax.jit(lambda rng: model.init(rng, *inputs())['params'])
   params, same_seed, other_seed = (init(jax.random.key(seed)) for seed in (1, 1, 2))
   assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(params))
   assert_same(params, same_seed)
-  kernels_differ = jax.tree.map(lambda x, y: x.ndim < 2 or np.any(x != y), params, other_seed)
-  assert jax.tree.all(kernels_differ)
-  logits = jax.jit(model.apply)({'params': params}, *args).logits
+  assert jax.tree.all(jax.tree.map(lambda x, y: x.ndim < 2 or np.any(x != y), params, other_seed))
+  logits = jax.jit(model.apply)({'params': params}, *inputs()).logits
   assert logits.shape == (B, T, TARGET_WORDS) and np.all(np.isfinite(logits))
 
 
 def test_shift_right_prepends_bos():
   np.testing.assert_array_equal(shift_right(jnp.array([[5, 6, 2], [7, 2, 0]])), [[BOS, 5, 6], [BOS, 7, 2]])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize('alignment', ['sparsemax', 'entmax15', 'entmax'])
-def test_numpy_inputs_are_accepted(alignment):
-  model = build_with(decoder='luong(features=8)', embedding=4, attention=ATTENTION.clone(alignment=alignment))
-  source, mask, target = (np.asarray(x) for x in inputs(sizes=(SOURCE_WORDS, TARGET_WORDS)))
-
-  def run(*args):
-    variables = model.init(jax.random.key(0), *args)
-    carry, memory = model.apply(variables, *args[:2], 4, method='start')
-    return model.apply(variables, *args), model.apply(variables, carry, target[:, 0], memory, method='step')
-
-  shapes = jax.tree.map(jnp.shape, jax.eval_shape(run, source, mask, target))
-  assert jax.tree.map(jnp.shape, jax.eval_shape(lambda: run(source, mask, target))) == shapes

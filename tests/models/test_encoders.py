@@ -1,12 +1,14 @@
 """Layers, residual connections and directions of recurrent encoders."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from attention_jax.models.encoders import DIRECTIONS
-from tests.models.helpers import B, S, build_tiny, inputs
+from tests.models.helpers import B, S, build_tiny, inputs, with_params
 from tests.models.test_encoder_decoder import encode, param_shapes
 from tests.modules.helpers import assert_close, assert_same, variables
 from tests.sampled_cases import sample_cases
@@ -47,18 +49,11 @@ def test_a_backward_encoder_equals_a_forward_one_of_the_reversed_source():
 @pytest.mark.long
 def test_dropout_is_between_layers_and_on_the_memory_during_training_alone():
   model = build_tiny(encoder='rnn(rnn="simple", features=10, layers=2, dropout=0.999999)')  # drops everything
-  source, mask, target = inputs()
-  params = variables(model, source, mask, target)
-
-  @jax.jit
-  def encode_in_training(source):
-    return model.apply(
-      params, source, mask, method=lambda m, *x: m.encoder(*x, False), rngs={'dropout': jax.random.key(0)}
-    )
-
-  encoded, other = (encode_in_training(ids) for ids in (source, jnp.flip(source, 1)))
+  params, (source, mask, _) = with_params(model)
+  rngs = {'dropout': jax.random.key(0)}
+  train = jax.jit(functools.partial(model.apply, method=lambda m, *x: m.encoder(*x, False), rngs=rngs))
+  encoded, other = (train(params, ids, mask) for ids in (source, jnp.flip(source, 1)))
   assert not np.any(encoded.memory) and np.any(encode(model, params, source, mask).memory)
-  lower, upper = np.split(np.asarray(encoded.final), 2, axis=1)
-  other_lower, other_upper = np.split(np.asarray(other.final), 2, axis=1)
+  (lower, upper), (other_lower, other_upper) = (np.split(np.asarray(x.final), 2, axis=1) for x in (encoded, other))
   assert np.any(lower != other_lower)
   assert_same(upper, other_upper)  # the upper layer reads zeros only

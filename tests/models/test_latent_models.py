@@ -8,8 +8,8 @@ import pytest
 import attention_jax as aj
 from attention_jax.functional.latent import chain_log_marginal
 from attention_jax.tokens import UNK
-from tests.models.helpers import LENGTHS, TARGET_WORDS, B, T, build_tiny, inputs
-from tests.modules.helpers import assert_close, assert_same, variables
+from tests.models.helpers import LENGTHS, TARGET_WORDS, B, T, build_tiny, with_params
+from tests.modules.helpers import assert_close, assert_same
 
 FULL_MASK = jnp.ones((B, T), bool)
 CELLS = [('luong', 'rnn="gru", input_feeding=False'), ('luong', 'rnn="lstm"'), ('bahdanau', 'rnn="gru"')]
@@ -19,9 +19,9 @@ CELLS = [('luong', 'rnn="gru", input_feeding=False'), ('luong', 'rnn="lstm"'), (
 @pytest.mark.parametrize('cell', CELLS)
 def test_output_is_the_marginal_and_posterior_is_monotonic(cell):
   model = build_tiny(*cell, alignment='latent_monotonic')
-  source, mask, target = inputs()
-  outputs = jax.jit(model.apply)(variables(model, source, mask, target), source, mask, target)
-  chosen = jnp.take_along_axis(outputs.logits, target[..., None], -1)[..., 0].sum(-1)
+  params, args = with_params(model)
+  outputs = jax.jit(model.apply)(params, *args)
+  chosen = jnp.take_along_axis(outputs.logits, args[2][..., None], -1)[..., 0].sum(-1)
   scores = outputs.state.scores[:, :, 0]
   np.testing.assert_allclose(chosen, jax.jit(jax.vmap(chain_log_marginal))(scores, outputs.likelihood), rtol=1e-4)
   np.testing.assert_allclose(jnp.exp(outputs.logits).sum(-1), np.ones((B, T)), rtol=1e-4)
@@ -38,20 +38,19 @@ def test_output_is_the_marginal_and_posterior_is_monotonic(cell):
 @pytest.mark.long
 def test_order_zero_posterior_is_prior_times_likelihood():
   model = build_tiny('bahdanau', 'rnn="gru"', alignment='latent')
-  source, mask, target = inputs()
-  outputs = jax.jit(model.apply)(variables(model, source, mask, target), source, mask, target)
+  params, args = with_params(model)
+  outputs = jax.jit(model.apply)(params, *args)
   joint = outputs.weights * jnp.exp(outputs.likelihood)
   np.testing.assert_allclose(
     model.posterior(outputs, FULL_MASK), joint / joint.sum(-1, keepdims=True), rtol=1e-4, atol=1e-6
   )
-  chosen = jnp.take_along_axis(outputs.logits, target[..., None], -1)[..., 0]
+  chosen = jnp.take_along_axis(outputs.logits, args[2][..., None], -1)[..., 0]
   np.testing.assert_allclose(chosen, jnp.log(joint.sum(-1)), rtol=1e-4, atol=1e-5)
 
 
 def test_posterior_is_independent_of_tokens_after_the_end():
   model = build_tiny('luong', 'rnn="gru", input_feeding=False', alignment='latent_monotonic')
-  source, mask, target = inputs()
-  params = variables(model, source, mask, target)
+  params, (source, mask, target) = with_params(model)
   target_mask = FULL_MASK.at[:, 3:].set(False)
   run = jax.jit(model.apply)
   outputs = run(params, source, mask, target)
@@ -67,8 +66,7 @@ def test_posterior_is_independent_of_tokens_after_the_end():
 @pytest.mark.long
 def test_out_of_vocabulary_words_of_the_target_are_unknown():
   model = build_tiny('bahdanau', 'rnn="gru"', alignment='latent_monotonic')
-  source, mask, target = inputs()
-  params = variables(model, source, mask, target)
+  params, (source, mask, target) = with_params(model)
 
   @jax.jit
   def run(id):
@@ -86,8 +84,8 @@ def test_out_of_vocabulary_words_of_the_target_are_unknown():
 @pytest.mark.long
 def test_posterior_without_latent_alignment_is_the_weights():
   model = build_tiny('bahdanau', 'rnn="gru"')
-  source, mask, target = inputs()
-  outputs = jax.jit(model.apply)(variables(model, source, mask, target), source, mask, target)
+  params, args = with_params(model)
+  outputs = jax.jit(model.apply)(params, *args)
   assert model.posterior(outputs, FULL_MASK) is outputs.weights and outputs.likelihood == ()
 
 

@@ -20,6 +20,11 @@ def variables(module, *args, seed: int = 0, scale: float = 0.7, **options):
   return jax.tree.map(lambda leaf: jnp.asarray(random.normal(size=leaf.shape) * scale, jnp.float32), shapes)
 
 
+def attend_all(module, query, encoded, mask, **options):
+  """Attends with all queries at once."""
+  return module.parallel(query, module.remember(encoded, mask), **options)
+
+
 def assert_close(actual, desired, rtol: float = 1e-4, atol: float = 1e-5):
   """Asserts that two trees have the same structure and nearly equal numbers."""
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), actual, desired)
@@ -33,10 +38,7 @@ def assert_same(actual, desired):
 def gradient_error_of_16_bits(make_module, params, *args) -> float:
   """Returns the largest difference of gradients in bfloat16 and float32, relative to the largest entry of each leaf.
 
-  Args:
-    make_module: dtype -> module; its output, or the first of its outputs, is summed with random weights of mean 1.
-    params: variables of the module.
-    *args: arguments of the module.
+  The first output of make_module(dtype) is summed with random weights of mean 1.
   """
 
   def gradient(dtype):
@@ -52,3 +54,16 @@ def gradient_error_of_16_bits(make_module, params, *args) -> float:
     gradient(jnp.float32),
   )
   return max(jax.tree.leaves(errors))
+
+
+def assert_padding_has_no_gradient(layer, inputs, mask):
+  """Asserts that gradients reach all parameters and unmasked inputs, and are finite if the padding is NaN."""
+  params = variables(layer, inputs, mask)
+
+  def loss(params, inputs):
+    return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(layer.apply(params, inputs, mask)))
+
+  gradient = jax.jit(jax.grad(loss, argnums=(0, 1)))
+  gradients, input_gradients = gradient(params, jnp.where(mask[..., None], inputs, jnp.nan))
+  assert all(np.all(np.isfinite(leaf)) and np.any(leaf != 0) for leaf in jax.tree.leaves(gradients))
+  assert np.all((input_gradients != 0).any(-1) == mask)

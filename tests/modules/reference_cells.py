@@ -38,9 +38,5 @@ def long_short_term(x, state, kernel, bias):
 
 
 # The number of arrays in the state, and the formula, by name.
-REFERENCE_CELLS = {
-  'simple': (1, elman),
-  'gru': (1, gru_step),
-  'gru_reset_first': (1, gru_reset_first),
-  'lstm': (2, long_short_term),
-}
+REFERENCE_CELLS = {'simple': (1, elman), 'gru': (1, gru_step), 'gru_reset_first': (1, gru_reset_first)}
+REFERENCE_CELLS['lstm'] = (2, long_short_term)

@@ -88,10 +88,9 @@ def of_gemma(weights: dict, score_params: dict) -> dict:
 def of_llama(weights: dict, **fields) -> dict:
   """Parameters of an EncoderLayer, which norms with names of Llama precede."""
   norms = ('input_layernorm', 'post_attention_layernorm')
-  return {
-    'attention': of_attention(weights, 'self_attn.{}_proj', **fields),
-    'feed': of_feed(weights, GATED),
-  } | {f'residuals_{i}': {'RMSNorm_0': {'scale': weights[f'{name}.weight']}} for i, name in enumerate(norms)}
+  return {'attention': of_attention(weights, 'self_attn.{}_proj', **fields), 'feed': of_feed(weights, GATED)} | {
+    f'residuals_{i}': {'RMSNorm_0': {'scale': weights[f'{name}.weight']}} for i, name in enumerate(norms)
+  }
 
 
 def residual(epsilon: float = 1e-6):

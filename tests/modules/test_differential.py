@@ -57,7 +57,6 @@ def test_differences_of_pairs_of_softmaxes_are_normalised_and_joined(fields):
   [
     ({'heads': 3}, 'expected even heads and kv_heads=0, got heads=3 and kv_heads=0'),
     ({'heads': 4, 'kv_heads': 1}, 'kv_heads must be even, .* got heads=4 and kv_heads=1'),
-    ({'heads': 1, 'project_values': True}, 'expected even heads and kv_heads=0, got heads=1'),
   ],
 )
 def test_heads_without_a_partner_are_an_error(fields, message):

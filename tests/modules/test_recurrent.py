@@ -1,7 +1,5 @@
 """Recurrent layers: every recurrence against a literal loop, both directions, padding, and stacked layers."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,14 +7,20 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.modules.recurrent import RECURRENCES, RecurrentCell, RecurrentLayer, RecurrentStack
-from tests.modules.helpers import assert_close, assert_same, draw, gradient_error_of_16_bits, variables
+from tests.modules.helpers import (
+  assert_close,
+  assert_padding_has_no_gradient,
+  assert_same,
+  draw,
+  gradient_error_of_16_bits,
+  variables,
+)
 from tests.modules.reference_cells import REFERENCE_CELLS
 
 B, S, D, F = 3, 7, 5, 4
 LENGTHS = [S, 4, 0]
 MASK = aj.padding_mask(jnp.asarray(LENGTHS), S)
-every_kind = pytest.mark.parametrize('kind', RECURRENCES)
-every_direction = pytest.mark.parametrize('reverse', [False, True])
+every_kind = pytest.mark.parametrize('kind', RECURRENCES)  # each has a formula in REFERENCE_CELLS
 
 
 def literal(kind, cell, inputs):
@@ -32,13 +36,9 @@ def literal(kind, cell, inputs):
   return np.array(outputs).reshape(-1, F), state
 
 
-def test_every_recurrence_has_a_reference():
-  assert set(REFERENCE_CELLS) == set(RECURRENCES)
-
-
 @pytest.mark.long
 @every_kind
-@every_direction
+@pytest.mark.parametrize('reverse', [False, True])
 def test_a_layer_equals_the_literal_loop_over_unmasked_steps(kind, reverse):
   layer = RecurrentLayer(kind, F, reverse)
   inputs = draw(B, S, D)
@@ -59,19 +59,7 @@ def test_a_layer_equals_the_literal_loop_over_unmasked_steps(kind, reverse):
 @pytest.mark.long
 @every_kind
 def test_padding_has_no_gradient(kind):
-  layer = RecurrentLayer(kind, F, reverse=True)
-  inputs = draw(B, S, D)
-  params = variables(layer, inputs, MASK)
-
-  def loss(params, inputs):
-    outputs, state = layer.apply(params, inputs, MASK)
-    return jnp.sum(outputs) + sum(jnp.sum(part) for part in state)
-
-  param_gradients, input_gradients = jax.jit(jax.grad(loss, argnums=(0, 1)))(
-    params, jnp.where(MASK[..., None], inputs, jnp.nan)
-  )
-  assert all(np.all(np.isfinite(leaf)) and np.any(leaf != 0) for leaf in jax.tree.leaves(param_gradients))
-  assert np.all((input_gradients != 0).any(-1) == MASK)
+  assert_padding_has_no_gradient(RecurrentLayer(kind, F, reverse=True), draw(B, S, D), MASK)
 
 
 @pytest.mark.long
@@ -109,27 +97,34 @@ def test_initial_recurrent_kernels_are_orthogonal_and_forget_gates_open():
 # ---------------------------------------------------------------------------------------------------------- the stack
 
 
-def start_and_step(stack, summary, inputs):
+def start_and_step(stack, summary, inputs, deterministic=True):
   states = stack.start(summary)
-  return states, *stack(states, stack.project(inputs), deterministic=True)
+  return states, *stack(states, stack.project(inputs), deterministic)
+
+
+def stack_and_run(*args, **options):
+  """Returns random parameters of a stack, and (params, deterministic, rngs) -> the results of one step."""
+  stack = RecurrentStack(*args, **options)
+  summary, inputs = draw(B, 11), draw(B, D)
+
+  def run(params, deterministic=True, rngs=None):
+    return stack.apply(params, summary, inputs, deterministic, method=start_and_step, rngs=rngs)
+
+  return variables(stack, summary, inputs, method=start_and_step), jax.jit(run, static_argnums=1)
 
 
 @pytest.mark.long
 @every_kind
 @pytest.mark.parametrize('residual', [False, True])
 def test_a_stack_equals_the_literal_step_layer_by_layer(kind, residual):
-  stack = RecurrentStack(kind, F, layers=3, residual=residual)
-  summary = draw(B, 11)
-  inputs = draw(B, D)
-  params = variables(stack, summary, inputs, method=start_and_step)
-  run = jax.jit(functools.partial(stack.apply, method=start_and_step))
-  states, new_states, output = run(params, summary, inputs)
-  numpy_params = jax.tree.map(np.asarray, params['params'])
+  params, run = stack_and_run(kind, F, layers=3, residual=residual)
+  states, new_states, output = run(params)
+  numpy_params, summary, inputs = jax.tree.map(np.asarray, (params['params'], draw(B, 11), draw(B, D)))
   for b in range(B):
-    below = np.asarray(inputs[b])
+    below = inputs[b]
     for layer in range(3):
       bridges = [numpy_params[f'bridges_{layer}_{i}'] for i in range(RECURRENCES[kind].states)]
-      start = [np.asarray(summary[b]) @ bridge['kernel'] + bridge['bias'] for bridge in bridges]
+      start = [summary[b] @ bridge['kernel'] + bridge['bias'] for bridge in bridges]
       start[0] = np.tanh(start[0])
       assert_close([part[b] for part in states[layer]], start)
       cell = numpy_params[f'cells_{layer}']
@@ -145,30 +140,18 @@ def test_a_stack_equals_the_literal_step_layer_by_layer(kind, residual):
   ('dropout', 'deterministic', 'is_random'), [(0.5, False, True), (0.5, True, False), (0.0, False, False)]
 )
 def test_dropout_is_between_layers_and_during_training_alone(dropout, deterministic, is_random):
-  def step(stack, summary, inputs):
-    return stack(stack.start(summary), stack.project(inputs), deterministic)
+  def output(layers, seed):
+    params, run = stack_and_run('gru', F, layers, dropout=dropout)
+    return np.asarray(run(params, deterministic, {'dropout': jax.random.key(seed)})[2])
 
-  def run(layers, seed):
-    stack = RecurrentStack('gru', F, layers, dropout=dropout)
-    params = variables(stack, draw(B, 11), draw(B, D), method=step)
-    rngs = {'dropout': jax.random.key(seed)}
-    apply = jax.jit(lambda params, rngs: stack.apply(params, draw(B, 11), draw(B, D), method=step, rngs=rngs)[1])
-    return np.asarray(apply(params, rngs))
-
-  assert np.any(run(2, 1) != run(2, 2)) == is_random
-  assert_same(run(2, 1), run(2, 1))
-  assert_same(run(1, 1), run(1, 2))
+  assert np.any(output(2, 1) != output(2, 2)) == is_random
+  assert_same(output(2, 1), output(2, 1))
+  assert_same(output(1, 1), output(1, 2))
 
 
 def test_residual_connections_add_outputs_after_dropout():
-  stack = RecurrentStack('gru', F, layers=2, residual=True, dropout=0.999999)  # drops all outputs of the lower layer
-
-  def step(stack, summary, inputs):
-    return stack(stack.start(summary), stack.project(inputs), False)
-
-  params = variables(stack, draw(B, 11), draw(B, D), method=step)
-  rngs = {'dropout': jax.random.key(0)}
-  states, output = jax.jit(functools.partial(stack.apply, method=step))(params, draw(B, 11), draw(B, D), rngs=rngs)
+  params, run = stack_and_run('gru', F, layers=2, residual=True, dropout=0.999999)  # drops outputs of the lower layer
+  _, states, output = run(params, False, {'dropout': jax.random.key(0)})
   assert_same(output, states[1][0])
 
 
@@ -176,13 +159,10 @@ def test_residual_connections_add_outputs_after_dropout():
 @every_kind
 def test_bfloat16_layers_compute_in_bfloat16(kind):
   layer = RecurrentLayer(kind, F, dtype=jnp.bfloat16)
-  params = variables(layer, draw(B, S, D), MASK)
-  outputs, state = jax.eval_shape(layer.apply, params, draw(B, S, D), MASK)
-  assert {leaf.dtype for leaf in (outputs, *state)} == {jnp.dtype(jnp.bfloat16)}
-  stack = RecurrentStack(kind, F, layers=2, residual=True, dtype=jnp.bfloat16)
-  params = variables(stack, draw(B, 11), draw(B, D), method=start_and_step)
-  result = jax.eval_shape(functools.partial(stack.apply, method=start_and_step), params, draw(B, 11), draw(B, D))
-  assert {leaf.dtype for leaf in jax.tree.leaves(result)} == {jnp.dtype(jnp.bfloat16)}
+  of_layer = jax.eval_shape(layer.apply, variables(layer, draw(B, S, D), MASK), draw(B, S, D), MASK)
+  params, run = stack_and_run(kind, F, layers=2, residual=True, dtype=jnp.bfloat16)
+  leaves = jax.tree.leaves((of_layer, jax.eval_shape(run, params)))
+  assert {leaf.dtype for leaf in leaves} == {jnp.dtype(jnp.bfloat16)}
 
 
 @pytest.mark.long
@@ -196,15 +176,12 @@ def test_gradients_in_16_bits_keep_small_terms_over_many_steps(kind):
 
 
 @pytest.mark.parametrize(
-  ('stack', 'message'),
+  ('kind', 'layers', 'message'),
   [
-    (RecurrentStack('gru', F, layers=0), 'layers must be at least 1, got 0'),
-    (
-      RecurrentStack('gruu', F),
-      r"unknown rnn 'gruu' \(did you mean 'gru'\?\); expected one of: gru, gru_reset_first, lstm, simple",
-    ),
+    ('gru', 0, 'layers must be at least 1, got 0'),
+    ('gruu', 1, r"unknown rnn 'gruu' \(did you mean 'gru'\?\); expected one of: gru, gru_reset_first, lstm, simple"),
   ],
 )
-def test_invalid_options_raise(stack, message):
+def test_invalid_options_raise(kind, layers, message):
   with pytest.raises(aj.UserError, match=message):
-    variables(stack, draw(B, 11), draw(B, D), method=start_and_step)
+    stack_and_run(kind, F, layers=layers)
