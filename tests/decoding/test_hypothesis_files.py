@@ -28,7 +28,6 @@ def test_a_file_of_lists_has_probabilities_unless_they_are_samples(tmp_path):
   [
     'a b',
     '[]',
-    '{"text": "a"}',
     '{"hypotheses": ["a"]}',
     '{"hypotheses": [{"text": "a"}]}',
     '{"hypotheses": [{"text": 1, "log_prob": 0}]}',

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_jax.decoding.compiled_search import compile_beam_search, compile_search
+from attention_jax.decoding.compiled_search import compile_search
 from attention_jax.decoding.ranking import DEFAULT_RANKING
 from attention_jax.decoding.sampling import Sampling
 from attention_jax.errors import UserError
@@ -112,15 +112,6 @@ def test_log_probs_are_those_of_the_model_at_temperature_1(build):
 
 
 @pytest.mark.long
-def test_top_k_of_1_equals_greedy_search():
-  model = build_tiny('luong')
-  model_inputs = inputs()
-  params = variables(model, *model_inputs, scale=2.0)
-  greedy = compile_beam_search(model, 1, 4)(params['params'], *model_inputs[:2])
-  np.testing.assert_array_equal(draw_samples(model, params, model_inputs, Sampling(top_k=1)).tokens, greedy.tokens)
-
-
-@pytest.mark.long
 def test_samples_depend_on_the_seed_and_on_the_number_of_the_source_alone():
   model = build_tiny('bahdanau')
   source, mask, target = inputs()
@@ -141,7 +132,6 @@ def test_samples_depend_on_the_seed_and_on_the_number_of_the_source_alone():
   [
     ({'samples': 0}, 'sampling.samples must be at least 1 and at most 10000, got 0'),
     ({'temperature': 0.0}, 'sampling.temperature must be at least 0.001 and at most 1000000.0, got 0.0'),
-    ({'temperature': 1e30}, 'sampling.temperature must be at least 0.001 and at most 1000000.0, got 1e'),
     ({'seed': 2**31}, 'sampling.seed must be at least 0 and at most 2147483647, got 2147483648'),
     ({'top_k': -1}, 'sampling.top_k must be at least 0, got -1'),
     ({'top_p': 0.0}, 'sampling.top_p must be greater than 0 and at most 1, got 0.0'),
