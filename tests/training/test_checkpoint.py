@@ -14,7 +14,6 @@ from attention_jax.errors import UserError
 from attention_jax.training.checkpoint import BEST, LATEST, Checkpoints, updates_made
 from attention_jax.training.partition import make_mesh, replicate
 from attention_jax.training.state import TrainState
-from tests.sampled_cases import sample_cases
 
 
 def make_state(step, width=3, dtype=jnp.float32, value=1.0, running=None):
@@ -58,8 +57,6 @@ def test_running_means_are_stored(checkpoints):
   means = {'accuracy': jnp.float32(0.25)}
   checkpoints.save(make_state(1, running=means), {})
   assert checkpoints.restore(make_state(0, running={'accuracy': jnp.float32(0)}))[0].running == means
-  with pytest.raises(UserError, match=r'running/accuracy is float32\[\] in the checkpoint, absent in this config'):
-    checkpoints.restore(make_state(0))
 
 
 @pytest.mark.long
@@ -94,16 +91,6 @@ def test_a_checkpoint_that_could_not_be_written_is_an_error_of_the_next_call(che
   with pytest.raises(UserError, match=message):
     checkpoints.save(make_state(3), {})
   assert checkpoints.latest() == 1
-
-
-@pytest.mark.long
-def test_the_last_states_and_one_best_state_are_kept(checkpoints, tmp_path):
-  assert checkpoints.latest() is None and checkpoints.latest(BEST) is None
-  for step in (10, 20, 30):
-    checkpoints.save(make_state(step), {})
-    checkpoints.save(make_state(step), {}, BEST)
-  assert checkpoints.latest() == 30
-  assert sorted(os.listdir(tmp_path / LATEST)) == ['20', '30'] and os.listdir(tmp_path / BEST) == ['30']
 
 
 @pytest.mark.long
@@ -171,9 +158,6 @@ def remove_everything(path):
     file.rmdir() if file.is_dir() else file.unlink()
 
 
-DAMAGES = [empty_files, flip_a_bit, remove_host, remove_everything]
-
-
 @pytest.fixture(scope='module')
 def saved_once(tmp_path_factory):
   folder = tmp_path_factory.mktemp('saved')
@@ -198,18 +182,12 @@ def open_saved(saved):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('damage', sample_cases([(damage,) for damage in DAMAGES], 2))
-def test_reading_a_damaged_checkpoint_is_an_error_that_names_the_others(saved, open_saved, damage):
+@pytest.mark.parametrize('damage', [empty_files, flip_a_bit, remove_host, remove_everything])
+def test_a_damaged_checkpoint_is_an_error_that_names_the_others_for_readers_and_is_set_aside(saved, open_saved, damage):
   damage(saved / LATEST / '20')
   with pytest.raises(UserError, match=r'/20 cannot .*; others can be read by --checkpoint: best, 10$') as error:
     open_saved(read_only=True).restore(make_state(0))
   assert '\n' not in str(error.value) and (saved / LATEST / '20').exists()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize('damage', sample_cases([(damage,) for damage in reversed(DAMAGES)], 2))
-def test_a_damaged_checkpoint_is_set_aside(saved, open_saved, damage):
-  damage(saved / LATEST / '20')
   lines = []
   checkpoints = open_saved()
   state, host = checkpoints.resume(lambda: make_state(0), lines.append)

@@ -29,19 +29,15 @@ from attention_jax.training.partition import (
 from tests.training.helpers import make_batch
 
 
-def test_mesh_spans_all_devices():
+def test_mesh_spans_all_devices_in_order_with_automatic_axes():
   assert make_mesh().shape == {'seed': 1, 'data': jax.device_count(), 'fsdp': 1, 'tensor': 1}
   assert make_mesh(jax.devices()[:3]).shape['data'] == 3
   for seeds, seed_devices in ((2, 2), (6, 2), (16, 8), (3, 1)):
     shape = make_mesh(jax.devices()[:8], seeds).shape
     assert (shape['seed'], shape['data']) == (seed_devices, 8 // seed_devices)
-
-
-def test_mesh_has_the_devices_in_order_and_automatic_axes():
   devices = jax.devices()[:6][::-1]
   mesh = make_mesh(devices, seeds=2)
-  assert list(mesh.devices.flat) == devices
-  assert set(mesh.axis_types) == {jax.sharding.AxisType.Auto}
+  assert list(mesh.devices.flat) == devices and set(mesh.axis_types) == {jax.sharding.AxisType.Auto}
 
 
 def test_rules_name_axes_of_the_mesh():
@@ -152,22 +148,14 @@ class FakeMesh(NamedTuple):
 
 
 def test_a_batch_is_sharded_by_rows_and_keeps_its_values():
-  batch = make_batch(0, rows=16)
+  batch = Batch(*make_batch(0, rows=16))
   mesh = make_mesh(jax.devices()[:8])
+  assert shard_batch(batch, mesh).links is None
+  batch = batch._replace(links=np.random.default_rng(0).random((16, 5, 4)) < 0.5)
   placed = shard_batch(batch, mesh)
   jax.tree.map(np.testing.assert_array_equal, batch, placed)
   assert {shard.data.shape[0] for x in jax.tree.leaves(placed) for shard in x.addressable_shards} == {2}
-  assert placed.target_mask.dtype == bool and placed.source.dtype == np.int32
-
-
-def test_links_are_sharded_by_rows_and_optional():
-  mesh = make_mesh(jax.devices()[:8])
-  links = np.random.default_rng(0).random((16, 5, 4)) < 0.5
-  batch = Batch(*make_batch(0, rows=16))
-  placed = shard_batch(batch._replace(links=links), mesh)
-  np.testing.assert_array_equal(placed.links, links)
-  assert {shard.data.shape for shard in placed.links.addressable_shards} == {(2, 5, 4)}
-  assert shard_batch(batch, mesh).links is None
+  assert placed.target_mask.dtype == placed.links.dtype == bool and placed.source.dtype == np.int32
 
 
 def test_replicate_copies_to_every_device():
