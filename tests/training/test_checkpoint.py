@@ -200,7 +200,7 @@ def test_a_damaged_checkpoint_is_an_error_that_names_the_others_for_readers_and_
 
 def test_a_checkpoint_of_the_same_step_that_was_set_aside_before_is_not_overwritten(saved, open_saved):
   earlier = saved / 'damaged-20-2'  # damaged-20-1 was deleted
-  earlier.mkdir(parents=True)
+  earlier.mkdir()
   (earlier / 'file').touch()
   empty_files(saved / LATEST / '20')
   open_saved().resume(lambda: make_state(0), [].append)

@@ -270,6 +270,8 @@ def test_updates_use_every_option_of_training():
       {'steps': 1, 'select': 'blue', 'evaluate': lambda state, watch: {'bleu': 1.0, 'loss': 2.0}},
       r"unknown metric to select by 'blue' .*'bleu'.*expected one of: bleu, loss",
     ),
+    ({'steps': 0}, 'config.training.steps must be at least 1, got 0'),
+    ({'average': 1}, 'config.training.average must be at least 0 and less than 1, got 1'),
   ],
 )
 def test_wrong_arguments_are_errors(tmp_path, fields, message):
@@ -300,18 +302,6 @@ def test_a_run_resumes_exactly_from_the_checkpoint_before_a_damaged_one_and_neve
   with pytest.raises(UserError, match=r'checkpoints/2 cannot be read'):
     run(steps=10)
   assert lines_of(tmp_path) == lines
-
-
-@pytest.mark.parametrize(
-  ('fields', 'message'),
-  [
-    ({'steps': 0}, 'config.training.steps must be at least 1, got 0'),
-    ({'average': 1}, 'config.training.average must be at least 0 and less than 1, got 1'),
-  ],
-)
-def test_training_fields_are_checked(fields, message):
-  with pytest.raises(UserError, match=message):
-    Training(**fields)
 
 
 @pytest.mark.long

@@ -91,6 +91,10 @@ def test_a_damaged_line_is_named(tmp_path, line):
   with pytest.raises(UserError, match=r'0000000000\.jsonl:2: not a record of metrics'):
     read_metrics(tmp_path)
   assert last_step(tmp_path) is None
+  part_of(tmp_path).unlink()
+  part_of(tmp_path).mkdir()
+  with pytest.raises(UserError, match=r'cannot read .*0000000000\.jsonl: Is a directory'):
+    read_metrics(tmp_path)
 
 
 PARTS = st.sampled_from([b'{"step":', b'1', b'-1e999', b'NaN', b'"x"', b'}', b'[', b']', b',', b'\n'])
@@ -104,12 +108,6 @@ def test_any_content_is_read_or_an_error_of_one_line(tmp_path, content):
     read_metrics(tmp_path)
   except UserError as error:
     assert '\n' not in str(error)
-
-
-def test_a_folder_instead_of_a_file_is_an_error(tmp_path):
-  part_of(tmp_path).mkdir()
-  with pytest.raises(UserError, match=r'cannot read .*0000000000\.jsonl: Is a directory'):
-    read_metrics(tmp_path)
 
 
 @pytest.mark.parametrize('work', ['', 'compiling shape 3 of 7'])
@@ -222,14 +220,11 @@ def test_the_time_left_includes_evaluations_but_not_the_first_compilation(pipe, 
 
 def test_the_time_left_of_a_resumed_run_depends_only_on_its_own_steps(pipe, time, capsys):
   progress = Progress(60, 100)
-  time.now = 10.0
-  progress(70, training_record(1.0))
-  time.now = 15.0
-  progress(80, training_record(1.0))
+  for time.now, step in ((10.0, 70), (15.0, 80)):
+    progress(step, training_record(1.0))
   progress.close()
   lines = capsys.readouterr().out.splitlines()
-  assert lines[0] == 'resuming at step 60 of 100'
-  assert lines[2].startswith('step 80/100  left 0:00:10  ')
+  assert lines[0] == 'resuming at step 60 of 100' and lines[2].startswith('step 80/100  left 0:00:10  ')
 
 
 def test_a_terminal_redraws_one_line_and_prints_evaluations(terminal, capsys):
