@@ -57,6 +57,8 @@ def test_running_means_are_stored(checkpoints):
   means = {'accuracy': jnp.float32(0.25)}
   checkpoints.save(make_state(1, running=means), {})
   assert checkpoints.restore(make_state(0, running={'accuracy': jnp.float32(0)}))[0].running == means
+  with pytest.raises(UserError, match=r'running/accuracy is float32\[\] in the checkpoint, absent in this config'):
+    checkpoints.restore(make_state(0))
 
 
 @pytest.mark.long
