@@ -76,7 +76,9 @@ def test_an_epoch_contains_every_fitting_row_once_in_the_shapes_of_buckets(lengt
 @given(ROWS, st.integers(1, 9))
 def test_evaluation_sorts_every_fitting_row_by_source_length_and_joins_small_buckets_to_longer_ones(lengths, size):
   rows = collections.defaultdict(list)
-  for batch in eval_batches(make_split(lengths), BUCKETS, size):
+  batches = eval_batches(make_split(lengths), BUCKETS, size)
+  assert len(batches) == len([*batches])
+  for batch in batches:
     assert len(batch.index) == size
     rows[batch.source.shape[1], batch.target.shape[1]] += [row for row in batch.index if row >= 0]
   assert sorted(itertools.chain.from_iterable(rows.values())) == fitting_rows(lengths)
