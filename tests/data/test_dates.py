@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import unicodedata
-import zlib
 
 import pytest
 from babel.dates import format_date
@@ -95,15 +94,15 @@ def test_text_is_normalised_and_visible(first):
 
 
 @pytest.mark.long
-def test_links_are_in_range_and_join_equal_digits(first):
+def test_links_are_in_range_and_join_equal_digits_and_fields_share_no_character(first):
   for row in all_rows(first):
-    source = row['source']
-    target = row['target']
-    by_target = {place: [i for i, j in parse_links(row['links']) if j == place] for place in range(10)}
-    assert not by_target.pop(4)  # 4 and 7 are the hyphens of an ISO date
-    assert not by_target.pop(7)
-    assert all(0 <= i < len(source) for span in by_target.values() for i in span)
-    assert all(by_target.values())
+    source, target = row['source'], row['target']
+    links = parse_links(row['links'])
+    spans = [{i for i, j in links if j in places} for places in dates.PLACES.values()]
+    assert sum(map(len, spans)) == len(set().union(*spans)), row
+    by_target = {place: [i for i, j in links if j == place] for place in range(10)}
+    assert not by_target.pop(4) and not by_target.pop(7)  # the hyphens of an ISO date
+    assert all(span and min(span) >= 0 and max(span) < len(source) for span in by_target.values()), row
     is_short_year = len(by_target[0]) == 2  # its century is not in the source
     for place, span in by_target.items():
       is_in_source = not (is_short_year and place < 2) and not (place in (5, 8) and target[place] == '0')
@@ -114,13 +113,6 @@ def test_links_are_in_range_and_join_equal_digits(first):
         assert by_target[5] == by_target[6] == list(range(span[0], span[-1] + 1)), row
     assert all(len(by_target[place]) == 1 for place in (2, 3, 9)), row
     assert [source[i].isdigit() for i in by_target[0]] in ([True], [True, True]), row
-
-
-@pytest.mark.long
-def test_fields_do_not_share_characters(first):
-  for row in all_rows(first):
-    spans = [{i for i, j in parse_links(row['links']) if j in places} for places in dates.PLACES.values()]
-    assert sum(map(len, spans)) == len(set().union(*spans))
 
 
 def known_names():
@@ -197,29 +189,11 @@ def test_loaded_rows_equal_the_generated_ones_without_output_or_tensorflow(tmp_p
   loaded = dates.load('validation', str(tmp_path))
   assert loaded == {field: [row[field] for row in rows_of('validation', FEW)] for field in dates.FIELDS}
   assert dates.load('train', str(tmp_path))['source'] == [row['source'] for row in rows_of('train', FEW)]
+  other = dates.load('unseen', str(tmp_path), seed=5)['source']  # stored separately
+  assert other == [row['source'] for row in dates.generate('unseen', seed=5)]
+  assert other != [row['source'] for row in rows_of('unseen', FEW)]
   assert capfd.readouterr() == ('', '')
   assert 'tensorflow' not in sys.modules
-
-
-@pytest.mark.long
-def test_another_seed_is_stored_separately(tmp_path, few):
-  other = dates.load('unseen', str(tmp_path), seed=5)
-  assert other['source'] == [row['source'] for row in dates.generate('unseen', seed=5)]
-  assert other['source'] != [row['source'] for row in rows_of('unseen', FEW)]
-
-
-@pytest.mark.long
-def test_two_processes_prepare_concurrently(tmp_path):
-  program = (
-    f'import sys, zlib; from attention_jax.data.builders import dates; dates.SIZES = dict.fromkeys(dates.SIZES, {FEW});'
-    "print(zlib.crc32(repr(dates.load('test', sys.argv[1])['source']).encode()))"
-  )
-  processes = [
-    subprocess.Popen([sys.executable, '-c', program, str(tmp_path)], stdout=subprocess.PIPE) for _ in range(2)
-  ]
-  expected = zlib.crc32(repr([row['source'] for row in rows_of('test', FEW)]).encode())
-  assert [int(process.communicate()[0]) for process in processes] == [expected] * 2
-  assert not [path for path in tmp_path.rglob('*') if 'incomplete' in path.name]
 
 
 def test_the_slower_of_two_processes_loads_the_same_rows(tmp_path, few, monkeypatch):
@@ -233,6 +207,7 @@ def test_the_slower_of_two_processes_loads_the_same_rows(tmp_path, few, monkeypa
 
   monkeypatch.setattr(dates, 'generate', generate_slowly)
   assert dates.load('test', str(tmp_path))['source'] == [row['source'] for row in rows_of('test', FEW)]
+  assert not [path for path in tmp_path.rglob('*') if 'incomplete' in path.name]
 
 
 @pytest.mark.long

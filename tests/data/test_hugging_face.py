@@ -132,12 +132,8 @@ def damaged_sets(folder):
   ('path', 'source', 'message'),
   [
     ('goood', 'de', '{0}/goood: no such file (did you mean'),
-    (
-      'good/README.md',
-      'de',
-      '{0}/good/README.md: no data; expected files with the suffix .arrow, .parquet, .jsonl, .js',
-    ),
-    ('empty', 'de', '{0}/empty: no data; expected files with the suffix .arrow, .parquet, .jsonl, .jsonl.gz'),
+    ('good/README.md', 'de', '{0}/good/README.md: no data; expected files with the suffix .arrow, .parquet, .jsonl'),
+    ('empty', 'de', '{0}/empty: no data; expected files'),
     ('no_train', 'de', '{0}/no_train: no file of the split train, only of test, validation'),
     ('good', 'fr', "{0}/good/de-en.train.jsonl.gz:1: no column 'fr'; it has: de, en, score"),
     ('null', 'de', '{0}/null/de-en.train.jsonl.gz:1: de must be a string, got None'),

@@ -1,6 +1,5 @@
 """Incremental reading: lines and errors equal those of a whole file, however it is split, and nothing is read early."""
 
-import io
 import itertools
 import os
 from unittest import mock
@@ -30,8 +29,26 @@ def lines_or_error(read):
     return str(error)
 
 
-def assert_equal_lines(data: bytes, cuts):
+def read_blocks(data: bytes, size: int, waits: bool):
+  """The blocks of a pipe that has been closed."""
+  reader, writer = os.pipe()
+  with open(reader, 'rb') as file:
+    with open(writer, 'wb') as pipe:
+      pipe.write(data)
+    return list(incremental.iter_line_blocks(file.fileno(), 'x', size, waits=waits))
+
+
+CUTS = st.lists(st.integers(0, 30))
+PARTS = [*(c.encode() for c in 'ab é漢\r\n\u2028\ufeff'), '漢'.encode()[:2], b'\xff']
+
+
+@given(st.lists(st.sampled_from(PARTS[:-2]), max_size=20) | st.lists(st.sampled_from(PARTS), max_size=12), CUTS)
+@example([], [])
+@example([b'\xef\xbb\xbf'], [1])
+@example([b'a', b'\n', b'\xff'], [1])
+def test_lines_or_the_position_of_invalid_utf8_equal_those_of_the_whole_file(parts, cuts):
   """Checks that iter_lines on chunks of the data has the lines, or the error, of split_lines."""
+  data = b''.join(parts)
   bounds = [0, *sorted({cut for cut in cuts if 0 < cut < len(data)}), len(data) + 1]
   chunks = [data[start:stop] for start, stop in itertools.pairwise(bounds)]
   expected = lines_or_error(lambda: split_lines(data, 'x'))
@@ -45,32 +62,6 @@ def assert_equal_lines(data: bytes, cuts):
       continue
     assert [line for block in blocks for line in block] == expected
     assert all(len(block) == size for block in blocks[:-1]) and 0 < len(blocks[-1]) <= size
-
-
-def read_blocks(data: bytes, size: int, waits: bool):
-  """The blocks of a pipe that has been closed."""
-  reader, writer = os.pipe()
-  with open(reader, 'rb') as file:
-    with open(writer, 'wb') as pipe:
-      pipe.write(data)
-    return list(incremental.iter_line_blocks(file.fileno(), 'x', size, waits=waits))
-
-
-CUTS = st.lists(st.integers(0, 30))
-TEXT = st.text(st.sampled_from('ab é漢\r\n\u2028\ufeff'), max_size=20)
-
-
-@given(TEXT, CUTS)
-@example('', [])
-@example('\ufeff', [1])
-def test_lines_equal_those_of_the_whole_file(text, cuts):
-  assert_equal_lines(text.encode(), cuts)
-
-
-@given(st.lists(st.sampled_from([b'a', b'\n', 'é'.encode(), '漢'.encode()[:2], b'\xff']), max_size=12), CUTS)
-@example([b'a', b'\n', b'\xff'], [1])
-def test_invalid_utf8_is_reported_with_its_position(parts, cuts):
-  assert_equal_lines(b''.join(parts), cuts)
 
 
 @pytest.mark.parametrize(
@@ -109,10 +100,6 @@ def test_chunks_are_read_on_demand():
   assert next(first) == 'a' and num_read == 1
   assert ''.join(next(lines)) == 'de' and num_read == 3  # the remainder of the first line is skipped
   assert list(first) == [] and [''.join(line) for line in lines] == ['f']
-
-
-def test_iter_lines_reads_a_bytes_stream():
-  assert [''.join(line) for line in incremental.iter_lines(io.BytesIO('é\n\nb'.encode()).read1, 'x')] == ['é', '', 'b']
 
 
 @pytest.mark.parametrize('consumed', [0, 7], ids=['skipped', 'read'])

@@ -102,7 +102,6 @@ def test_prepared_text_is_normalised(folder):
 
 
 def test_a_line_is_read_without_a_list_of_all_rows():
-  """Such a list would take 5 to 50 ms for each line of a training split of five million pairs."""
   table = types.SimpleNamespace(rows=10**12, read=lambda rows, name: [[f'{row}' for row in rows]])
   lines = PreparedField(table, 'source_text')
   assert lines[3] == '3' and lines[-1] == f'{10**12 - 1}' and lines[5:7] == ['5', '6'] and lines[4:4] == []
@@ -204,22 +203,20 @@ def test_damage_raises_a_user_error(folder, both):
   shard.unlink()
   assert 'No such file' in error()
   shard.write_bytes(content)
-  for name, reason in (
-    (index_name('train'), 'cannot be read'),
-    ('validation.json', 'not a split'),
-    (MANIFEST, 'cannot read'),
-  ):
+  reasons = {index_name('train'): 'cannot be read', 'validation.json': 'not a split', MANIFEST: 'cannot read'}
+  for name, reason in reasons.items():
     content = (prepared / name).read_bytes()
     (prepared / name).write_bytes(content[:10])
     assert reason in error()
     (prepared / name).write_bytes(content)
   manifest = json.loads((prepared / MANIFEST).read_text())
-  (prepared / MANIFEST).write_text(json.dumps(manifest | {'tables': {'train': [{'name': 'x'}]}}))
-  assert 'not the manifest' in error()
-  (prepared / MANIFEST).write_text(json.dumps(manifest | {'format': 3}))
-  assert 'format 3, expected 4' in error()
-  (prepared / MANIFEST).write_text(json.dumps(manifest | {'system': 'classification'}))
-  assert "was prepared for system 'classification', not for 'translation'" in error()
+  for field, value, reason in (
+    ('tables', {'train': [{'name': 'x'}]}, 'not the manifest'),
+    ('format', 3, 'format 3, expected 4'),
+    ('system', 'classification', "was prepared for system 'classification', not for 'translation'"),
+  ):
+    (prepared / MANIFEST).write_text(json.dumps(manifest | {field: value}))
+    assert reason in error()
 
 
 def test_unpack_inverts_pack():

@@ -25,8 +25,23 @@ def quiet(line):
   """Discards a line of progress."""
 
 
+def kill_in(monkeypatch, name, config, output):
+  """Prepares a data set, and is killed when it calls a function of preparing.py."""
+
+  def kill(*arguments):
+    raise KilledError
+
+  with monkeypatch.context() as patch, pytest.raises(KilledError):
+    patch.setattr(preparing, name, kill)
+    prepare(config, output, quiet)
+
+
 def test_an_interrupted_preparation_continues(folder, monkeypatch):  # noqa: F811
-  prepare(make_config(folder, TEXT), folder / 'whole', quiet)
+  monkeypatch.setattr(preparing, 'REPORT_SECONDS', 0)
+  lines = []
+  prepare(make_config(folder, TEXT), folder / 'whole', lines.append)
+  assert any('pairs/s' in line and 'min left' in line for line in lines)
+  assert lines[-2] == f'{folder}/whole: 49 pairs in 3 files'
   store_summary = preparing._store_summary
   for shard in range(3):
 
@@ -35,7 +50,6 @@ def test_an_interrupted_preparation_continues(folder, monkeypatch):  # noqa: F81
         raise KilledError
       store_summary(output, table, number, summary)
 
-    lines = []
     output = folder / f'interrupted{shard}'
     with monkeypatch.context() as patch, pytest.raises(KilledError):
       patch.setattr(preparing, '_store_summary', store_or_kill)
@@ -43,6 +57,7 @@ def test_an_interrupted_preparation_continues(folder, monkeypatch):  # noqa: F81
     assert not (output / MANIFEST).exists()
     with pytest.raises(UserError, match='holds no prepared data set'):
       load(make_config(output, 'prepared'), None)
+    lines.clear()
     prepare(make_config(folder, TEXT), output, lines.append)
     assert contents(output) == contents(folder / 'whole')
     assert any('continuing after' in line for line in lines) == (shard > 0)
@@ -51,15 +66,10 @@ def test_an_interrupted_preparation_continues(folder, monkeypatch):  # noqa: F81
 
 
 def test_blank_lines_at_the_end_are_counted_once(folder, monkeypatch):  # noqa: F811
-  def kill(*arguments):
-    raise KilledError
-
   for side in ('en', 'de'):
     with open(folder / f'train.{side}', 'a') as file:
       file.write('\n\n')
-  with monkeypatch.context() as patch, pytest.raises(KilledError):
-    patch.setattr(preparing, '_finish', kill)
-    prepare(make_config(folder, TEXT), folder / 'prepared', quiet)
+  kill_in(monkeypatch, '_finish', make_config(folder, TEXT), folder / 'prepared')
   prepare(make_config(folder, TEXT), folder / 'prepared', quiet)
   report = load(make_config(folder / 'prepared', 'prepared'), None).report
   assert any('3 pairs with a blank side skipped (lines 11, 51, 52)' in line for line in report)
@@ -67,13 +77,8 @@ def test_blank_lines_at_the_end_are_counted_once(folder, monkeypatch):  # noqa: 
 
 @pytest.mark.parametrize('content', ['', '[]', '{"shard": 3}'])
 def test_damaged_summaries_raise_a_user_error(folder, monkeypatch, content):  # noqa: F811
-  def kill(*arguments):
-    raise KilledError
-
   output = prepare(make_config(folder, TEXT), folder / 'whole', quiet).with_name('prepared')
-  with monkeypatch.context() as patch, pytest.raises(KilledError):
-    patch.setattr(preparing, '_finish', kill)
-    prepare(make_config(folder, TEXT), output, quiet)
+  kill_in(monkeypatch, '_finish', make_config(folder, TEXT), output)
   request = (output / preparing.REQUEST).read_text()
   (output / preparing.REQUEST).write_text(content)
   with pytest.raises(UserError, match=f'cannot use {output}|holds another data set'):
@@ -86,14 +91,6 @@ def test_damaged_summaries_raise_a_user_error(folder, monkeypatch, content):  # 
   summary.unlink()  # the remedy of the message
   prepare(make_config(folder, TEXT), output, quiet)
   assert contents(output) == contents(folder / 'whole')
-
-
-def test_progress_has_rate_and_time_left(folder, monkeypatch):  # noqa: F811
-  monkeypatch.setattr(preparing, 'REPORT_SECONDS', 0)
-  lines = []
-  prepare(make_config(folder, TEXT), folder / 'prepared', lines.append)
-  assert any('pairs/s' in line and 'min left' in line for line in lines)
-  assert lines[-2] == f'{folder}/prepared: 49 pairs in 3 files'
 
 
 def test_a_table_is_prepared_without_the_links_of_its_training_split(folder, tmp_path):  # noqa: F811

@@ -6,11 +6,11 @@ import json
 import shutil
 import subprocess
 import sys
-import types
 
 import pytest
 
 from attention_jax.data import tasks
+from attention_jax.data.builders import dates
 from attention_jax.data.pair_streams import open_pairs
 from attention_jax.data.splits import SPLITS
 from attention_jax.data.tasks import (
@@ -175,17 +175,7 @@ def test_numbers_are_loaded_by_their_builder():
 def test_dates_are_loaded_by_their_builder(monkeypatch, tmp_path):
   columns = {'source': ['4. März'], 'target': ['-03-04'], 'links': ['0-5 3-2'], 'locale': ['de']}
   calls = []
-
-  def fake_load(split, data_dir):
-    calls.append((split, data_dir))
-    return columns
-
-  builder = types.ModuleType('dates')
-  builder.load = fake_load
-  import attention_jax.data.builders as builders
-
-  monkeypatch.setitem(sys.modules, 'attention_jax.data.builders.dates', builder)
-  monkeypatch.setattr(builders, 'dates', builder, raising=False)
+  monkeypatch.setattr(dates, 'load', lambda split, folder: calls.append((split, folder)) or columns)
   data = load(make_config('dates', tmp_path, 'char'), None)
   assert calls == [(split, str(tmp_path)) for split in SPLITS]
   assert data.corpora['unseen'][:4] == (['4. März'], ['-03-04'], [((0, 5), (3, 2))], 'char')
@@ -194,31 +184,25 @@ def test_dates_are_loaded_by_their_builder(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
   ('task', 'message'),
   [
-    (
-      'txt',
-      "unknown task 'txt' (did you mean 'text'?); expected one of: dates, huggingface, numbers, pairs, prepared, "
-      'python, records, text, tfds, tsv; a plug-in may be missing: --plugins=FILE',
-    ),
+    ('txt', "unknown task 'txt' (did you mean 'text'?); expected one of: dates, huggingface, numbers, "),
+    ('txt', '; a plug-in may be missing: --plugins=FILE'),
     ('text(', "cannot parse task 'text(' (did you mean 'text'?); expected 'name' or 'name(option=literal, ...)'"),
     ('dates(size=3)', "task 'dates' has no options, got 'size'"),
-    (
-      "tsv(trian='train.tsv')",
-      "unknown option of task 'tsv': 'trian' (did you mean 'train'?); "
-      'expected one of: columns, level, test, train, unseen, validation',
-    ),
+    ("tsv(trian='train.tsv')", "unknown option of task 'tsv': 'trian' (did you mean 'train'?); expected one of: colu"),
     ("tsv(test='dev.tsv')", "task 'tsv' needs train; its options: train, validation, test, unseen, columns, level"),
     ('tsv(train=3)', "task 'tsv': option train must be a string, got 3"),
-    ("text(train='train')", "task 'text': train='train' is a prefix and needs source and target such as 'en' and 'de'"),
+    ("text(train='train')", "train='train' is a prefix and needs source and target such as 'en' and 'de'"),
     ('text(train=None)', "task 'text' needs train, got None"),
-    ("text(train=('a',))", "task 'text': train must be a prefix or a pair of (source, target) paths, got ('a',)"),
-    (
-      "text(train=('a', 'b'), links='links')",
-      "task 'text': links='links' needs prefixes, got the pair of paths train=('a', 'b')",
-    ),
+    ("text(train=('a',))", "train must be a prefix or a pair of (source, target) paths, got ('a',)"),
+    ("text(train=('a', 'b'), links='l')", "links='l' needs prefixes, got the pair of paths train=('a', 'b')"),
+    ("tsv(train='train.tsv', columns=(1,))", 'train.tsv: columns must be two or three numbers from 1, got (1,)'),
+    ("tsv(train='train.tsv', columns=(0, 1))", 'columns must be two or three numbers from 1, got (0, 1)'),
+    ("tsv(train='train.tsv', columns=(1, 4))", 'train.tsv:1: 3 columns; expected column 4'),
+    ("tsv(train='train.tsv', columns=('a', 'b'))", "option columns must be tuple[int, ...], got ('a', 'b')"),
   ],
 )
 def test_invalid_tasks_are_reported(folder, task, message):
-  assert error_message(load, make_config(task, folder), None) == message
+  assert message in error_message(load, make_config(task, folder), None)
 
 
 # As OPUS and mtdata name files: https://opus.nlpl.eu, https://github.com/thammegowda/mtdata.
@@ -230,19 +214,8 @@ def test_invalid_tasks_are_reported(folder, task, message):
       "text(train='Europarl.de-en', source='de', target='en')",
     ),
     (
-      {'Europarl.de-en.de.gz': 'ein Hund\n', 'Europarl.de-en.en.gz': 'a dog\n'},
-      "text(train='Europarl.de-en', source='de', target='en')",
-    ),
-    (
-      {'train.deu': 'ein Hund\n', 'train.eng': 'a dog\n', 'mtdata.signature.txt': ''},
-      "text(train='train', source='deu', target='eng')",
-    ),
-    (
-      {
-        'train-parts/Statmt-europarl-10-deu-eng.deu.gz': 'ein Hund\n',
-        'train-parts/Statmt-europarl-10-deu-eng.eng': 'a dog\n',
-      },
-      "text(train='train-parts/Statmt-europarl-10-deu-eng', source='deu', target='eng')",
+      {'train-parts/Statmt-10-deu-eng.deu.gz': 'ein Hund\n', 'train-parts/Statmt-10-deu-eng.eng': 'a dog\n'},
+      "text(train='train-parts/Statmt-10-deu-eng', source='deu', target='eng')",
     ),
     ({'europarl-v10.de-en.tsv.gz': 'ein Hund\ta dog\n\tx\n\n'}, "tsv(train='europarl-v10.de-en.tsv.gz')"),
     (  # score, languages, and the texts in the other order
@@ -260,21 +233,6 @@ def test_layouts_of_opus_and_mtdata_are_read_as_they_come(files, task, tmp_path)
   assert tasks.load_corpora(make_config(task, tmp_path))['train'][:3] == (['ein Hund'], ['a dog'], None)
   stream, _ = open_pairs(make_config(task, tmp_path))
   assert next(stream.pairs())[0] == ('ein Hund', 'a dog')
-
-
-@pytest.mark.parametrize(
-  ('columns', 'message'),
-  [
-    ('(1,)', '{0}/train.tsv: columns must be two or three numbers from 1, got (1,)'),
-    ('(0, 1)', '{0}/train.tsv: columns must be two or three numbers from 1, got (0, 1)'),
-    ('(1, 3)', '{0}/train.tsv:2: 2 columns; expected column 3'),
-    ("('a', 'b')", "task 'tsv': option columns must be tuple[int, ...], got ('a', 'b')"),
-  ],
-)
-def test_invalid_columns_are_reported(folder, columns, message):
-  (folder / 'train.tsv').write_text('a\tb\tc\nd\te\n')
-  config = make_config(f"tsv(train='train.tsv', columns={columns})", folder)
-  assert error_message(load, config, None) == message.format(folder)
 
 
 def test_links_may_be_in_a_column_of_their_own(folder):
@@ -316,57 +274,40 @@ def test_pairs_of_a_python_function_are_read_once_and_guarded_by_digests(tmp_pat
 
 
 @pytest.mark.parametrize(
-  ('code', 'options', 'message'),
+  ('code', 'message'),
   [
-    (None, '', '{0}: no such file'),
-    ('def pairs(:', '', '{0}:1: '),
-    (
-      'import nothing_like_it',
-      '',
-      "{0}:1: ModuleNotFoundError: No module named 'nothing_like_it'; expected pairs(split)",
-    ),
-    ('def pair(split): pass', '', "unknown function of {0}: 'pairs' (did you mean 'pair'?); expected one of: pair"),
-    (
-      'def pairs(): pass',
-      '',
-      '{0}: TypeError: pairs() takes 0 positional arguments but 1 was given; expected pairs(spl',
-    ),
-    (
-      'def pairs(split): pass',
-      '',
-      "{0}: TypeError: 'NoneType' object is not iterable; expected pairs(split), which yie",
-    ),
-    (
-      'def pairs(split):\n  yield "a", "b"\n  1 / 0',
-      '',
-      '{0}:3: ZeroDivisionError: division by zero; expected pairs(split)',
-    ),
-    ('def pairs(split): yield "ab"', '', "{0}: pairs('train'), example 1: expected (source, target), got 'ab'"),
-    ('def pairs(split): yield "a", 3', '', "{0}: pairs('train'), example 1: target must be a string, got 3"),
-    (
-      'def pairs(split): yield {{"source": "a"}}',
-      '',
-      "{0}: pairs('train'), example 1: target must be a string, got None",
-    ),
-    (
-      'def pairs(split):\n  if split == "train": yield "a", "b"',
-      '',
-      "{0}: pairs('validation') yields no example; leave this split out of the option splits if there are none",
-    ),
-    (
-      '',
-      ", splits=('dev',)",
-      "unknown split of task 'python': 'dev'; expected one of: test, train, unseen, validation",
-    ),
-    ('def pairs(split): yield "a", "b"', ", splits=('test',)", "task 'python' needs train, got None"),
+    (None, '{0}: no such file'),
+    ('def pairs(:', '{0}:1: '),
+    ('import nothing_like_it', "{0}:1: ModuleNotFoundError: No module named 'nothing_like_it'; expected pairs(split)"),
+    ('def pair(split): pass', "unknown function of {0}: 'pairs' (did you mean 'pair'?); expected one of: pair"),
+    ('def pairs(): pass', '{0}: TypeError: pairs() takes 0 positional arguments but 1 was given; expected pairs(spl'),
+    ('def pairs(split): pass', "{0}: TypeError: 'NoneType' object is not iterable; expected pairs(split), which yie"),
+    ('def pairs(split):\n  yield "a", "b"\n  1 / 0', '{0}:3: ZeroDivisionError: division by zero; expected pairs(s'),
+    ('def pairs(split): yield "ab"', "{0}: pairs('train'), example 1: expected (source, target), got 'ab'"),
+    ('def pairs(split): yield "a", 3', "{0}: pairs('train'), example 1: target must be a string, got 3"),
+    ('def pairs(split): yield {{"source": "a"}}', "{0}: pairs('train'), example 1: target must be a string, got None"),
+    ('def pairs(split):\n  if split == "train": yield "a", "b"', "{0}: pairs('validation') yields no example; leave"),
   ],
 )
-def test_mistakes_in_python_files_are_reported(code, options, message, tmp_path):
+def test_mistakes_in_python_files_are_reported(code, message, tmp_path):
   path = tmp_path / 'mine.py'
   if code is not None:
     path.write_text(code.format())
-  config = make_config(f"python(path='mine.py', name='pairs'{options})", tmp_path)
+  config = make_config("python(path='mine.py', name='pairs')", tmp_path)
   assert error_message(load, config, None).startswith(message.format(path))
+
+
+@pytest.mark.parametrize(
+  ('splits', 'message'),
+  [
+    (('dev',), "unknown split of task 'python': 'dev'; expected one of: test, train, unseen, validation"),
+    (('test',), "task 'python' needs train, got None"),
+  ],
+)
+def test_invalid_splits_of_python_files_are_reported(splits, message, tmp_path):
+  (tmp_path / 'mine.py').write_text('def pairs(split): yield "a", "b"')
+  config = make_config(f"python(path='mine.py', name='pairs', splits={splits})", tmp_path)
+  assert error_message(load, config, None) == message
 
 
 def test_invalid_paths_and_values_are_reported(folder):
@@ -421,61 +362,37 @@ def test_a_tfds_set_is_loaded_from_a_url(prepared, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   ('options', 'message'),
   [
-    (
-      "name='wmt14_translate/de-en'",
-      "tfds set 'wmt14_translate/de-en' is not prepared in '{0}'; "
-      "run 'tfds build wmt14_translate/de-en --file_format=array_record --data_dir={0}'",
-    ),
-    (
-      "name='tiny/de-en', source='fr', target='en'",
-      "unknown language of tfds set 'tiny/de-en': 'fr'; expected one of: de, en",
-    ),
-    (
-      "name='tiny/de-en', source='en', target='en'",
-      "tfds set 'tiny/de-en': source and target are both 'en'; expected two of: de, en",
-    ),
-    (
-      "name='tiny/de-en', source='en'",
-      "tfds set 'tiny/de-en': source and target must be set together, or neither; expected two of: de, en",
-    ),
+    ("name='wmt14/de-en'", "'{0}'; run 'tfds build wmt14/de-en --file_format=array_record --data_dir={0}'"),
+    ("name='tiny/de-en', source='fr', target='en'", "unknown language of tfds set 'tiny/de-en': 'fr'; expected one of"),
+    ("name='tiny/de-en', source='en', target='en'", "source and target are both 'en'; expected two of: de, en"),
+    ("name='tiny/de-en', source='en'", 'source and target must be set together, or neither; expected two of: de, en'),
     ('name=3', "task 'tfds': option name must be a string, got 3"),
     ("name='wmt14 de-en'", "tfds set 'wmt14 de-en' must be a name such as 'wmt14_translate/de-en'"),
   ],
 )
 def test_invalid_tfds_options_are_reported(prepared, options, message):
-  assert error_message(load, make_config(f'tfds({options})', prepared), None) == message.format(prepared)
+  assert message.format(prepared) in error_message(load, make_config(f'tfds({options})', prepared), None)
 
 
-def test_a_tfds_format_that_needs_tensorflow_is_reported(prepared, tmp_path):
-  stored = prepared / 'tiny/de-en/1.0.0'
-  copy = tmp_path / 'tiny/de-en/1.0.0'
-  copy.mkdir(parents=True)
-  (copy / 'features.json').write_bytes((stored / 'features.json').read_bytes())
-  info = json.loads((stored / 'dataset_info.json').read_text())
-  (copy / 'dataset_info.json').write_text(json.dumps(info | {'fileFormat': 'tfrecord'}))
-  assert error_message(load, make_config("tfds(name='tiny/de-en')", tmp_path), None) == (
-    f"tfds set 'tiny/de-en' in {copy} is stored as tfrecord, which only TensorFlow reads; where it is "
-    "installed, run 'python -m tensorflow_datasets.scripts.convert_format "
-    f"--dataset_version_dir={copy} --out_file_format=array_record'"
-  )
-
-
-def test_a_damaged_tfds_set_is_reported(tmp_path):
-  damaged = tmp_path / 'tiny/1.0.0'
-  damaged.mkdir(parents=True)
-  for name in ('dataset_info.json', 'features.json'):
-    (damaged / name).write_text('{')
-  message = error_message(load, make_config("tfds(name='tiny')", tmp_path), None)
-  assert message.startswith(f"tfds set 'tiny' in '{tmp_path}' cannot be read (")
-
-
-def test_damaged_records_of_a_tfds_set_are_reported(prepared, tmp_path):
+def test_tfds_sets_that_are_damaged_or_need_tensorflow_are_reported(prepared, tmp_path):
   copy = shutil.copytree(prepared, tmp_path / 'copy')
-  (records,) = copy.glob('tiny/de-en/1.0.0/*train.array_record*')
-  start = f"tfds set 'tiny/de-en/1.0.0' in '{records.parent}', split 'train' cannot be read ("
+  stored = copy / 'tiny/de-en/1.0.0'
+  config = make_config("tfds(name='tiny/de-en')", copy)
+  info = json.loads((stored / 'dataset_info.json').read_text())
+  (records,) = stored.glob('*train.array_record*')
   for damage in (lambda: records.write_bytes(records.read_bytes()[:40]), records.unlink):
     damage()
-    assert error_message(load, make_config("tfds(name='tiny/de-en')", copy), None).startswith(start)
+    message = f"tfds set 'tiny/de-en/1.0.0' in '{stored}', split 'train' cannot be read ("
+    assert error_message(load, config, None).startswith(message)
+  (stored / 'dataset_info.json').write_text(json.dumps(info | {'fileFormat': 'tfrecord'}))
+  assert error_message(load, config, None) == (
+    f"tfds set 'tiny/de-en' in {stored} is stored as tfrecord, which only TensorFlow reads; where it is "
+    "installed, run 'python -m tensorflow_datasets.scripts.convert_format "
+    f"--dataset_version_dir={stored} --out_file_format=array_record'"
+  )
+  for name in ('dataset_info.json', 'features.json'):
+    (stored / name).write_text('{')
+  assert error_message(load, config, None).startswith(f"tfds set 'tiny/de-en' in '{copy}' cannot be read (")
 
 
 def test_tfds_rows_that_are_no_texts_are_reported(tmp_path):

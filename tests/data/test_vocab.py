@@ -68,7 +68,8 @@ def test_decoding_inverts_encoding_and_ids_are_those_of_tokens(kind):
     assert all(UNK < id < len(vocabulary) for id in ids)
     assert vocabulary.decode([BOS, *ids, EOS, ids[0], PAD]) == line
     assert [vocabulary.id_to_token(id) for id in ids] == vocabulary.tokenize(line)
-  assert not {PAD, BOS, EOS} & set(vocabulary.encode('<pad> <s> </s>'))
+  for text in ('<pad> <s> </s>', 'a<s></s><pad><unk>'):
+    assert not {PAD, BOS, EOS} & set(vocabulary.encode(text))
   assert (PAD, BOS, EOS, UNK) == (0, 1, 2, 3)
   assert [vocabulary.id_to_token(id) for id in range(4)] == ['<pad>', '<s>', '</s>', '<unk>']
 
@@ -102,21 +103,19 @@ def test_words_round_trip_up_to_white_space(text):
   assert vocabulary.decode(vocabulary.encode(text)) == ' '.join(text.split())
 
 
-@given(TEXT)
-def test_subwords_have_one_id_per_token(text):
-  vocabulary = subword_vocabulary()
-  assert len(vocabulary.encode(text)) == len(vocabulary.tokenize(text))
-  assert PAD not in vocabulary.encode(text) and EOS not in vocabulary.encode(text)
-
-
 SPACED = st.text(st.sampled_from('the catdog▁ \t\u3000\u0085Ω\n'), max_size=20)
 
 
 @given(TEXT | SPACED)
-def test_segments_have_the_ids_of_the_line(text):
+def test_ids_tokens_segments_and_words_of_any_text_agree(text):
   for vocabulary in (vocab.train('char', LINES), vocab.train('word', LINES), subword_vocabulary()):
+    ids = vocabulary.encode(text)
+    assert not {PAD, EOS} & set(ids)
     segments = list(vocabulary.iter_segments(iter(text)))
-    assert [id for segment in segments for id in vocabulary.encode(segment)] == vocabulary.encode(text)
+    assert [id for segment in segments for id in vocabulary.encode(segment)] == ids
+    words = vocabulary.word_ids(text)
+    assert len(ids) == len(vocabulary.tokenize(text)) == len(words)
+    assert all(-1 <= word < len(split_words(text)) for word in words)
 
 
 @pytest.mark.parametrize('kind', [kind for kind in KINDS if kind not in FILES])
@@ -126,17 +125,21 @@ def test_a_segment_is_yielded_as_soon_as_it_is_complete(kind):
   assert (first, ''.join(characters)) == (('t', 'he cat') if kind == 'char' else ('the', 'cat'))
 
 
+@pytest.mark.parametrize('kind', FILES)
+def test_lines_that_arrive_are_not_encoded_with_a_vocabulary_of_a_file(kind):
+  assert error_message(vocab.train(SPECS[kind], LINES).iter_segments, 'a b') == (
+    f"a line that is still arriving cannot be encoded with a vocabulary of kind '{kind}'; expected another kind"
+  )
+
+
 @pytest.mark.parametrize(
   ('text', 'chars', 'pieces'),
   [
     ('the  dog ', [0, 0, 0, -1, -1, 1, 1, 1, -1], [('▁the', 0), ('▁dog', 1)]),
     ('  schöne 漢字 Ω', [-1, -1, *[0] * 6, -1, 1, 1, -1, 2], [('▁schöne', 0), ('▁漢字', 1), ('▁', 2), ('Ω', 2)]),
     ('ع\u3000cat ', [0, 0, 0, 0, 0, -1], [('▁ع', 0), ('\u3000', 0), ('c', 0), ('at', 0)]),
-    (
-      '▁the cat▁a',
-      [0] * 4 + [-1] + [1] * 5,
-      [('▁', 0), ('▁the', 0), ('▁cat', 1), ('▁a', 1)],
-    ),  # a ▁ of the text is not a space
+    # a ▁ of the text is not a space
+    ('▁the cat▁a', [0] * 4 + [-1] + [1] * 5, [('▁', 0), ('▁the', 0), ('▁cat', 1), ('▁a', 1)]),
     ('', [], []),
     (' ', [-1], []),
   ],
@@ -158,14 +161,6 @@ def test_tokens_with_one_word_id_spell_the_word(text):
       if word >= 0:
         spelled[word] += token.removeprefix(space)
     assert spelled == text.split()
-
-
-@given(TEXT)
-def test_word_ids_are_in_range(text):
-  for vocabulary in (subword_vocabulary(), vocab.train('char', LINES), vocab.train('word', LINES)):
-    words = vocabulary.word_ids(text)
-    assert len(words) == len(vocabulary.encode(text))
-    assert all(-1 <= word < len(split_words(text)) for word in words)
 
 
 @functools.cache
@@ -202,33 +197,21 @@ def test_coverage_and_max_lines_leave_rare_characters_unknown(kind):
 @pytest.mark.parametrize(
   ('spec', 'message'),
   [
-    (
-      'subword(size=9, coverage=0.97)',
-      "vocabulary 'subword': option coverage must be at least 0.98 and at most 1, got 0.97",
-    ),
+    ('subword(size=9, coverage=0.97)', 'option coverage must be at least 0.98 and at most 1, got 0.97'),
     ('unigram(size=9, max_lines=-1)', "vocabulary 'unigram': option max_lines must be at least 0, got -1"),
-    (
-      'words',
-      "unknown vocabulary 'words' (did you mean 'word'?); expected one of: char, sentencepiece, subword, tokenizer, "
-      'unigram, word',
-    ),
-    (
-      'word(mincount=2)',
-      "unknown option of vocabulary 'word': 'mincount' (did you mean 'min_count'?); expected one of: min_count",
-    ),
+    ('words', "unknown vocabulary 'words' (did you mean 'word'?); expected one of: char, sentencepiece, subword, toke"),
+    ('word(mincount=2)', "unknown option of vocabulary 'word': 'mincount' (did you mean 'min_count'?); expected one"),
     ('char(size=2)', "vocabulary 'char' has no options, got 'size'"),
     ('word(', "cannot parse vocabulary 'word(' (did you mean 'word'?); expected 'name' or 'name(option=literal, ...)'"),
     ('word(min_count=0)', "vocabulary 'word': option min_count must be at least 1, got 0"),
     ("subword(size='8k')", "vocabulary 'subword': option size must be a whole number, got '8k'"),
-    (
-      "subword(size=20, symbols=('a b',))",
-      "vocabulary subword(size=20): symbols must be texts without white space, got 'a b'",
-    ),
+    ("subword(size=20, symbols=('a b',))", "subword(size=20): symbols must be texts without white space, got 'a b'"),
     ('word(min_count=9)', 'vocabulary word(min_count=9): no word of the training split occurs that often'),
+    ('tokenizer', "vocabulary 'tokenizer' needs path; its options: path"),
   ],
 )
 def test_invalid_specs_are_reported(spec, message):
-  assert error_message(vocab.train, spec, ['a few words']) == message
+  assert message in error_message(vocab.train, spec, ['a few words'])
 
 
 def test_subword_sizes_that_do_not_fit_are_reported(capfd):
@@ -399,15 +382,6 @@ def test_words_of_pretrained_tokens(folders):
   assert t5.decode([4, UNK, len(t5), len(t5) - 1], ['▁copied']) == 'copied'
 
 
-def test_texts_with_names_of_special_tokens_and_lines_that_arrive(kind):
-  vocabulary = vocab.train(SPECS[kind], LINES)
-  assert not {PAD, BOS, EOS} & set(vocabulary.encode('a<s></s><pad><unk>'))
-  if kind in FILES:
-    assert error_message(vocabulary.iter_segments, 'a b') == (
-      f"a line that is still arriving cannot be encoded with a vocabulary of kind '{kind}'; expected another kind"
-    )
-
-
 def test_invalid_files_are_reported(files, tmp_path, monkeypatch):
   for kind, expected in {'sentencepiece': 'a sentencepiece model', 'tokenizer': 'a tokenizer.json'}.items():
     path = tmp_path / FILES[kind]
@@ -416,7 +390,6 @@ def test_invalid_files_are_reported(files, tmp_path, monkeypatch):
       path.write_bytes(content)
       message = error_message(vocab.train, f'{kind}(path={str(path)!r})', [])
       assert message.startswith(f'{path}: not {expected}')
-  assert error_message(vocab.train, 'tokenizer', []) == "vocabulary 'tokenizer' needs path; its options: path"
   monkeypatch.setitem(sys.modules, 'tokenizers', None)
   assert error_message(vocab.train, SPECS['tokenizer'], []) == (
     "a vocabulary of kind 'tokenizer' needs the package tokenizers: pip install 'attention_jax[pretrained]'"
@@ -429,39 +402,21 @@ def test_invalid_files_are_reported(files, tmp_path, monkeypatch):
     ('t5', {'config.json': None}, '{0}/config.json: no such file'),
     ('t5', {'config.json': '{'}, '{0}/config.json: invalid JSON (Expecting property name'),
     ('t5', {'config.json': '[]'}, "{0}/config.json: expected a JSON object, got '[]'"),
-    (
-      't5',
-      {'config.json': '{"model_type": "t4"}'},
-      "unknown model_type of {0}/config.json: 't4' (did you mean 't5'?); expected one of: bart, bert, marian, "
-      'mbart, t5',
-    ),
+    ('t5', {'config.json': '{"model_type": "t4"}'}, "unknown model_type of {0}/config.json: 't4' (did you mean 't5'?)"),
     ('t5', {'config.json': '{"model_type": "t5"}'}, '{0}/config.json: vocab_size must be a whole number, got None'),
     (
       't5',
       {'config.json': '{"model_type": "t5", "vocab_size": 9}'},
-      '{0}/config.json: vocab_size is 9, but the tokenizer in this folder has ids up to 1699; '
-      'expected the files of one model',
+      'but the tokenizer in this folder has ids up to 1',
     ),
-    (
-      't5',
-      {'generation_config.json': None},
-      '{0}/config.json: decoder_start_token_id must be a whole number from 0 to 1727, got None',
-    ),
+    ('t5', {'generation_config.json': None}, 'decoder_start_token_id must be a whole number from 0 to 1727, got None'),
     ('t5', {'spiece.model': None}, '{0}/spiece.model: no such file'),
     ('t5', {'spiece.model': 'text'}, '{0}/spiece.model: not a sentencepiece model ('),
     ('marian', {'target.spm': None}, '{0}/target.spm: no such file'),
     ('marian', {'vocab.json': '{"a": "b"}'}, '{0}/vocab.json: expected an object with the id of each token'),
     ('marian', {'vocab.json': '{"</s>": 0}'}, '{0}: the tokenizer has no token <pad> and no <unk>'),
-    (
-      'marian',
-      {'tokenizer_config.json': '{"separate_vocabs": true}'},
-      '{0}: a Marian model with separate vocabularies; expected one vocab.json for both sides',
-    ),
-    (
-      'mbart',
-      {'config.json': '{"model_type": "mbart", "vocab_size": 1700}'},
-      '{0}: vocab_size is 1700, expected the 1600 pieces of sentencepiece.bpe.model with 25 or 52 language codes and 2',
-    ),
+    ('marian', {'tokenizer_config.json': '{"separate_vocabs": true}'}, '{0}: a Marian model with separate vocabularie'),
+    ('mbart', {'config.json': '{"model_type": "mbart", "vocab_size": 1700}'}, '{0}: vocab_size is 1700, expected the'),
     ('bart', {'tokenizer.json': None}, '{0}/tokenizer.json: no such file'),
     ('bert', {'tokenizer.json': '{}'}, "{0}/tokenizer.json: not a tokenizer.json of Hugging Face's tokenizers ("),
   ],
@@ -473,4 +428,4 @@ def test_invalid_folders_are_reported(name, changes, message, folders, tmp_path)
     (tmp_path / file).unlink()
     if content is not None:
       (tmp_path / file).write_text(content)
-  assert error_message(vocab.from_pretrained, str(tmp_path)).startswith(message.format(tmp_path))
+  assert message.format(tmp_path) in error_message(vocab.from_pretrained, str(tmp_path))

@@ -126,10 +126,18 @@ def reference_search(
   return _by_score(best_of_groups, ranking, model.mask[b])
 
 
+def score_output(model: ToySearchModel, b: int, output) -> ReferenceHypothesis:
+  path = ReferenceHypothesis(0.0, (), (), 0.0, np.zeros((1, D)))
+  for token in output:
+    carry, log_probs, weights = model.reference_step(path.carry, path.tokens[-1] if path.tokens else BOS, b)
+    total = path.log_prob + log_probs[token]
+    path = ReferenceHypothesis(total, (*path.tokens, token), (*path.weights, weights), log_probs[token], carry)
+  return path
+
+
 def _extensions(model: ToySearchModel, path: ReferenceHypothesis, b: int) -> list[ReferenceHypothesis]:
   """The path continued by each token of the vocabulary."""
-  last = path.tokens[-1] if path.tokens else BOS
-  carry, log_probs, weights = model.reference_step(path.carry, last, b)
+  carry, log_probs, weights = model.reference_step(path.carry, path.tokens[-1] if path.tokens else BOS, b)
   all_weights = (*path.weights, weights)
   return [
     ReferenceHypothesis(path.log_prob + log_prob, (*path.tokens, token), all_weights, log_prob, carry)

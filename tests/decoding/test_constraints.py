@@ -17,11 +17,11 @@ from attention_jax.errors import UserError
 from attention_jax.tokens import BOS, EOS, PAD
 from tests.decoding.helpers import (
   B,
-  D,
   ReferenceHypothesis,
   assert_hypotheses,
   make_toy_model,
   reference_score,
+  score_output,
   select_sources,
 )
 from tests.sampled_cases import sample_cases
@@ -54,15 +54,6 @@ def run(model, constraints, find, prefix=None):
   if prefix is not None:
     step, carry, memory = force_prefix(step, carry, memory, prefix)
   return find(step, carry, memory, max_length=T, ranking=RANKING, source_mask=model.mask)
-
-
-def score_output(model, b: int, output) -> ReferenceHypothesis:
-  path = ReferenceHypothesis(0.0, (), (), 0.0, np.zeros((1, D)))
-  for last, token in zip((BOS, *output), output, strict=False):
-    carry, log_probs, weights = model.reference_step(path.carry, last, b)
-    total = path.log_prob + log_probs[token]
-    path = ReferenceHypothesis(total, (*path.tokens, token), (*path.weights, weights), log_probs[token], carry)
-  return path
 
 
 def ranked_outputs(model, b: int, constraints: Constraints) -> list[ReferenceHypothesis]:

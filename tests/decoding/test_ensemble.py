@@ -71,25 +71,23 @@ def test_stepping_equals_the_call_over_all_steps():
     token = target[:, t]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize('constraints', [NO_CONSTRAINTS, Constraints(no_repeat_ngram_size=1, min_length=2)], ids=str)
-def test_an_ensemble_of_one_model_twice_equals_the_model(constraints):
-  models, params = two_models()
-  single = compile_search(models[0], BeamSearch(3), 5, DEFAULT_RANKING, constraints=constraints)(params[0], *INPUTS[:2])
-  ensemble = Ensemble([models[0]] * 2)
-  ensembled = compile_search(ensemble, BeamSearch(3), 5, DEFAULT_RANKING, constraints=constraints)(
-    (params[0],) * 2, *INPUTS[:2]
+@pytest.mark.parametrize(
+  ('cell', 'alignment', 'constraints'),
+  [
+    pytest.param('bahdanau', 'softmax', NO_CONSTRAINTS, marks=pytest.mark.long),
+    pytest.param('bahdanau', 'softmax', Constraints(no_repeat_ngram_size=1, min_length=2), marks=pytest.mark.long),
+    ('luong', 'latent', NO_CONSTRAINTS),
+  ],
+)
+def test_an_ensemble_of_one_model_twice_equals_the_model(cell, alignment, constraints):
+  model = build_tiny(cell, 'rnn="gru"', alignment=alignment)
+  params = variables(model, *INPUTS, scale=2.0)['params']
+  single, ensembled = (
+    compile_search(searched, BeamSearch(3), 5, DEFAULT_RANKING, constraints=constraints)(its_params, *INPUTS[:2])
+    for searched, its_params in ((model, params), (Ensemble([model] * 2), (params,) * 2))
   )
   np.testing.assert_array_equal(ensembled.tokens, single.tokens)
   assert_close(ensembled.log_probs, single.log_probs, rtol=1e-4)
-
-
-def test_an_ensemble_of_one_latent_model_twice_has_the_weights_of_the_model():
-  model = build_tiny('luong', 'rnn="gru"', alignment='latent')
-  params = variables(model, *INPUTS, scale=2.0)['params']
-  single = compile_search(model, BeamSearch(2), 5, DEFAULT_RANKING)(params, *INPUTS[:2])
-  ensembled = compile_search(Ensemble([model] * 2), BeamSearch(2), 5, DEFAULT_RANKING)((params,) * 2, *INPUTS[:2])
-  np.testing.assert_array_equal(ensembled.tokens, single.tokens)
   assert_close(ensembled.weights, single.weights, rtol=1e-3, atol=1e-5)
 
 

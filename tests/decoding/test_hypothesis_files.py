@@ -28,7 +28,6 @@ def test_a_file_of_lists_has_probabilities_unless_they_are_samples(tmp_path):
   [
     'a b',
     '[]',
-    '{"text": "a"}',
     '{"hypotheses": ["a"]}',
     '{"hypotheses": [{"text": "a"}]}',
     '{"hypotheses": [{"text": 1, "log_prob": 0}]}',
@@ -46,10 +45,6 @@ def test_any_other_line_is_an_error_with_its_number(tmp_path, line):
   path.write_text(f'{{"hypotheses": []}}\n{line}\n')
   with pytest.raises(UserError, match=r'a\.json:2: expected an object with "hypotheses"'):
     read_candidates(str(path))
-
-
-def test_sampled_is_true_or_false(tmp_path):
-  path = tmp_path / 'a.json'
   path.write_text('{"hypotheses": [], "sampled": "false"}\n')
   with pytest.raises(UserError, match=r'a\.json:1: "sampled" must be true or false'):
     read_candidates(str(path))

@@ -11,44 +11,9 @@ import pytest
 from attention_jax.decoding import search
 from attention_jax.decoding.ranking import DEFAULT_RANKING, LENGTH_PENALTIES, MIN_COVERAGE, Ranking
 from attention_jax.errors import UserError
-from attention_jax.tokens import BOS, EOS
-from tests.decoding.helpers import (
-  make_toy_model,
-)
+from attention_jax.tokens import EOS
+from tests.decoding.helpers import make_toy_model
 from tests.modules.helpers import assert_same
-
-WORD, OTHER_WORD = 3, 4  # ids of words in the tables of probabilities below
-
-
-@pytest.mark.long
-def test_coverage_is_reordered_with_its_beam():
-  """The second beam overtakes the first one, and each beam keeps its coverage."""
-  probabilities = np.full((3, 5, 5), 1e-12)
-  probabilities[0, BOS, [WORD, OTHER_WORD]] = 0.6, 0.4
-  probabilities[1, WORD, [WORD, OTHER_WORD]] = 0.5
-  probabilities[1, OTHER_WORD, WORD] = 1.0
-  probabilities[2, :, EOS] = 1.0
-  table = jnp.log(jnp.asarray(probabilities, jnp.float32))
-  weights = np.zeros((3, 5, 2), np.float32)
-  weights[1, WORD] = (0.5, 0.75)
-  weights[1, OTHER_WORD] = (0.5, 0.0)
-  weights[2] = (0.75, 0.0)
-
-  def step(carry, token, memory):
-    return carry + 1, (table[carry, token], jnp.asarray(weights)[carry, token])
-
-  @functools.partial(jax.jit, static_argnames='beta')
-  def run(carry, beta):
-    return search.beam(step, carry, (), beams=2, max_length=3, ranking=Ranking(alpha=0.0, beta=beta))
-
-  without_penalty = run(jnp.zeros((1,), jnp.int32), 0.0)
-  assert without_penalty.tokens[0].tolist() == [[OTHER_WORD, WORD, EOS], [WORD, WORD, EOS]]
-  hypotheses = run(jnp.zeros((1,), jnp.int32), 0.5)
-  assert hypotheses.tokens[0].tolist() == [[WORD, WORD, EOS], [OTHER_WORD, WORD, EOS]]
-  # The coverage of the first position is more than 1; that of the second one is 0.75 or 0.
-  expected = np.log([0.3, 0.4]) + 0.5 * np.log([0.75, MIN_COVERAGE])
-  np.testing.assert_allclose(hypotheses.scores[0], expected, rtol=1e-5)
-  np.testing.assert_allclose(hypotheses.log_probs[0], np.log([0.3, 0.4]), rtol=1e-5)
 
 
 @pytest.mark.long
@@ -80,30 +45,6 @@ def test_hypotheses_exist_whatever_their_penalty(ranking):
   hypotheses = jax.jit(lambda: search.beam(step, jnp.zeros((1, 1)), (), beams=1, max_length=1, ranking=ranking))()
   assert hypotheses.lengths.tolist() == [[1]] and hypotheses.tokens.tolist() == [[[EOS]]]
   assert -1e12 < hypotheses.scores[0, 0] < -1e9
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-  ('gamma', 'lengths', 'scores'),
-  [(0.0, [1, 2], (0.6, 0.4)), (0.5, [1, 2], (0.6, 0.4)), (1.0, [2, 1], (0.4, 0.36))],
-)
-def test_eos_normalisation_penalises_early_ends(gamma, lengths, scores):
-  """The short output, which is more probable, ranks first unless its EOS counts twice (gamma = 1)."""
-  probabilities = np.full((2, 4), 1e-12)
-  probabilities[0, [EOS, WORD]] = 0.6, 0.4
-  probabilities[1, EOS] = 1.0
-  table = jnp.log(jnp.asarray(probabilities, jnp.float32))
-
-  def step(carry, token, memory):
-    return carry + 1, (table[carry], jnp.zeros((*carry.shape, 2)))
-
-  @jax.jit
-  def run(carry):
-    return search.beam(step, carry, (), beams=2, max_length=2, ranking=Ranking(alpha=0.0, gamma=gamma))
-
-  hypotheses = run(jnp.zeros((1,), jnp.int32))
-  assert hypotheses.lengths[0].tolist() == lengths
-  np.testing.assert_allclose(hypotheses.scores[0], np.log(scores), rtol=1e-5)
 
 
 @pytest.mark.long

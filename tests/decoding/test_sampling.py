@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_jax.decoding.compiled_search import compile_beam_search, compile_search
+from attention_jax.decoding.compiled_search import compile_search
 from attention_jax.decoding.ranking import DEFAULT_RANKING
 from attention_jax.decoding.sampling import Sampling
 from attention_jax.errors import UserError
-from attention_jax.tokens import EOS, PAD
-from tests.models.helpers import TARGET_WORDS, B, S, build_tiny, build_transformer, inputs
+from attention_jax.tokens import EOS
+from tests.models.helpers import TARGET_WORDS, B, build_tiny, inputs
 from tests.modules.helpers import assert_same, variables
 
 LOGITS = jnp.log(jnp.asarray([0.4, 0.05, 0.3, 0.15, 0.1]))
@@ -90,37 +90,6 @@ def test_first_tokens_are_as_frequent_as_they_are_likely():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('build', [build_tiny, build_transformer])
-def test_log_probs_are_those_of_the_model_at_temperature_1(build):
-  model = build()
-  source, mask, target = inputs()
-  params = variables(model, source, mask, target)
-  hypotheses = draw_samples(model, params, (source, mask, target), Sampling(samples=2, temperature=3.0))
-
-  @jax.jit
-  def score(tokens):
-    log_probs = jax.nn.log_softmax(model.apply(params, source, mask, tokens).logits)
-    chosen = jnp.take_along_axis(log_probs, tokens[..., None], -1)[..., 0]
-    return jnp.where(tokens != PAD, chosen, 0.0).sum(-1)
-
-  for k in range(2):
-    expected = score(hypotheses.tokens[:, k])
-    np.testing.assert_allclose(hypotheses.log_probs[:, k], expected, rtol=1e-4, atol=1e-5)
-  last_tokens = np.take_along_axis(hypotheses.tokens, hypotheses.lengths[..., None] - 1, -1)
-  assert np.all(last_tokens == EOS)
-  assert hypotheses.weights.shape == (B, 2, 4, S)
-
-
-@pytest.mark.long
-def test_top_k_of_1_equals_greedy_search():
-  model = build_tiny('luong')
-  model_inputs = inputs()
-  params = variables(model, *model_inputs, scale=2.0)
-  greedy = compile_beam_search(model, 1, 4)(params['params'], *model_inputs[:2])
-  np.testing.assert_array_equal(draw_samples(model, params, model_inputs, Sampling(top_k=1)).tokens, greedy.tokens)
-
-
-@pytest.mark.long
 def test_samples_depend_on_the_seed_and_on_the_number_of_the_source_alone():
   model = build_tiny('bahdanau')
   source, mask, target = inputs()
@@ -141,7 +110,6 @@ def test_samples_depend_on_the_seed_and_on_the_number_of_the_source_alone():
   [
     ({'samples': 0}, 'sampling.samples must be at least 1 and at most 10000, got 0'),
     ({'temperature': 0.0}, 'sampling.temperature must be at least 0.001 and at most 1000000.0, got 0.0'),
-    ({'temperature': 1e30}, 'sampling.temperature must be at least 0.001 and at most 1000000.0, got 1e'),
     ({'seed': 2**31}, 'sampling.seed must be at least 0 and at most 2147483647, got 2147483648'),
     ({'top_k': -1}, 'sampling.top_k must be at least 0, got -1'),
     ({'top_p': 0.0}, 'sampling.top_p must be greater than 0 and at most 1, got 0.0'),

@@ -82,28 +82,16 @@ def test_sources_that_are_too_long_have_no_hypotheses_and_do_not_affect_the_othe
 
 
 @pytest.mark.long
-def test_sources_that_fit_a_bucket_are_not_traced_for_their_length(model_and_params, monkeypatch):
-  predictor = Predictor(*model_and_params, WORDS, WORDS, buckets=[(4, 4), (9, 9)], max_length=4)
-  monkeypatch.setattr(predictor, '_accepts_length', None)
-  assert len(predictor(['a b', 'c'])) == 2
-
-
-@pytest.mark.long
-def test_each_search_is_compiled_once_and_each_length_traced_once(model_and_params, monkeypatch):
+def test_each_search_is_compiled_once(model_and_params, monkeypatch):
   compiled = []
-  traced = []
   compile_search = predictor_module.compile_search
-  can_trace = Predictor._can_trace
   monkeypatch.setattr(
     predictor_module, 'compile_search', lambda *args: compiled.append(args[1]) or compile_search(*args)
   )
-  monkeypatch.setattr(Predictor, '_can_trace', lambda self, length: traced.append(length) or can_trace(self, length))
   predictor = Predictor(*model_and_params, WORDS, WORDS, buckets=[(4, 4)], max_length=4)
-  for _ in range(2):
-    predictor(['a ' * 9], beams=1)
-    predictor(['a ' * 9], beams=2)
+  for beams in (1, 2, 1, 2):
+    predictor(['a ' * 9], beams=beams)
   assert [search.beams for search in compiled] == [1, 2]
-  assert len(traced) == len(set(traced)) > 0
 
 
 def test_a_prefix_must_leave_room_for_eos(model_and_params):

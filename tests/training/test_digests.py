@@ -105,11 +105,7 @@ def test_a_changed_split_is_named(change, tmp_path):
   message = r'trained on other data: test \(or the vocabulary\) changed since; restore the earlier data, '
   with pytest.raises(UserError, match=message):
     check_digests(tmp_path, compute_digests({'train': SPLIT, 'test': CHANGED[change]}))
-
-
-def test_missing_and_new_splits_are_named(tmp_path):
-  store_digests(tmp_path, compute_digests({'train': SPLIT, 'test': SPLIT}))
-  with pytest.raises(UserError, match='other data: test, unseen '):
+  with pytest.raises(UserError, match='other data: test, unseen '):  # a missing and a new one
     check_digests(tmp_path, compute_digests({'train': SPLIT, 'unseen': SPLIT}))
 
 
@@ -167,7 +163,4 @@ def test_a_checksum_does_not_depend_on_the_sharding():
   specs = [(), ('a',), ('b', 'a'), (None, ('a', 'b'))]
   sharded = [jax.device_put(array, NamedSharding(mesh, PartitionSpec(*spec))) for spec in specs]
   assert {checksum(x) for x in sharded} == {checksum(array)} == {tree_checksums({'x': np.asarray(array)})['x']}
-
-
-def test_the_names_of_checksums_are_paths():
-  assert list(tree_checksums({'a': [jnp.ones(2)], 'b': {'c': jnp.zeros(())}})) == ['a/0', 'b/c']
+  assert list(tree_checksums({'a': [array], 'b': {'c': array}})) == ['a/0', 'b/c']

@@ -72,21 +72,24 @@ def test_fields_of_the_evaluation_may_differ_on_resume_except_the_metric_that_se
     prepare_folder(tmp_path, changed | {'training': RUN['training'] | {'select': 'exact_match'}})
 
 
-def test_empty_groups_are_compared(tmp_path):
-  prepare_folder(tmp_path, run_with(model_cell={}))
-  prepare_folder(tmp_path, run_with(model_cell={}))
-  with pytest.raises(
-    UserError, match=r'model.cell is {} in its config.json, absent in this config; model.cell.gate is absent'
-  ):
-    prepare_folder(tmp_path, run_with(model_cell={'gate': True}))
-
-
-def test_values_of_other_types_differ(tmp_path):
-  prepare_folder(tmp_path, RUN)
-  with pytest.raises(UserError, match=r'model.features is 8 in its config.json, 8.0 in this config;'):
-    prepare_folder(tmp_path, run_with(model_features=8.0))
-  with pytest.raises(UserError, match=r'training.seed is 0 in its config.json, false in this config;'):
-    prepare_folder(tmp_path, run_with(training_seed=False))
+@pytest.mark.parametrize(
+  ('stored', 'given', 'message'),
+  [
+    (
+      {'model_cell': {}},
+      {'model_cell': {'gate': True}},
+      'cell is {} .*, absent in this config; model.cell.gate is',
+    ),
+    ({}, {'model_features': 8.0}, r'model.features is 8 in its config.json, 8.0 in this config;'),
+    ({}, {'training_seed': False}, r'training.seed is 0 in its config.json, false in this config;'),
+    ({'training_patience': 3}, {'training_patience': 4}, r'training.patience is 3 in its config.json, 4'),
+  ],
+)
+def test_empty_groups_and_values_of_other_types_differ(tmp_path, stored, given, message):
+  prepare_folder(tmp_path, run_with(**stored))
+  prepare_folder(tmp_path, run_with(**stored))
+  with pytest.raises(UserError, match=message):
+    prepare_folder(tmp_path, run_with(**given))
 
 
 def test_a_config_without_a_new_field_is_completed(tmp_path):
@@ -147,16 +150,11 @@ def test_a_locked_folder_cannot_be_locked_again(tmp_path):
       own_folder(folder, lines.append),
     ):
       pass
-  with own_folder(folder, lines.append):  # the first lock is released
+  with pytest.raises(KeyError), own_folder(folder, lines.append):  # the first lock is released
+    raise KeyError
+  with own_folder(folder, lines.append):  # and that which ends with an error
     pass
   assert not lines
-
-
-def test_a_failure_inside_releases_the_lock(tmp_path):
-  with pytest.raises(KeyError), own_folder(tmp_path, print):
-    raise KeyError
-  with own_folder(tmp_path, print):
-    pass
 
 
 def test_a_file_system_without_locks_is_logged(tmp_path, monkeypatch):

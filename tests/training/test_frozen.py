@@ -25,6 +25,10 @@ def names_of(tree):
   return {jax.tree_util.keystr(path, simple=True, separator='.'): x for path, x in jax.tree.leaves_with_path(tree)}
 
 
+def sum_params(params, *_):
+  return {'loss': sum(jnp.sum(x) for x in jax.tree.leaves(params)), 'tokens': jnp.float32(1)}
+
+
 FROZEN = {
   '': set(),
   'encoder': {'encoder.embedding.table', 'encoder.cell.kernel', 'encoder.cell.bias'},  # and not encoder_2
@@ -62,23 +66,17 @@ def test_the_optimizer_has_no_state_for_frozen_parameters_and_clips_the_norm_of_
 
 @pytest.mark.long
 def test_gradients_of_frozen_parameters_are_zero():
-  def fn(params, batch, rngs, running, update):
-    return {'loss': sum(jnp.sum(x**2) for x in jax.tree.leaves(params)), 'tokens': jnp.float32(1)}
-
-  loss = freeze_loss(Loss(fn, running=('loss',)), 'encoder.cell')
+  loss = freeze_loss(Loss(sum_params, running=('loss',)), 'encoder.cell')
   assert loss.running == ('loss',)
   gradients = names_of(jax.grad(lambda params: loss(params, None)['loss'])(PARAMS))
   assert {name for name, x in gradients.items() if not x.any()} == {'encoder.cell.kernel', 'encoder.cell.bias'}
-  assert loss(PARAMS, None)['loss'] == fn(PARAMS, None, None, None, 1)['loss']
+  assert loss(PARAMS, None)['loss'] == sum_params(PARAMS)['loss']
 
 
 @pytest.mark.long
 def test_the_reported_norm_of_the_gradients_excludes_frozen_parameters():
-  def fn(params, batch, rngs, running, update):
-    return {'loss': sum(jnp.sum(x) for x in jax.tree.leaves(params)), 'tokens': jnp.float32(1)}
-
   training = Training(steps=3, optimizer='adamw(weight_decay=0.1)', frozen='encoder', average=0.9)
-  step, initial = prepare_training(training, Loss(fn), lambda seed: PARAMS, make_mesh(), 0)
+  step, initial = prepare_training(training, Loss(sum_params), lambda seed: PARAMS, make_mesh(), 0)
   state, metrics = step(initial(0), {'x': np.zeros((8, 1), np.float32)})
   assert metrics['grad_norm'] == 3  # of the nine numbers of encoder_2
   for tree in (state.params, state.average):
@@ -89,11 +87,8 @@ def test_the_reported_norm_of_the_gradients_excludes_frozen_parameters():
 def test_annealed_parameters_follow_their_schedules_even_if_frozen():
   params = {'decoder': {'beta': jnp.ones(()), 'kernel': jnp.ones(3)}, 'output': jnp.ones(3)}
 
-  def fn(params, batch, rngs, running, update):
-    return {'loss': sum(jnp.sum(x) for x in jax.tree.leaves(params)), 'tokens': jnp.float32(1)}
-
   training = Training(steps=3, frozen='decoder', anneal='beta: linear(peak=4.0, end=1.0)')
-  step, initial = prepare_training(training, Loss(fn), lambda seed: params, make_mesh(), 0)
+  step, initial = prepare_training(training, Loss(sum_params), lambda seed: params, make_mesh(), 0)
   state, _ = step(initial(0), {'x': np.zeros((8, 1), np.float32)})
   assert state.params['decoder']['beta'] == make_schedule('linear(peak=4.0, end=1.0)', 3)(2)  # of the next update
   np.testing.assert_array_equal(state.params['decoder']['kernel'], params['decoder']['kernel'])
@@ -102,10 +97,7 @@ def test_annealed_parameters_follow_their_schedules_even_if_frozen():
 @pytest.mark.parametrize(
   ('spec', 'message'),
   [
-    (
-      'encodr',
-      "training.frozen: the model has no module or array 'encodr'; expected one of: encoder, encoder_2, or the dotted",
-    ),
+    ('encodr', "training.frozen: the model has no module or array 'encodr'; expected one of: encoder, encoder_2, or"),
     ('encoder.cel', "no module or array 'encoder.cel'"),
     ('encoder, encoder_2', "training.frozen='encoder, encoder_2' leaves no parameter to train"),
   ],

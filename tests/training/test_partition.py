@@ -29,19 +29,15 @@ from attention_jax.training.partition import (
 from tests.training.helpers import make_batch
 
 
-def test_mesh_spans_all_devices():
+def test_mesh_spans_all_devices_in_order_with_automatic_axes():
   assert make_mesh().shape == {'seed': 1, 'data': jax.device_count(), 'fsdp': 1, 'tensor': 1}
   assert make_mesh(jax.devices()[:3]).shape['data'] == 3
   for seeds, seed_devices in ((2, 2), (6, 2), (16, 8), (3, 1)):
     shape = make_mesh(jax.devices()[:8], seeds).shape
     assert (shape['seed'], shape['data']) == (seed_devices, 8 // seed_devices)
-
-
-def test_mesh_has_the_devices_in_order_and_automatic_axes():
   devices = jax.devices()[:6][::-1]
   mesh = make_mesh(devices, seeds=2)
-  assert list(mesh.devices.flat) == devices
-  assert set(mesh.axis_types) == {jax.sharding.AxisType.Auto}
+  assert list(mesh.devices.flat) == devices and set(mesh.axis_types) == {jax.sharding.AxisType.Auto}
 
 
 def test_rules_name_axes_of_the_mesh():
@@ -54,24 +50,21 @@ def test_sizes_of_the_mesh_multiply_to_the_devices():
   sizes = MeshConfig(fsdp=2, tensor=2)
   assert dict(make_mesh(jax.devices()[:8], sizes=sizes).shape) == {'seed': 1, 'data': 2, 'fsdp': 2, 'tensor': 2}
   assert dict(make_mesh(jax.devices()[:8], 6, sizes).shape) == {'seed': 2, 'data': 1, 'fsdp': 2, 'tensor': 2}
-  for sizes in (MeshConfig(fsdp=3), MeshConfig(data=2, fsdp=2), MeshConfig(tensor=16)):
-    with pytest.raises(UserError, match=r'^the sizes of config.mesh \(data=.*\) must multiply to the 8 devices$'):
-      make_mesh(jax.devices()[:8], sizes=sizes)
-  with pytest.raises(UserError, match=r'\(data=2, .* multiply to the 4 devices of each of 2 groups of seeds$'):
-    make_mesh(jax.devices()[:8], 2, MeshConfig(data=2))
 
 
 @pytest.mark.parametrize(
-  ('sizes', 'message'),
+  ('seeds', 'sizes', 'message'),
   [
-    ({'fsdp': 0}, 'config.mesh.fsdp must be at least 1, or -1 for the rest of the devices, got 0'),
-    ({'fsdp': -1}, 'only one size of config.mesh may be -1, got data=-1, fsdp=-1, tensor=1'),
+    (1, {'fsdp': 3}, r'^the sizes of config.mesh \(data=.*\) must multiply to the 8 devices$'),
+    (1, {'data': 2, 'fsdp': 2}, 'must multiply to the 8 devices$'),
+    (2, {'data': 2}, r'\(data=2, .* multiply to the 4 devices of each of 2 groups of seeds$'),
+    (1, {'fsdp': 0}, '^config.mesh.fsdp must be at least 1, or -1 for the rest of the devices, got 0$'),
+    (1, {'fsdp': -1}, '^only one size of config.mesh may be -1, got data=-1, fsdp=-1, tensor=1$'),
   ],
 )
-def test_invalid_sizes_are_reported(sizes, message):
-  with pytest.raises(UserError) as caught:
-    MeshConfig(**sizes)
-  assert str(caught.value) == message
+def test_invalid_sizes_are_reported(seeds, sizes, message):
+  with pytest.raises(UserError, match=message):
+    make_mesh(jax.devices()[:8], seeds, MeshConfig(**sizes))
 
 
 def specs_of(shapes, seeds=1, **options):
@@ -152,28 +145,16 @@ class FakeMesh(NamedTuple):
 
 
 def test_a_batch_is_sharded_by_rows_and_keeps_its_values():
-  batch = make_batch(0, rows=16)
+  batch = Batch(*make_batch(0, rows=16))
   mesh = make_mesh(jax.devices()[:8])
+  assert shard_batch(batch, mesh).links is None
+  replicated = replicate({'w': batch.source}, mesh)['w']
+  assert replicated.is_fully_replicated and len(replicated.addressable_shards) == 8
+  batch = batch._replace(links=np.random.default_rng(0).random((16, 5, 4)) < 0.5)
   placed = shard_batch(batch, mesh)
   jax.tree.map(np.testing.assert_array_equal, batch, placed)
   assert {shard.data.shape[0] for x in jax.tree.leaves(placed) for shard in x.addressable_shards} == {2}
-  assert placed.target_mask.dtype == bool and placed.source.dtype == np.int32
-
-
-def test_links_are_sharded_by_rows_and_optional():
-  mesh = make_mesh(jax.devices()[:8])
-  links = np.random.default_rng(0).random((16, 5, 4)) < 0.5
-  batch = Batch(*make_batch(0, rows=16))
-  placed = shard_batch(batch._replace(links=links), mesh)
-  np.testing.assert_array_equal(placed.links, links)
-  assert {shard.data.shape for shard in placed.links.addressable_shards} == {(2, 5, 4)}
-  assert shard_batch(batch, mesh).links is None
-
-
-def test_replicate_copies_to_every_device():
-  replicated = replicate({'w': np.arange(5.0, dtype=np.float32)}, make_mesh())
-  assert len(replicated['w'].addressable_shards) == jax.device_count()
-  assert replicated['w'].is_fully_replicated
+  assert placed.target_mask.dtype == placed.links.dtype == bool and placed.source.dtype == np.int32
 
 
 def test_rows_must_divide_evenly():

@@ -102,12 +102,9 @@ def best_of(direction, values):
   return functools.reduce(evaluate, enumerate(values, 1), BestEvaluation())
 
 
-def test_the_best_evaluation_depends_on_the_direction():
+def test_the_best_evaluation_depends_on_the_direction_and_equal_values_and_nan_are_no_improvement():
   assert best_of('max', (2.0, 3.0, 1.0)) == BestEvaluation(3.0, 2, 1)
   assert best_of('min', (2.0, 3.0, 1.0)) == BestEvaluation(1.0, 3, 0)
-
-
-def test_equal_values_and_nan_are_no_improvement():
   assert best_of('min', (2.0, 2.0)) == best_of('max', (2.0, 2.0)) == BestEvaluation(2.0, 1, 1)
   assert best_of('min', (float('nan'),)) == BestEvaluation(None, None, 1)
   assert best_of('min', (float('nan'), 5.0, float('nan'))) == BestEvaluation(5.0, 2, 1)

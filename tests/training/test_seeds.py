@@ -1,6 +1,7 @@
 """Runs side by side: each equals the run of its seed alone, and interrupted runs are resumed exactly."""
 
 import collections
+import contextlib
 import functools
 import os
 import shutil
@@ -108,21 +109,17 @@ def values_of(folder, name='train/loss'):
 
 
 def latest_step(folder, kind=LATEST):
-  reader = Checkpoints(folder, read_only=True)
-  step = reader.latest(kind)
-  reader.close()
-  return step
+  with contextlib.closing(Checkpoints(folder, read_only=True)) as reader:
+    return reader.latest(kind)
 
 
 def stored_steps(folder):
-  reader = Checkpoints(folder, read_only=True)
-  steps = reader.steps()
-  reader.close()
-  return steps
+  with contextlib.closing(Checkpoints(folder, read_only=True)) as reader:
+    return reader.steps()
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('seed', [pytest.param(SEEDS[0], marks=pytest.mark.long), SEEDS[-1]])
+@pytest.mark.parametrize('seed', SEEDS)
 def test_each_run_equals_the_run_of_its_seed_alone(uninterrupted, tmp_path, seed):
   results, folder = uninterrupted
   assert steps_of(results) == {12} and reasons_of(results) == [ALL_STEPS] * RUNS and results[0].compilations == 1
@@ -138,9 +135,8 @@ def test_each_run_equals_the_run_of_its_seed_alone(uninterrupted, tmp_path, seed
   run_folder = folder / f'seed_{seed}'
   for name in ('train/loss', 'train/reinforce', 'validation/loss'):
     np.testing.assert_allclose(values_of(run_folder, name), values_of(tmp_path, name), rtol=1e-4, atol=1e-6)
-  reader = Checkpoints(run_folder, read_only=True)
-  state, host = reader.restore(alone.state)
-  reader.close()
+  with contextlib.closing(Checkpoints(run_folder, read_only=True)) as reader:
+    state, host = reader.restore(alone.state)
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5), state, alone.state)
   assert host['best']['step'] == alone.best.step
   first_losses = {values_of(run_folder)[0][1] for run_folder in folders_in(folder)}

@@ -9,8 +9,10 @@ def evaluate(time, batches, watch):
     time.now += 1
 
 
-def test_lines_have_the_time_left_if_the_number_of_batches_is_known(time):
+def test_long_evaluations_have_lines_with_the_time_left_if_the_number_of_batches_is_known(time):
   lines = []
+  evaluate(time, range(14), BatchProgress('evaluating test', lines.append))
+  assert not lines
   watch = BatchProgress('evaluating test', lines.append)
   evaluate(time, range(100), watch)
   evaluate(time, (i for i in range(200)), watch)
@@ -20,9 +22,3 @@ def test_lines_have_the_time_left_if_the_number_of_batches_is_known(time):
     'evaluating test: 5 batches',
     'evaluating test: 125 batches',
   ]
-
-
-def test_short_evaluations_log_nothing(time):
-  lines = []
-  evaluate(time, range(14), BatchProgress('evaluating test', lines.append))
-  assert not lines

@@ -74,16 +74,10 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
 
 
 def test_records_of_one_step_are_merged(tmp_path):
-  write(
-    JsonLines(epath.Path(tmp_path), 0),
-    (5, {'train/loss': 1.0}),
-    (10, {'train/loss': 2.0}),
-    (10, {'validation/loss': 3.0}),
-  )
-  assert read_metrics(tmp_path) == [
-    {'step': 5, 'train/loss': 1.0},
-    {'step': 10, 'train/loss': 2.0, 'validation/loss': 3.0},
-  ]
+  records = (5, {'train/loss': 1.0}), (10, {'train/loss': 2.0}), (10, {'validation/loss': 3.0})
+  write(JsonLines(epath.Path(tmp_path), 0), *records)
+  merged = [{'step': 5, 'train/loss': 1.0}, {'step': 10, 'train/loss': 2.0, 'validation/loss': 3.0}]
+  assert read_metrics(tmp_path) == merged
 
 
 def part_of(folder):
@@ -97,6 +91,10 @@ def test_a_damaged_line_is_named(tmp_path, line):
   with pytest.raises(UserError, match=r'0000000000\.jsonl:2: not a record of metrics'):
     read_metrics(tmp_path)
   assert last_step(tmp_path) is None
+  part_of(tmp_path).unlink()
+  part_of(tmp_path).mkdir()
+  with pytest.raises(UserError, match=r'cannot read .*0000000000\.jsonl: Is a directory'):
+    read_metrics(tmp_path)
 
 
 PARTS = st.sampled_from([b'{"step":', b'1', b'-1e999', b'NaN', b'"x"', b'}', b'[', b']', b',', b'\n'])
@@ -112,32 +110,16 @@ def test_any_content_is_read_or_an_error_of_one_line(tmp_path, content):
     assert '\n' not in str(error)
 
 
-def test_a_folder_instead_of_a_file_is_an_error(tmp_path):
-  part_of(tmp_path).mkdir()
-  with pytest.raises(UserError, match=r'cannot read .*0000000000\.jsonl: Is a directory'):
-    read_metrics(tmp_path)
-
-
-def test_silence_before_the_first_record_is_reported(pipe, capsys, monkeypatch):
+@pytest.mark.parametrize('work', ['', 'compiling shape 3 of 7'])
+def test_silence_before_the_first_record_is_reported(pipe, capsys, monkeypatch, work):
   monkeypatch.setattr(writers, 'FIRST_REPORT', 0.01)
-  progress = Progress(0, 10)
+  progress = Progress(0, 10, *[lambda: work] * bool(work))
   real_time.sleep(0.2)
-  progress(5, {'train/loss': 1.0, 'train/steps_per_second': 1.0})
-  progress.close()
+  report(progress, (5, {'train/loss': 1.0, 'train/steps_per_second': 1.0}))
   lines = capsys.readouterr().out.splitlines()
-  reports = [line for line in lines if line.startswith('compiling the update, or making the first updates, for 0 s')]
-  assert 2 <= len(reports) <= 6 and lines[-1].startswith('step 5/10')  # intervals double
-
-
-def test_progress_reports_what_is_compiled(pipe, capsys, monkeypatch):
-  monkeypatch.setattr(writers, 'FIRST_REPORT', 0.01)
-  progress = Progress(0, 10, lambda: 'compiling shape 3 of 7')
-  real_time.sleep(0.1)
-  progress(5, {'train/loss': 1.0, 'train/steps_per_second': 1.0})
-  progress.close()
-  lines = capsys.readouterr().out.splitlines()
-  assert 'compiling shape 3 of 7, or making the first updates, for 0 s' in lines
-  assert lines[-1].endswith('  compiling shape 3 of 7')
+  start = f'{work or "compiling the update"}, or making the first updates, for 0 s'
+  assert 2 <= sum(line.startswith(start) for line in lines) <= 6  # intervals double
+  assert lines[-1].startswith('step 5/10') and lines[-1].endswith(work)
 
 
 def test_tensorboard_files_are_written(tmp_path):
@@ -213,9 +195,7 @@ def test_a_pipe_gets_one_line_per_record(pipe, capsys):
 
 def test_a_notebook_gets_the_same_lines(pipe, capsys, monkeypatch):
   monkeypatch.setattr('rich.console._is_jupyter', lambda: True)
-  progress = Progress(0, 10)
-  progress(10, {'validation/loss': 0.5})
-  progress.close()
+  report(Progress(0, 10), (10, {'validation/loss': 0.5}))
   assert capsys.readouterr().out.splitlines() == ['starting at step 0 of 10', 'step 10/10  validation/loss 0.5']
 
 
@@ -233,33 +213,22 @@ def test_the_time_left_includes_evaluations_but_not_the_first_compilation(pipe, 
     progress(step, record)
   progress.close()
   lines = capsys.readouterr().out.splitlines()
-  assert [line.split('left ')[1].split()[0] for line in lines if 'left' in line] == [
-    '-:--:--',
-    '0:01:20',  # 80 steps at 10 steps in 10 s
-    '0:01:45',  # 70 steps at 20 steps in 30 s
-    '2:45:00',  # 60 steps at 30 steps in 4950 s
-    '0:00:00',
-  ]
+  # 80 steps at 10 steps in 10 s, 70 steps at 20 steps in 30 s, 60 steps at 30 steps in 4950 s
+  expected = ['-:--:--', '0:01:20', '0:01:45', '2:45:00', '0:00:00']
+  assert [line.split('left ')[1].split()[0] for line in lines if 'left' in line] == expected
 
 
 def test_the_time_left_of_a_resumed_run_depends_only_on_its_own_steps(pipe, time, capsys):
   progress = Progress(60, 100)
-  time.now = 10.0
-  progress(70, training_record(1.0))
-  time.now = 15.0
-  progress(80, training_record(1.0))
+  for time.now, step in ((10.0, 70), (15.0, 80)):
+    progress(step, training_record(1.0))
   progress.close()
   lines = capsys.readouterr().out.splitlines()
-  assert lines[0] == 'resuming at step 60 of 100'
-  assert lines[2].startswith('step 80/100  left 0:00:10  ')
+  assert lines[0] == 'resuming at step 60 of 100' and lines[2].startswith('step 80/100  left 0:00:10  ')
 
 
 def test_a_terminal_redraws_one_line_and_prints_evaluations(terminal, capsys):
-  progress = Progress(0, 10)
-  progress(5, training_record(0.25))
-  progress(5, {'validation/loss': 0.75})
-  progress(10, training_record(0.125))
-  progress.close()
+  report(Progress(0, 10), (5, training_record(0.25)), (5, {'validation/loss': 0.75}), (10, training_record(0.125)))
   output = capsys.readouterr().out
   assert 'starting at step 0 of 10' in output and 'compiling' in output
   assert output.count('step 5/10  validation/loss 0.75') == 1
@@ -279,23 +248,23 @@ def run_info(tmp_path, monkeypatch):
   return RunInfo(epath.Path(folder), {'model': {'features': 4}, 'seeds': 1}, 'grid')
 
 
-def track(name, run_info, start, picture):
-  """Writes a record, and a picture, at the step after `start`."""
-  (tracker,) = make_trackers([name], run_info)
-  tracker.open(start)
-  tracker.write(start + 1, {'train/loss': 0.5 + start, 'validation/signature': 'words'})
-  tracker.picture(start + 1, 'attention', picture)
-  tracker.close()
+def track_twice(name, run_info):
+  """Writes a record, and a picture, at the first step of a run and at the step after it is resumed at step 10."""
+  picture = run_info.folder / 'weights.html'
+  picture.write_text('<p>weights</p>')
+  for start in (0, 10):
+    (tracker,) = make_trackers([name], run_info)
+    tracker.open(start)
+    tracker.write(start + 1, {'train/loss': 0.5 + start, 'validation/signature': 'words'})
+    tracker.picture(start + 1, 'attention', picture)
+    tracker.close()
 
 
 @pytest.mark.long
 def test_wandb_continues_a_run_of_the_group(run_info, tmp_path):
   import wandb
 
-  picture = epath.Path(tmp_path) / 'weights.html'
-  picture.write_text('<p>weights</p>')
-  for start in (0, 10):
-    track('wandb', run_info, start, picture)
+  track_twice('wandb', run_info)
   wandb.teardown()  # writes all files
   files = sorted((tmp_path / 'wandb').glob('offline-run-*/run-*.wandb'))
   run_id = (run_info.folder / 'wandb.id').read_text()
@@ -308,13 +277,10 @@ def test_wandb_continues_a_run_of_the_group(run_info, tmp_path):
 
 
 @pytest.mark.long
-def test_mlflow_continues_a_run_of_the_experiment(run_info, tmp_path, monkeypatch):
+def test_mlflow_continues_a_run_of_the_experiment(run_info, monkeypatch):
   import mlflow
 
-  picture = epath.Path(tmp_path) / 'weights.html'
-  picture.write_text('<p>weights</p>')
-  for start in (0, 10):
-    track('mlflow', run_info, start, picture)
+  track_twice('mlflow', run_info)
   client = mlflow.MlflowClient()
   (run,) = client.search_runs([client.get_experiment_by_name('grid').experiment_id])
   assert run.info.run_name == 'dot/seed_1' and run.info.status == 'FINISHED'
@@ -325,7 +291,7 @@ def test_mlflow_continues_a_run_of_the_experiment(run_info, tmp_path, monkeypatc
   assert [file.path for file in client.list_artifacts(run.info.run_id, 'attention')] == ['attention/weights.html']
   monkeypatch.setenv('MLFLOW_TRACKING_URI', 'nowhere://x')
   with pytest.raises(UserError, match=r'^--trackers=mlflow: .*nowhere'):
-    track('mlflow', run_info, 20, picture)
+    track_twice('mlflow', run_info)
 
 
 def test_trackers_that_cannot_be_used_are_errors(run_info, monkeypatch):
