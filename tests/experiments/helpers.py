@@ -13,7 +13,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import grain  # noqa: F401 - defines its absl flags before any program runs
 import jax
@@ -29,10 +30,6 @@ DEVICES = 2  # enough for sharding
 TIMEOUT = 300  # seconds for a run
 
 
-def _first_devices(devices, *args, **options):
-  return devices(*args, **options)[:DEVICES]
-
-
 class ProgramResult(NamedTuple):
   """Exit code, standard output and standard error of a program."""
 
@@ -41,23 +38,8 @@ class ProgramResult(NamedTuple):
   err: str
 
 
-class Stdin:
-  """Replacement of sys.stdin: an open file."""
-
-  def __init__(self, file: BinaryIO):
-    self.buffer = file
-    self.fileno = file.fileno
-
-
 def run(program: str, *args: object, stdin: bytes = b'', package: str = 'experiments') -> ProgramResult:
-  """Runs `python -m PACKAGE.PROGRAM ARGS` inside of this process, with the first DEVICES devices.
-
-  Args:
-    program: name of the program.
-    *args: its arguments.
-    stdin: its standard input.
-    package: the package of the program.
-  """
+  """Runs `python -m PACKAGE.PROGRAM ARGS` inside of this process, with the first DEVICES devices."""
   initial_flags = set(flags.FLAGS)
   verbosity = logging.get_verbosity()
   out = io.StringIO()
@@ -73,10 +55,11 @@ def run(program: str, *args: object, stdin: bytes = b'', package: str = 'experim
     stdin_file.seek(0)
     warnings.filterwarnings('ignore', message=r'the load_module\(\) method is deprecated')  # from ml_collections
     for name in ('devices', 'local_devices'):
-      patch.setattr(jax, name, partial(_first_devices, getattr(jax, name)))
+      devices = getattr(jax, name)
+      patch.setattr(jax, name, lambda *args, devices=devices, **options: devices(*args, **options)[:DEVICES])
     patch.chdir(ROOT)
     patch.setattr(sys, 'argv', [program, *map(str, args)])
-    patch.setattr(sys, 'stdin', Stdin(stdin_file))
+    patch.setattr(sys, 'stdin', SimpleNamespace(buffer=stdin_file, fileno=stdin_file.fileno))
     try:
       runpy.run_module(f'{package}.{program}', run_name='__main__', alter_sys=True)
       code = 0
@@ -91,12 +74,7 @@ def run(program: str, *args: object, stdin: bytes = b'', package: str = 'experim
 
 
 def start_training(*args: object, **settings: str) -> subprocess.Popen:
-  """Starts train.py in a new process, which writes errors to its standard output.
-
-  Args:
-    *args: arguments of train.py.
-    **settings: environment variables.
-  """
+  """Starts train.py with environment variables in a new process, which writes errors to its standard output."""
   return _start('train', args, settings, stderr=subprocess.STDOUT)
 
 
@@ -106,11 +84,15 @@ def start_translate(*args: object) -> subprocess.Popen:
 
 
 def _start(program: str, args, settings, **pipes) -> subprocess.Popen:
-  xla_flags = f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count={DEVICES}'
-  variables = {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': xla_flags, 'PYTHONUNBUFFERED': '1'}
-  environment = os.environ | variables | compiled.cache_environment() | settings
+  environment = _environment(DEVICES) | settings
   command = [sys.executable, '-m', f'experiments.{program}', *map(str, args)]
   return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, **pipes)
+
+
+def _environment(devices: int) -> dict[str, str]:
+  xla_flags = f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count={devices}'
+  variables = {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': xla_flags, 'PYTHONUNBUFFERED': '1'}
+  return os.environ | variables | compiled.cache_environment()
 
 
 def start_together(
@@ -126,11 +108,7 @@ def start_together(
   with socket.socket() as free:
     free.bind(('127.0.0.1', 0))
     address = f'127.0.0.1:{free.getsockname()[1]}'
-  environment = os.environ | compiled.cache_environment()
-  environment |= {
-    'JAX_PLATFORMS': 'cpu',
-    'XLA_FLAGS': f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count={4 // len(settings)}',
-    'PYTHONUNBUFFERED': '1',
+  environment = _environment(4 // len(settings)) | {
     'SLURM_JOB_ID': '1',
     'SLURM_STEP_NODELIST': 'localhost',
     'SLURM_NTASKS': str(len(settings)),

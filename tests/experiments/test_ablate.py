@@ -9,6 +9,7 @@ from attention_jax.sweeps.sweep import Outcome
 from experiments.config_files import load_sweep
 from tests import compiled
 from tests.experiments.helpers import DEVICES, run, tiny_arguments
+from tests.experiments.test_bad_input import assert_user_error
 from tests.sweeps.helpers import make_sweep
 
 CONFIG = '--config=configs/dates.py:luong2015_birnn'
@@ -24,42 +25,32 @@ def get_sweep():
 """
 
 # arguments -> parts of the message
+X = ['--workdir=x', CONFIG]
+# arguments -> parts of the message
 MISTAKES = [
   ([], ['--workdir is missing']),
   (['--workdir=x'], ['--config is missing']),
-  (['--workdir=x', CONFIG, '--grid=a'], ['--grid=a: expected field=value,value,...']),
-  (['--workdir=x', CONFIG, '--pair=seed=1,2; steps=3'], ['paired fields must have the same number of values']),
-  (['--workdir=x', CONFIG, '--search=model.dropout=log(low=0.1)'], ['needs high']),
-  (['--workdir=x', CONFIG, '--points=5'], ['--points needs --search, which draws the settings']),
-  (['--workdir=x', CONFIG, '--cluster=local', '--workers=2'], ['--workers has no effect with --cluster, whose option']),
-  (['--workdir=x', CONFIG, '--submit=q {command}', '--workers=2'], ['--workers has no effect with --submit']),
-  (['--workdir=x', CONFIG, '--submit=q {command}', '--cluster=slurm'], ['--cluster has no effect with --submit']),
-  (['--workdir=x', CONFIG, '--submit=sbatch'], ["--submit='sbatch' has no {command}; expected a command of the shell"]),
+  ([*X, '--search='], ['--search is empty; expected field=log(low=1e-4, high=1e-2)']),
+  ([*X, *2 * ['--search=model.dropout=linear(low=0.1, high=0.2)']], ['model.dropout must be set once']),
+  ([*X, '--points=5'], ['--points needs --search, which draws the settings']),
+  ([*X, '--cluster=local', '--workers=2'], ['--workers has no effect with --cluster, whose option']),
+  ([*X, '--submit=q {command}', '--workers=2'], ['--workers has no effect with --submit']),
+  ([*X, '--submit=q {command}', '--cluster=slurm'], ['--cluster has no effect with --submit']),
   (['--workdir=gs://x', CONFIG], ["'gs://x' names no folder of a bucket"]),
-  (['--workdir=x', CONFIG, '--search='], ['--search is empty; expected field=log(low=1e-4, high=1e-2)']),
-  (
-    ['--workdir=x', CONFIG, *2 * ['--search=model.dropout=linear(low=0.1, high=0.2)']],
-    ['model.dropout must be set once'],
-  ),
-  (['--workdir=x', CONFIG, '--grid=score=dot'], ["unknown field of config: 'score'", "'model.attention.score'?"]),
-  (['--workdir=x', CONFIG, '--grid=preset=luong'], ["unknown preset 'luong'", "'luong2015'?"]),
-  (['--workdir=x', CONFIG, '--seeds=0'], ['--seeds must be at least 1, got 0']),
-  (['--workdir=x', CONFIG, '--dry_run', '--test=wilcox'], ["unknown value of --test 'wilcox'", "'wilcoxon'?"]),
-  (['--workdir=x', CONFIG, '--metrics=exact'], ["unknown metric of the report 'exact'", "'exact_match'?"]),
-  (['--workdir=x', CONFIG, 'extra'], ["unexpected argument 'extra'"]),
+  ([*X, '--grid=score=dot'], ["unknown field of config: 'score'", "'model.attention.score'?"]),
+  ([*X, '--grid=preset=luong'], ["unknown preset 'luong'", "'luong2015'?"]),
+  ([*X, '--dry_run', '--test=wilcox'], ["unknown value of --test 'wilcox'", "'wilcoxon'?"]),
+  ([*X, '--metrics=exact'], ["unknown metric of the report 'exact'", "'exact_match'?"]),
+  ([*X, 'extra'], ["unexpected argument 'extra'"]),
   (['--workdir=nowhere', '--report'], ['nowhere holds no ledger.jsonl']),
   (['--workdir=x', '--report', '--grid=a=1,2'], ['--grid has no effect with --report']),
   (['--workdir=x', '--report', '--dry_run'], ['--dry_run has no effect with --report']),
 ]
 
 
-@pytest.mark.parametrize(
-  ('arguments', 'parts'), MISTAKES, ids=[' '.join(arguments) or 'no arguments' for arguments, _ in MISTAKES]
-)
-def test_mistakes_are_one_line(arguments, parts, tmp_path):
-  result = run('ablate', *arguments)
-  assert result.code == 2 and result.err.startswith('error: ') and result.err.count('\n') == 1, result.err
-  assert all(part in result.err for part in parts), result.err
+@pytest.mark.parametrize(('arguments', 'parts'), MISTAKES)
+def test_mistakes_are_one_line(arguments, parts):
+  assert_user_error(run('ablate', *arguments), parts)
 
 
 @pytest.mark.long
@@ -74,11 +65,10 @@ def test_several_mistakes_are_one_line_each(tmp_path):
 def test_mistakes_with_a_file_that_defines_a_sweep_name_the_file(tmp_path):
   path = tmp_path / 'mine.py'
   path.write_text(SWEEP_FILE)
-  result = run('ablate', f'--workdir={tmp_path / "x"}', f'--config={path}', '--grid=model.embedding=3')
-  assert result.code == 2 and 'mine.py defines get_sweep(); expected no --grid' in result.err
+  arguments = ['ablate', f'--workdir={tmp_path / "x"}', f'--config={path}']
+  assert_user_error(run(*arguments, '--grid=model.embedding=3'), ['mine.py defines get_sweep(); expected no --grid'])
   path.write_text(SWEEP_FILE.replace('Sweep(grid', '(grid'))
-  result = run('ablate', f'--workdir={tmp_path / "x"}', f'--config={path}')
-  assert result.code == 2 and 'mine.py:9: invalid syntax' in result.err
+  assert_user_error(run(*arguments), ['mine.py:9: invalid syntax'])
 
 
 def test_a_sweep_may_depend_on_the_preset(tmp_path):
@@ -121,14 +111,11 @@ def test_a_report_is_written_from_the_ledger(tmp_path):
 
 @pytest.mark.long
 def test_a_sweep_of_real_runs_is_planned_run_reported_and_compared(task, tmp_path, monkeypatch):
-  environment = compiled.cache_environment() | {
-    'XLA_FLAGS': f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count={DEVICES}'
-  }
-  for name, value in environment.items():
+  xla_flags = f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count={DEVICES}'
+  for name, value in (compiled.cache_environment() | {'XLA_FLAGS': xla_flags}).items():
     monkeypatch.setenv(name, value)
   folder = tmp_path / 'sweep'
-  grids = ['--seeds=1', '--grid=model.attention.alignment=softmax,sparsemax']
-  arguments = [*tiny_arguments(task, folder), *grids]
+  arguments = [*tiny_arguments(task, folder), '--seeds=1', '--grid=model.attention.alignment=softmax,sparsemax']
   plan = run('ablate', *arguments, '--dry_run')
   assert plan.code == 0 and 'alignment=sparsemax: seed 0, ' in plan.out and not folder.exists(), plan.err
   result = run('ablate', *arguments)
@@ -146,7 +133,5 @@ def test_a_sweep_of_real_runs_is_planned_run_reported_and_compared(task, tmp_pat
 
 
 def test_compare_needs_two_run_folders(trained, tmp_path):
-  folder, _ = trained
-  assert 'expected at least two run folders' in run('compare', str(folder)).err
-  result = run('compare', str(folder), str(tmp_path))
-  assert result.code == 2 and 'holds no config.json' in result.err
+  assert_user_error(run('compare', trained[0]), ['expected at least two run folders'])
+  assert_user_error(run('compare', trained[0], tmp_path), ['holds no config.json'])

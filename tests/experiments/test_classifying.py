@@ -11,6 +11,7 @@ from attention_jax.systems.classification.outputs import ClassificationPredictio
 from attention_jax.systems.classification.system import ClassificationSystem
 from attention_jax.systems.config import default_config, parse_config
 from tests.experiments.helpers import run
+from tests.experiments.test_bad_input import assert_user_error
 
 LABELS = {'good': 'praise', 'fine': 'praise', 'bad': 'blame', 'dull': 'blame'}
 
@@ -94,12 +95,6 @@ def test_an_ensemble_classifies_like_its_runs(trained):
   assert low < ensemble['loss'] < (low + high) / 2  # of the mean of two probabilities, -log is convex
 
 
-def test_metrics_by_a_property_of_pairs_are_an_error_before_the_evaluation(trained, monkeypatch):
-  monkeypatch.setattr(runs, 'evaluate_split', None)
-  result = run('evaluate', f'--workdir={trained[0]}', '--split=validation', '--by=source_length')
-  assert result.code == 2 and "is a run of system 'classification'; expected one of: translation" in result.err
-
-
 def test_new_texts_get_labels(trained, tmp_path):
   workdir = f'--workdir={trained[0]}'
   result = run('predict', workdir, stdin=b'It was fine.\nIt was dull. We left.\n')
@@ -110,8 +105,7 @@ def test_new_texts_get_labels(trained, tmp_path):
   assert set(record['probabilities']) == {'praise', 'blame'} and record['unread'] == 0
   assert [part['tokens'] for part in record['parts']] == [['we', 'left', '.'], ['it', 'was', 'bad', '.']]
   assert all(sum(part['weights'][0]) == pytest.approx(1, abs=1e-4) for part in record['parts'])
-  blank = run('predict', workdir, stdin=b'It was fine.\n\n')
-  assert blank.code == 2 and blank.err == 'error: stdin:2: the text is empty\n'
+  assert_user_error(run('predict', workdir, stdin=b'It was fine.\n\n'), ['error: stdin:2: the text is empty\n'])
 
 
 @pytest.mark.long
@@ -133,47 +127,36 @@ def test_weights_of_pairs_are_shown_as_the_mean_over_heads():
 
 
 @pytest.mark.parametrize(
-  ('flags', 'message'),
+  ('fields', 'message'),
   [
-    (['--config.model.pooling=attenton'], "unknown pooling 'attenton'"),
-    (['--config.model.classifier=flatt'], "unknown classifier 'flatt'"),
+    (['model.classifier=decomposable', 'data.buckets=((2, 16),)'], 'compares pairs of texts'),
+    (['training.auxiliary=redundancy'], 'needs a classifier that pools all words of a document at once; expected '),
     (
-      ['--config.model.classifier=decomposable'],
-      'must have 2 texts, got 4; expected config.data.buckets of (2, words), such as ((2, 20),)',
-    ),
-    (['--config.model.classifier=decomposable', '--config.data.buckets=((2, 16),)'], 'compares pairs of texts'),
-    (
-      ['--config.training.auxiliary=redundancy'],
-      'needs a classifier that pools all words of a document at once; expected config.model.classifier=flat',
-    ),
-    (
-      ['--config.training.auxiliary=redundancy', '--config.model.classifier=flat', '--config.model.pooling=max'],
+      ['training.auxiliary=redundancy', 'model.classifier=flat', 'model.pooling=max'],
       'needs learned weights; expected config.model.pooling=attention',
     ),
-    (
-      ['--config.training.objective=r_drop'],
-      "training.objective must be 'likelihood' for system 'classification', got 'r_drop'",
-    ),
-    (['--config.training.auxiliary=coverage'], "unknown auxiliary loss 'coverage'"),
-    (['--config.training.select=bleu'], "unknown metric in training.select: 'bleu'"),
-    (['--config.data.task=text'], "unknown task 'text'"),
-    (["--config.data.task=jsonl(train='no.jsonl')"], 'no.jsonl: no such file'),
-    (['--config.data.buckets=((4, 0),)'], 'buckets must be pairs (sentences, words)'),
-    (['--config.system=translation'], 'expected the fields of'),
-    (['--config.system=translating'], "unknown system 'translating'"),
+    (['training.auxiliary=coverage'], "unknown auxiliary loss 'coverage'"),
+    (['training.select=bleu'], "unknown metric in training.select: 'bleu'"),
+    (['data.task=text'], "unknown task 'text'"),
+    (["data.task=jsonl(train='no.jsonl')"], 'no.jsonl: no such file'),
+    (['data.buckets=((4, 0),)'], 'buckets must be pairs (sentences, words)'),
+    (['system=translation'], 'expected the fields of'),
+    (['system=translating'], "unknown system 'translating'"),
   ],
 )
-def test_mistakes_are_reported_in_one_line(reviews, tmp_path, flags, message):
+def test_mistakes_are_reported_in_one_line(reviews, tmp_path, fields, message):
+  flags = [f'--config.{field}' for field in fields]
   names = {flag.partition('=')[0] for flag in flags}
   other_flags = [flag for flag in reviews[1] if flag.partition('=')[0] not in names]
-  result = run('train', *other_flags, *flags, f'--workdir={tmp_path}/run')
-  assert result.code == 2 and message in result.err and result.err.count('\n') == 1
+  assert_user_error(run('train', *other_flags, *flags, f'--workdir={tmp_path}/run'), [message])
   assert not (tmp_path / 'run').exists()
 
 
-def test_programs_and_presets_of_other_systems_are_errors(trained):
-  folder, _ = trained
-  result = run('translate', f'--workdir={folder}', stdin=b'It was good.')
-  assert result.code == 2 and "is a run of system 'classification'; expected one of: translation" in result.err
+def test_programs_options_and_presets_of_other_systems_are_errors(trained, monkeypatch):
+  monkeypatch.setattr(runs, 'evaluate_split', None)  # nothing is evaluated
+  workdir = f'--workdir={trained[0]}'
+  part = "is a run of system 'classification'; expected one of: translation"
+  assert_user_error(run('translate', workdir, stdin=b'It was good.'), [part])
+  assert_user_error(run('evaluate', workdir, '--split=validation', '--by=source_length'), [part])
   result = run('train', '--config=configs/imdb.py:luong2015', '--workdir=x')
-  assert result.code == 2 and "unknown preset 'luong2015'" in result.err
+  assert_user_error(result, ["unknown preset 'luong2015'"])

@@ -51,44 +51,31 @@ def test_fields_have_type_default_range_and_meaning():
     'third': FieldDescription('tuple[int, ...]', (), None, 'another: with a colon.'),
     'undocumented': FieldDescription('bool', False, None, ''),
   }
-
-
-def test_excluded_fields_are_left_out():
   assert set(describe_fields(Example, exclude=('first', 'third'))) == {'parent_field', 'second', 'undocumented'}
 
 
 @pytest.mark.parametrize('system', SYSTEMS)
-def test_every_field_of_every_system_has_a_meaning(system):
-  descriptions = flatten_dict(describe_config(system))
-  assert [field for field, description in descriptions.items() if not description.meaning] == []
-
-
-@pytest.mark.parametrize('system', SYSTEMS)
-def test_descriptions_have_the_fields_and_defaults_of_the_default_config(system):
-  defaults = flatten_dict(default_config(system).to_dict(), sep='.')
+def test_every_field_of_the_default_config_has_its_default_and_a_meaning(system):
   described = {
-    f'{group}.{name}'.lstrip('.'): description.default
+    f'{group}.{name}'.lstrip('.'): field
     for group, fields in describe_config(system).items()
-    for name, description in fields.items()
+    for name, field in fields.items()
   }
-  assert described == defaults
+  assert all(field.meaning for field in described.values())
+  defaults = flatten_dict(default_config(system).to_dict(), sep='.')
+  assert {name: field.default for name, field in described.items()} == defaults
 
 
 def test_help_config_prints_the_fields_of_the_chosen_config_and_does_not_train(tmp_path):
   folder = tmp_path / 'run'
   config = ('--config=configs/dates.py:bahdanau2015_deep_tanh', '--config.training.steps=17')
   result = run('train', *config, f'--workdir={folder}', '--help_config')
-  assert (result.code, result.err) == (0, '')
-  assert not folder.exists()
+  assert (result.code, result.err) == (0, '') and not folder.exists()
   lines = result.out.splitlines()
   assert '  --config.training.steps = 17  (int, at least 1)' in lines
   printed = {line.split()[0] for line in lines if line.startswith('  --')}
   assert printed == {f'--config.{field}' for field in flatten_dict(default_config().to_dict(), sep='.')}
   meanings = ' '.join(result.out.split())
   for descriptions in describe_config('translation').values():
-    for description in descriptions.values():
-      assert ' '.join(description.meaning.split()) in meanings
-
-
-def test_help_config_needs_a_config():
+    assert all(' '.join(description.meaning.split()) in meanings for description in descriptions.values())
   assert_user_error(run('train', '--help_config'), ['--config is missing'])

@@ -18,6 +18,7 @@ from attention_jax.systems.translation.system import TranslationSystem
 from attention_jax.tokens import EOS
 from experiments.config_files import load_config
 from tests.experiments.helpers import ROOT, run
+from tests.experiments.test_bad_input import assert_user_error
 
 PYTHON = ROOT / '.venv/references/bin/python'
 LINES = b'eins zwei drei\nvier\n'
@@ -131,37 +132,32 @@ def test_an_imported_run_is_trained_further(folders, tmp_path):
   assert jax.tree.structure(tuned.params) == jax.tree.structure(expected.params)
 
 
-BROKEN = {
-  'no folder': ({}, 'config.json: no such file'),
-  'no weights': ({'model.safetensors': None}, 'model.safetensors: no such file; expected a folder as save_pretrained'),
-  'damaged weights': ({'model.safetensors': b'x'}, 'model.safetensors: not a safetensors file, or damaged'),
-  'no source.spm': ({'source.spm': None}, 'source.spm: '),
-  'no vocab.json': ({'vocab.json': None}, 'vocab.json: '),
-  'another model': ({'config.json': {'model_type': 'gpt2'}}, "unknown model_type of .*config.json: 'gpt2'"),
-  'no width': ({'config.json': {'d_model': None}}, 'config.json: d_model is missing'),
-  'another width': ({'config.json': {'d_model': 16}}, 'must be .*, got '),
-  'more layers': ({'config.json': {'encoder_layers': 3}}, 'missing arrays .*encoder.layers.2'),
-  'fewer layers': ({'config.json': {'decoder_layers': 1}}, 'arrays that are not of this model .*decoder.layers.1'),
-  'activation': ({'config.json': {'activation_function': 'tanh'}}, "unknown activation of a pretrained model: 'tanh'"),
-  'tables': ({'config.json': {'tie_word_embeddings': False}}, 'embeddings that .* do not share are not supported'),
-  'vocabulary': ({'config.json': {'vocab_size': 9}}, 'vocab_size is 9, but the tokenizer in this folder has ids up to'),
-}
+# file of a pretrained model -> None: removed, bytes: replaced, fields: changed, those of None removed
+BROKEN = [
+  ('model.safetensors', None, 'model.safetensors: no such file; expected a folder as save_pretrained'),
+  ('model.safetensors', b'x', 'model.safetensors: not a safetensors file, or damaged'),
+  ('source.spm', None, 'source.spm: '),
+  ('vocab.json', None, 'vocab.json: '),
+  ('config.json', None, 'config.json: no such file'),
+  ('config.json', {'model_type': 'gpt2'}, "unknown model_type of .*config.json: 'gpt2'"),
+  ('config.json', {'d_model': None}, 'config.json: d_model is missing'),
+  ('config.json', {'d_model': 16}, 'must be .*, got '),
+  ('config.json', {'encoder_layers': 3}, 'missing arrays .*encoder.layers.2'),
+  ('config.json', {'decoder_layers': 1}, 'arrays that are not of this model .*decoder.layers.1'),
+  ('config.json', {'tie_word_embeddings': False}, 'embeddings that .* do not share are not supported'),
+  ('config.json', {'vocab_size': 9}, 'vocab_size is 9, but the tokenizer in this folder has ids up to'),
+]
 
 
-@pytest.mark.parametrize('name', BROKEN)
-def test_files_that_are_missing_or_wrong_are_reported_in_one_line(name, folders, tmp_path):
-  changes, message = BROKEN[name]
-  if changes:
-    shutil.copytree(folders[1], tmp_path / 'model')
-  for file, change in changes.items():
-    path = tmp_path / 'model' / file
-    if change is None:
-      path.unlink()
-    elif isinstance(change, bytes):
-      path.write_bytes(change)
-    else:
-      fields = json.loads(path.read_text()) | change
-      path.write_text(json.dumps({key: value for key, value in fields.items() if value is not None}))
+@pytest.mark.parametrize(('file', 'change', 'message'), BROKEN)
+def test_files_that_are_missing_or_wrong_are_reported_in_one_line(file, change, message, folders, tmp_path):
+  path = shutil.copytree(folders[1], tmp_path / 'model') / file
+  fields = json.loads(path.read_text()) if isinstance(change, dict) else {}
+  path.unlink()
+  if isinstance(change, bytes):
+    path.write_bytes(change)
+  elif change:
+    path.write_text(json.dumps({key: value for key, value in (fields | change).items() if value is not None}))
   result = run('import_model', f'--from={tmp_path}/model', f'--workdir={tmp_path}/run')
   assert result.code == 2 and not (tmp_path / 'run').exists()
   assert result.err.count('\n') == 1 and re.search(message, result.err), result.err
@@ -172,24 +168,24 @@ def test_files_that_are_missing_or_wrong_are_reported_in_one_line(name, folders,
   [
     (['--format=bart'], "unknown format 'bart'; expected one of: functions, marian"),
     (['--format=marian', '--beams=2'], '--beams has no effect with --format=marian'),
-    pytest.param(
-      ['--format=marian'], 'expected a run of translation with a Transformer, as MarianMT', marks=pytest.mark.long
-    ),
   ],
 )
-def test_wrong_exports_are_reported(flags, message, request, folders, tmp_path):
-  folder = request.getfixturevalue('trained')[0] if flags == ['--format=marian'] else folders[0]
-  result = run('export', f'--workdir={folder}', f'--output={tmp_path}/out', *flags)
-  assert result.code == 2 and message in result.err
+def test_wrong_exports_are_reported(flags, message, folders, tmp_path):
+  assert_user_error(run('export', f'--workdir={folders[0]}', f'--output={tmp_path}/out', *flags), [message])
+
+
+@pytest.mark.long
+def test_a_run_without_a_transformer_is_not_exported_as_marian(trained, tmp_path):
+  result = run('export', f'--workdir={trained[0]}', f'--output={tmp_path}/out', '--format=marian')
+  assert_user_error(result, ['expected a run of translation with a Transformer, as MarianMT'])
 
 
 def test_a_transformer_that_marianmt_cannot_represent_is_reported(folders, tmp_path):
-  shutil.copytree(folders[0], tmp_path / 'run')
-  path = tmp_path / 'run' / 'config.json'
-  config = json.loads(path.read_text())
+  folder = shutil.copytree(folders[0], tmp_path / 'run')
+  config = json.loads((folder / 'config.json').read_text())
   config['model']['encoder'] = config['model']['encoder'].replace('bias=True', "bias=True, position='alibi'")
-  path.write_text(json.dumps(config))
-  (tmp_path / 'run' / 'digests.json').unlink()
-  result = run('export', f'--workdir={tmp_path}/run', f'--output={tmp_path}/out', '--format=marian')
-  assert result.code == 2
-  assert "MarianMT cannot represent config.model.encoder.position='alibi'; expected 'sinusoidal'" in result.err
+  (folder / 'config.json').write_text(json.dumps(config))
+  (folder / 'digests.json').unlink()
+  result = run('export', f'--workdir={folder}', f'--output={tmp_path}/out', '--format=marian')
+  part = "MarianMT cannot represent config.model.encoder.position='alibi'; expected 'sinusoidal'"
+  assert_user_error(result, [part])

@@ -59,7 +59,7 @@ def attention_gradient(opened, part: str):
   """Returns the gradient of one part of the loss with respect to the parameters of attention."""
   loss = sequence_loss(opened.model)
   ids = jnp.ones((2, 5), jnp.int32)
-  mask = jnp.ones((2, 5), bool)
+  mask = ids > 0
   batch = Batch(ids, mask, ids, mask, ids[:, 0])
 
   def value(params):

@@ -32,18 +32,13 @@ def start_on_cores(cores, *args):
 @pytest.mark.skipif(len(CORES) < 2, reason='needs two cores')
 def test_seeds_and_batches_in_threads_have_the_results_of_one_core(tmp_path):
   task = write_task(tmp_path)
-  folders = {'threads': CORES, 'one_core': {min(CORES)}}
-  wait_for_outputs(
-    [start_on_cores(cores, *tiny_arguments(task, tmp_path / name, *FLAGS)) for name, cores in folders.items()]
-  )
+  cores = {'threads': CORES, 'one_core': {min(CORES)}}
+  wait_for_outputs([start_on_cores(cores[name], *tiny_arguments(task, tmp_path / name, *FLAGS)) for name in cores])
   for seed in range(SEEDS):
-    in_threads, on_one_core = (tmp_path / name / f'seed_{seed}' for name in folders)
-    files = [
-      {path: data for path, data in read_tree(folder).items() if 'hypotheses' in path}
-      for folder in (in_threads, on_one_core)
-    ]
+    folders = [tmp_path / name / f'seed_{seed}' for name in cores]
+    files = [{path: data for path, data in read_tree(folder).items() if 'hypotheses' in path} for folder in folders]
     assert files[0] == files[1] and files[0]
-    metrics = [metrics_of(folder) for folder in (in_threads, on_one_core)]
+    metrics = [metrics_of(folder) for folder in folders]
     assert metrics[0] == metrics[1] and len(metrics[0]) == 2
 
 

@@ -17,6 +17,7 @@ from attention_jax.systems.config import default_config, parse_config
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.systems.runs import open_run
 from tests.experiments.helpers import run, start_together, tiny_arguments, wait_for_outputs
+from tests.experiments.test_bad_input import assert_user_error
 from tests.experiments.test_two_processes import SETTINGS
 
 
@@ -29,16 +30,20 @@ def prepared(task, tmp_path):
   return tmp_path / 'prepared'
 
 
+def train_prepared(prepared, workdir, *fields):
+  """Trains on prepared data."""
+  result = run('train', *prepared_arguments(prepared, workdir, *fields))
+  assert result.code == 0, result.err
+
+
 def prepared_arguments(prepared, workdir, *fields):
-  """Returns the arguments of train.py for prepared data."""
   return tiny_arguments(prepared, workdir, '--config.data.task=prepared', *fields)
 
 
 @pytest.mark.long
 def test_training_on_prepared_data_equals_training_on_data_in_memory(trained, prepared, tmp_path):
   folder, _ = trained
-  result = run('train', *prepared_arguments(prepared, tmp_path / 'disk'))
-  assert result.code == 0, result.err
+  train_prepared(prepared, tmp_path / 'disk')
   runs = [open_run(path, 'latest') for path in (tmp_path / 'disk', folder)]
   jax.tree.map(np.testing.assert_array_equal, runs[0].params, runs[1].params)
   for name in ('hypotheses.test.txt', 'vocabulary.source.json'):
@@ -50,26 +55,24 @@ def test_training_on_prepared_data_equals_training_on_data_in_memory(trained, pr
 @pytest.mark.long
 def test_another_number_of_processes_resumes_within_an_epoch(prepared, tmp_path):
   """Four updates of one process and two of two processes equal six of one process; an epoch has three batches."""
-  arguments = [*SETTINGS, '--config.mesh.fsdp=1', '--config.training.checkpoint_every=4', '--config.training.steps=4']
-  changed = '--config.training.steps=6'
-  assert run('train', *prepared_arguments(prepared, tmp_path / 'uninterrupted', *arguments, changed)).code == 0
-  assert run('train', *prepared_arguments(prepared, tmp_path / 'resumed', *arguments)).code == 0
-  processes = start_together(
-    'experiments.train', '--distributed', *prepared_arguments(prepared, tmp_path / 'resumed', *arguments, changed)
-  )
-  first, _ = wait_for_outputs(processes)
+  fields = [*SETTINGS, '--config.mesh.fsdp=1', '--config.training.checkpoint_every=4', '--config.training.steps=4']
+  changed = [*fields, '--config.training.steps=6']
+  train_prepared(prepared, tmp_path / 'uninterrupted', *changed)
+  train_prepared(prepared, tmp_path / 'resumed', *fields)
+  arguments = prepared_arguments(prepared, tmp_path / 'resumed', *changed)
+  first, _ = wait_for_outputs(start_together('experiments.train', '--distributed', *arguments))
   assert 'resuming at step 4 of 6' in first
   runs = [open_run(tmp_path / name, 'latest') for name in ('uninterrupted', 'resumed')]
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), *(x.params for x in runs))
 
 
 def test_configs_that_cannot_be_prepared_are_errors(tmp_path):
-  result = run('prepare', '--config=configs/digits.py:mnih2014', f'--output={tmp_path / "prepared"}')
-  assert result.code == 2 and "got a config of system 'glimpsing'" in result.err
-  result = run('prepare', f'--output={tmp_path / "prepared"}')
-  assert result.code == 2 and '--config is missing' in result.err
-  result = run('prepare', '--config=configs/dates.py', '--config.system=translate', f'--output={tmp_path / "prepared"}')
-  assert result.code == 2 and "unknown system 'translate' (did you mean 'translation'?)" in result.err
+  for arguments, part in [
+    (['--config=configs/digits.py:mnih2014'], "got a config of system 'glimpsing'"),
+    ([], '--config is missing'),
+    (['--config=configs/dates.py', '--config.system=translate'], "'translate' (did you mean 'translation'?)"),
+  ]:
+    assert_user_error(run('prepare', *arguments, f'--output={tmp_path / "prepared"}'), [part])
 
 
 def write_documents(folder):
@@ -79,10 +82,8 @@ def write_documents(folder):
     texts = [' '.join(rng.choice([*'abcdefg', '.'], rng.integers(2, 12))) + ' a' for _ in range(rows)]
     lines = [json.dumps({'text': text, 'label': f'{i % 3}'}) for i, text in enumerate(texts)]
     (folder / f'{name}.jsonl').write_text('\n'.join(lines) + '\n')
-  return {'system': 'classification', 'data.task': "jsonl(train='train.jsonl', validation='dev.jsonl')"} | {
-    'data.buckets': ((2, 4), (4, 4)),
-    'data.batch_size': 4,
-  }
+  fields = {'system': 'classification', 'data.task': "jsonl(train='train.jsonl', validation='dev.jsonl')"}
+  return fields | {'data.buckets': ((2, 4), (4, 4)), 'data.batch_size': 4}
 
 
 def write_captions(folder):
@@ -101,11 +102,6 @@ def write_features(folder):
   fields = write_captions(folder)
   np.savez(folder / 'grid.npz', **{f'{i:02}.png': np.full((2, 2, 5), i / 3, np.float32) for i in range(11)})
   return fields | {'data.task': "captions(features='grid.npz')", 'model.encoder': 'precomputed'}
-
-
-def write_shapes(folder):
-  """Returns the fields of generated pictures with gold boxes."""
-  return {'system': 'captioning', 'data.task': 'shapes', 'model.encoder': 'grid'}
 
 
 def load_system(fields, **changed):
@@ -141,23 +137,22 @@ def test_batches_of_prepared_documents_and_captions_are_those_from_memory(in_mem
   system, fields = in_memory
   folder = prepare_quietly(system, tmp_path / 'prepared')
   assert prepare_quietly(system, folder) == folder  # prepared already
-  prepared = load_system(fields, **{'data.task': 'prepared', 'data.folder': str(folder)})
+  changed = {'data.task': 'prepared', 'data.folder': str(folder)}
+  prepared = load_system(fields, **changed)
   assert prepared.report[1:] == system.report[1:] and prepared.splits == system.splits
   whole, on_disk = (data.batches(1, Share()) for data in (system, prepared))
   assert len(whole) > 3 and on_disk.shapes == whole.shapes
   for step, batch in enumerate(stream(on_disk, 2, 2 * len(whole)), 2):  # from the middle of an epoch
     assert_same_batches(batch, whole[step])
   read = []
-  read_records = PreparedTable.read_records
-  monkeypatch.setattr(
-    PreparedTable, 'read_records', lambda table, rows: read.append(len(rows)) or read_records(table, rows)
-  )
+  read_rows = PreparedTable.read_records
+  monkeypatch.setattr(PreparedTable, 'read_records', lambda table, x: read.append(len(x)) or read_rows(table, x))
   for step in range(len(whole)):
     parts = [prepared.batches(1, Share(index, 4))[step] for index in range(4)]
     assert_same_batches(jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts), whole[step])
   assert max(read) == 1  # each of four processes reads its one row, and its picture
   with pytest.raises(UserError, match=r"config\.data\.vocabulary is 'char', but .* was prepared with 'word'"):
-    load_system(fields, **{'data.task': 'prepared', 'data.folder': str(folder), 'data.vocabulary': 'char'}).report  # noqa: B018
+    load_system(fields, **changed, **{'data.vocabulary': 'char'}).report  # noqa: B018
   with pytest.raises(UserError, match='is prepared already; expected a task other than'):
     prepare_quietly(prepared, tmp_path / 'again')
   with pytest.raises(UserError, match=r"was prepared for system .*, not for 'translation'"):
@@ -187,16 +182,14 @@ def test_an_interrupted_preparation_of_any_system_continues(in_memory, tmp_path,
     assert contents(prepare_quietly(system, tmp_path / f'interrupted{calls}')) == whole
 
 
-def test_texts_labels_and_boxes_of_prepared_splits_are_those_from_memory(tmp_path):
+def test_texts_and_labels_of_prepared_splits_are_those_from_memory(tmp_path):
   fields = write_documents(tmp_path) | {'data.folder': str(tmp_path)}
   documents = load_system(fields)
   changed = {'data.task': 'prepared', 'data.folder': str(prepare_quietly(documents, tmp_path / 'prepared'))}
   prepared = load_system(fields, **changed)
-  one, other = documents.documents['train'], prepared.documents['train']
-  assert (list(other.sentences), other.labels, list(other.lines)) == (one.sentences, one.labels, list(one.lines))
-  assert prepared.documents['validation']._replace(lines=one.lines) == documents.documents['validation']._replace(
-    lines=one.lines
-  )
+  for split in ('train', 'validation'):
+    one, other = documents.documents[split], prepared.documents[split]
+    assert (list(other.sentences), other.labels, list(other.lines)) == (one.sentences, one.labels, list(one.lines))
   rows = (tmp_path / 'train.jsonl').read_text().splitlines()[:1]
   (tmp_path / 'train.jsonl').write_text('\n'.join(rows) + '\n')
   with pytest.raises(UserError, match="expected at least two labels, but every label is '0'"):
@@ -207,9 +200,10 @@ def test_texts_labels_and_boxes_of_prepared_splits_are_those_from_memory(tmp_pat
 
 @pytest.mark.long
 def test_gold_boxes_are_prepared(tmp_path):
-  shapes = load_system(write_shapes(tmp_path))
+  fields = {'system': 'captioning', 'data.task': 'shapes', 'model.encoder': 'grid'}
+  shapes = load_system(fields)
   folder = prepare_quietly(shapes, tmp_path / 'prepared')
-  prepared = load_system(write_shapes(tmp_path), **{'data.task': 'prepared', 'data.folder': str(folder)})
+  prepared = load_system(fields, **{'data.task': 'prepared', 'data.folder': str(folder)})
   one, other = (system.pictures['validation'] for system in (shapes, prepared))
   assert list(other.boxes) == one.boxes and list(other.captions) == one.captions
   assert other.corpus.source == one.corpus.source

@@ -53,30 +53,28 @@ def test_two_processes_train_as_one_does(task, tmp_path):
   assert total / 4 <= local < total
   assert not any(word in second for word in ('vocabulary', 'step', 'loss')), second  # process 0 alone logs
   assert run('train', *tiny_arguments(task, tmp_path / 'single', *SETTINGS)).code == 0
-
-  def values(records, name):
-    return [record[name] for record in records if name in record]
-
-  distributed = read_metrics(tmp_path / 'distributed')
-  single = read_metrics(tmp_path / 'single')
-  lines = [line for path in (tmp_path / 'distributed' / 'metrics').iterdir() for line in path.read_text().splitlines()]
+  folders = [tmp_path / 'distributed', tmp_path / 'single']
+  lines = [line for path in (folders[0] / 'metrics').iterdir() for line in path.read_text().splitlines()]
   assert len(lines) == 4  # three updates and one evaluation, by one writer
   for name in ('train/loss', 'train/grad_norm', 'validation/loss', 'validation/entropy'):
-    assert values(distributed, name) == pytest.approx(values(single, name), rel=1e-5)
-  assert distributed[2]['train/loss'] < distributed[0]['train/loss'] - 0.01
-
+    values, expected = (values_of(folder, name) for folder in folders)
+    assert values and values == pytest.approx(expected, rel=1e-5)
+  losses = values_of(folders[0], 'train/loss')
+  assert losses[2] < losses[0] - 0.01
   for checkpoint in ('latest', 'best'):
-    distributed, single = (open_run(tmp_path / name, checkpoint) for name in ('distributed', 'single'))
+    distributed, single = (open_run(folder, checkpoint) for folder in folders)
     assert distributed.step == single.step == 3
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), distributed.params, single.params)
-
-  def read_test_results(name):
-    results = json.loads((tmp_path / name / 'results.json').read_text())['results']['test']
-    return {metric: result['value'] for metric, result in results.items()}
-
-  assert read_test_results('distributed') == pytest.approx(read_test_results('single'), rel=1e-5)
-  hypotheses = [(tmp_path / name / 'hypotheses.test.txt').read_text() for name in ('distributed', 'single')]
+  results = [json.loads((folder / 'results.json').read_text())['results']['test'] for folder in folders]
+  values, expected = ({name: result['value'] for name, result in metrics.items()} for metrics in results)
+  assert values == pytest.approx(expected, rel=1e-5)
+  hypotheses = [(folder / 'hypotheses.test.txt').read_text() for folder in folders]
   assert hypotheses[0] == hypotheses[1] and hypotheses[0].count('\n') == 5
+
+
+def values_of(folder, name):
+  """Returns the logged values of a metric."""
+  return [record[name] for record in read_metrics(folder) if name in record]
 
 
 @pytest.mark.long
@@ -90,20 +88,15 @@ def test_two_processes_train_several_seeds_and_resume(seeds, task, tmp_path):
   assert run('train', *tiny_arguments(task, tmp_path / 'single', *fields)).code == 0
   results = json.loads((tmp_path / 'distributed' / 'results.json').read_text('utf-8'))['results']
   assert len(results['test']['loss']['values']) == seeds
-
-  def train_losses(name, seed):
-    records = read_metrics(tmp_path / name / f'seed_{seed}')
-    return [record['train/loss'] for record in records if 'train/loss' in record]
-
   for seed in range(seeds):
-    assert len(train_losses('distributed', seed)) == 3
-    assert train_losses('distributed', seed) == pytest.approx(train_losses('single', seed), rel=1e-5)
+    losses, expected = (values_of(tmp_path / x / f'seed_{seed}', 'train/loss') for x in ('distributed', 'single'))
+    assert len(losses) == 3 and losses == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
   ('count', 'signalled'),
-  [(2, (1,)), pytest.param(2, (0, 1), marks=pytest.mark.long), pytest.param(4, (2,), marks=pytest.mark.long)],
+  [(2, (1,)), (2, (0, 1)), (4, (2,))],
   ids=['one of two processes', 'both processes', 'one of four processes'],
 )
 def test_a_signal_to_any_process_stops_all_after_the_same_update(count, signalled, task, tmp_path):
@@ -119,12 +112,10 @@ def test_a_signal_to_any_process_stops_all_after_the_same_update(count, signalle
   first, *others = wait_for_outputs(processes, expected=INTERRUPTED)
   step = Checkpoints(folder, read_only=True).latest()
   assert f'run the same command again to resume from step {step}' in first and 'step' not in ''.join(others)
-  records = read_metrics(folder)
-  assert records[-1]['step'] == step >= 3
+  assert read_metrics(folder)[-1]['step'] == step >= 3
   assert run('train', *tiny_arguments(task, tmp_path / 'single', *settings)).code == 0
   for name in ('train/loss', 'train/grad_norm'):
-    expected = [record[name] for record in read_metrics(tmp_path / 'single') if name in record]
-    assert [record[name] for record in records[:3]] == pytest.approx(expected, rel=1e-5)
+    assert values_of(folder, name)[:3] == pytest.approx(values_of(tmp_path / 'single', name), rel=1e-5)
 
 
 @pytest.mark.long
@@ -133,14 +124,14 @@ def test_a_signal_to_process_1_stops_the_validation_and_the_final_evaluation_of_
   for path in (task / 'dev.tsv', task / 'test.tsv'):
     path.write_text(path.read_text('utf-8') * 1000, 'utf-8')
   folder = tmp_path / 'run'
-  arguments = tiny_arguments(task, folder, *SETTINGS)
-  processes = start_together('experiments.train', '--distributed', *arguments)
+  command = ('experiments.train', '--distributed', *tiny_arguments(task, folder, *SETTINGS))
+  processes = start_together(*command)
   wait_for_step(folder, 3, processes)  # the validation begins
   processes[1].send_signal(signal.SIGTERM)
   first, second = wait_for_outputs(processes, expected=INTERRUPTED)
   assert 'run the same command again to resume from step 3' in first and 'step' not in second
-  assert not any('validation/loss' in record for record in read_metrics(folder))
-  processes = start_together('experiments.train', '--distributed', *arguments)
+  assert not values_of(folder, 'validation/loss')
+  processes = start_together(*command)
   for line in processes[0].stdout:
     if 'evaluating test' in line:
       break
@@ -149,7 +140,7 @@ def test_a_signal_to_process_1_stops_the_validation_and_the_final_evaluation_of_
   assert 'stopped by SIGTERM while evaluating; run the same command again to repeat the evaluation\n' in first
   assert 'stopped' not in second and not (folder / 'results.json').exists()
   assert 'validation/loss' in read_metrics(folder)[-1]
-  wait_for_outputs(start_together('experiments.train', '--distributed', *arguments))
+  wait_for_outputs(start_together(*command))
   assert (folder / 'hypotheses.test.txt').read_text('utf-8').count('\n') == 5000
 
 
@@ -187,7 +178,7 @@ def test_every_system_trains_in_two_processes_which_return_the_stored_results(ru
   assert [first['process'], second['process']] == [0, 1]
   assert any('4 x cpu' in line for line in first['lines'])
   assert any(line.startswith('all 2 steps are done') for line in first['lines'])
-  losses = [record['train/loss'] for record in read_metrics(folder) if 'train/loss' in record]
+  losses = values_of(folder, 'train/loss')
   assert len(losses) == 2 and np.all(np.isfinite(losses))
   assert first['results'] == second['results'] == json.loads((folder / 'results.json').read_text('utf-8'))['results']
   assert 'test' in first['results'] and all(first['results'].values())

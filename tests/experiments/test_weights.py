@@ -7,6 +7,8 @@ from attention_jax.modules.parameter_files import read_arrays, save_weights
 from tests.experiments.helpers import ROOT, run
 from tests.experiments.test_bad_input import assert_user_error
 
+TORCH_WEIGHTS = ROOT / 'tests/modules/torch_fixtures/bahdanau.safetensors'
+
 
 @pytest.mark.long
 def test_a_file_of_weights_replaces_the_checkpoint_of_a_run(trained, tmp_path):
@@ -25,7 +27,7 @@ def test_a_file_of_weights_replaces_the_checkpoint_of_a_run(trained, tmp_path):
 
 
 def test_weights_of_torch_are_converted(tmp_path):
-  arrays = read_arrays(ROOT / 'tests/modules/torch_fixtures/bahdanau.safetensors')
+  arrays = read_arrays(TORCH_WEIGHTS)
   source = tmp_path / 'torch.safetensors'
   output = tmp_path / 'ours.safetensors'
   save_weights({name: array for name, array in arrays.items() if not name.startswith('io.')}, source)
@@ -33,21 +35,19 @@ def test_weights_of_torch_are_converted(tmp_path):
   assert run(*arguments, f'--output={output}').out == f'written to {output}\n'
   np.testing.assert_array_equal(read_arrays(output)['attention.query'], arrays['attention.Wa.weight'].T)
   assert 'attention.query [8, 8]' in run(*arguments).out
-  result = run('weights', '--layout=joeynmt', f'--input={source}')
-  assert result.code == 2 and result.err.startswith("error: unknown layout 'joeynmt'")
 
 
 def test_mistakes_are_reported_in_one_line(trained, tmp_path):
-  folder, _ = trained
-  result = run('weights', f'--workdir={folder}', f'--output={tmp_path}/weights.npz')
-  assert (result.code, result.err) == (2, f'error: {tmp_path}/weights.npz must end with .safetensors\n')
-  result = run('weights', f'--workdir={folder}', f'--input={tmp_path}/torch.safetensors')
-  assert_user_error(result, ['error: --input is only for --layout'])
-  result = run('weights', f'--workdir={folder}', '--layout=bahdanau', f'--input={tmp_path}/torch.safetensors')
-  assert_user_error(result, ['expected one of them\n'])
-  result = run('weights', f'--workdir={folder}', '--heads=2')
-  assert (result.code, result.err) == (2, 'error: --heads has no effect without --layout; leave it out\n')
-  result = run('weights', '--layout=bahdanau', f'--input={tmp_path}/torch.safetensors', '--dtype=bfloat16')
-  assert (result.code, result.err) == (2, 'error: --dtype has no effect with --layout; leave it out\n')
-  result = run('translate', f'--workdir={folder}', '--checkpoint=none.safetensors', f'--input={__file__}')
-  assert (result.code, result.err) == (2, 'error: none.safetensors: cannot be read (No such file or directory)\n')
+  workdir = f'--workdir={trained[0]}'
+  source = f'--input={tmp_path}/torch.safetensors'
+  for arguments, part in [
+    ([workdir, f'--output={tmp_path}/weights.npz'], f'error: {tmp_path}/weights.npz must end with .safetensors\n'),
+    ([workdir, source], 'error: --input is only for --layout'),
+    ([workdir, '--layout=bahdanau', source], 'expected one of them\n'),
+    ([workdir, '--heads=2'], 'error: --heads has no effect without --layout; leave it out\n'),
+    (['--layout=bahdanau', source, '--dtype=bfloat16'], '--dtype has no effect with --layout; leave it out\n'),
+    (['--layout=joeynmt', f'--input={TORCH_WEIGHTS}'], "error: unknown layout 'joeynmt'"),
+  ]:
+    assert_user_error(run('weights', *arguments), [part])
+  result = run('translate', workdir, '--checkpoint=none.safetensors', f'--input={__file__}')
+  assert_user_error(result, ['error: none.safetensors: cannot be read (No such file or directory)\n'])

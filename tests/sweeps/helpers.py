@@ -60,12 +60,12 @@ def write_run(folder: Path, config: Mapping[str, Any], results: Mapping[str, Map
     results: split -> metric -> value.
     **more: further fields of results.json, and `curve`: values of validation/exact_match.
   """
-  folder.mkdir(parents=True)
   curve = more.pop('curve', [1.0, 2.0, 3.0])
   entries = {
     split: {name: {'value': value, 'unit': '%', 'signature': name} for name, value in metrics.items()}
     for split, metrics in results.items()
   }
+  (folder / 'metrics').mkdir(parents=True)
   (folder / 'config.json').write_text(json.dumps(config))
   record = {'step': 100, 'parameters': 1234, 'commit': 'abc', **more, 'results': entries}
   (folder / 'results.json').write_text(json.dumps(record))
@@ -73,7 +73,6 @@ def write_run(folder: Path, config: Mapping[str, Any], results: Mapping[str, Map
   for i, value in enumerate(curve, 1):
     lines.append({'step': 10 * i, 'train/loss': 1 / i, 'train/steps_per_second': 5.0})
     lines.append({'step': 10 * i, 'validation/exact_match': value})
-  (folder / 'metrics').mkdir()
   (folder / 'metrics' / '0000000000.jsonl').write_text(''.join(f'{json.dumps(line)}\n' for line in lines))
   return folder
 
@@ -90,18 +89,14 @@ def make_sweep(folder: Path, settings: Sequence[Setting], seeds: int = 3, base: 
   return resolved
 
 
-def add_run(
-  ledger: Ledger, setting: Resolved, seed: int, exact_match: float, error_rate: float, **others: float
-) -> None:
+def add_run(ledger: Ledger, setting: Resolved, seed: int, exact_match: float, error_rate: float, **others: float):
   """Adds a finished run to a sweep; `others` are more of its metrics."""
   unit_folder = f'{setting.id}/seed_{seed}'
   unit = Unit(unit_folder, setting.id, dict(setting.setting), setting.path, setting.overrides, (seed,), unit_folder)
-  config = to_dict(
-    dataclasses.replace(setting.config, training=dataclasses.replace(setting.config.training, seed=seed))
-  )
+  training = dataclasses.replace(setting.config.training, seed=seed)
+  config = to_dict(dataclasses.replace(setting.config, training=training))
   metrics = {'loss': 0.5, 'exact_match': exact_match, 'alignment_error_rate': error_rate, 'entropy': 1.0}
-  results = {'test': metrics | others}
   curve = list(np.linspace(10, exact_match, 5))
-  write_run(ledger.folder / unit_folder, config, results, curve=curve)
+  write_run(ledger.folder / unit_folder, config, {'test': metrics | others}, curve=curve)
   ledger.append(PLANNED, **planned_event(unit))
   ledger.append(FINISHED, unit=unit.id, seconds=12.0)

@@ -13,6 +13,8 @@ from attention_jax.sweeps.plots import draw_bins
 from attention_jax.systems.text_evaluation import TextEvaluationConfig
 
 OPTIONS = TextEvaluationConfig(('exact_match', 'token_error_rate', 'bleu(tokenize="none")'))
+EXACT_MATCH = TextEvaluationConfig(('exact_match',))
+GROUPED = TextEvaluationConfig(('exact_match',), group_references=True)
 TRAIN = Corpus(['a b', 'a c', 'a b'], ['x', 'y', 'z'])
 
 
@@ -65,8 +67,7 @@ def test_every_bin_has_the_metric_of_its_rows():
 
 def test_rows_with_the_same_source_count_once_if_references_are_grouped():
   corpus = Corpus(['a', 'a', 'b b'], ['x', 'y', 'z'])
-  options = TextEvaluationConfig(('exact_match',), group_references=True)
-  table = evaluate_bins(corpus, TRAIN, ['y', 'y', 'w'], options, 'source_length', 2)
+  table = evaluate_bins(corpus, TRAIN, ['y', 'y', 'w'], GROUPED, 'source_length', 2)
   assert [(bin.low, len(bin.rows)) for bin in table.bins] == [(1, 1), (2, 1)]
   assert [interval.value for interval in table.metrics['exact_match']] == [100, 0]
 
@@ -79,27 +80,25 @@ def test_loss_and_alignment_error_rate_of_a_bin_are_those_of_its_rows():
   rng = np.random.default_rng(3)
   log_probs = [(-rng.random(n + 1)).tolist() for n in (1, 2, 3)]
   pairs = [ScoredPair(line.split(), row, np.eye(len(row))) for line, row in zip(corpus.target, log_probs, strict=True)]
-  table = evaluate_bins(corpus, corpus, corpus.target, TextEvaluationConfig(('exact_match',)), 'source_length', 2)
-  table = add_teacher_forcing_metrics(table, corpus, corpus, pairs, vocabularies, attends=True)
+  plain = evaluate_bins(corpus, corpus, corpus.target, EXACT_MATCH, 'source_length', 2)
+  table = add_teacher_forcing_metrics(plain, corpus, corpus, pairs, vocabularies, attends=True)
   assert [bin.name for bin in table.bins] == ['1 to 2', '3'] and table.units['loss'] == 'nat/token'
   expected = [-np.mean(log_probs[0] + log_probs[1]), -np.mean(log_probs[2])]
   np.testing.assert_allclose([interval.value for interval in table.metrics['loss']], expected)
   # In the third row, the weights link 0-0 (possible), 1-1 (wrong) and 2-2 (sure): 1 - (1 + 2) / (3 + 3).
   assert [interval.value for interval in table.metrics['alignment_error_rate']] == pytest.approx([0, 50])
-  corpus = corpus._replace(links=[((0, 0),), ((0, 0),), ((0, 0),)], possible=None)
+  corpus = corpus._replace(links=[((0, 0),)] * 3, possible=None)
   for unlinked_targets, percent in ((False, 0), (True, 50)):  # two of the three links of the third row count or do not
-    table = add_teacher_forcing_metrics(table, corpus, corpus, pairs, vocabularies, True, unlinked_targets)
+    table = add_teacher_forcing_metrics(plain, corpus, corpus, pairs, vocabularies, True, unlinked_targets)
     assert table.metrics['alignment_error_rate'][1].value == pytest.approx(percent)
-  assert (
-    'alignment_error_rate'
-    not in add_teacher_forcing_metrics(table._replace(metrics={}), corpus, corpus, pairs, (), False).metrics
-  )
+  table = add_teacher_forcing_metrics(plain, corpus, corpus, pairs, (), attends=False)
+  assert 'alignment_error_rate' not in table.metrics
 
 
 def test_the_alignment_error_rate_of_a_bin_without_links_is_not_defined():
   corpus = from_pairs(['a', 'b', 'a b', 'b a'], ['x', 'y', 'x y', 'y x'], ['', '', '0-0', '1-1'], name='made up')
   pairs = [ScoredPair(line.split(), [-1.0], np.eye(len(line.split()) + 1)) for line in corpus.target]
-  table = evaluate_bins(corpus, corpus, corpus.target, TextEvaluationConfig(('exact_match',)), 'source_length', 2)
+  table = evaluate_bins(corpus, corpus, corpus.target, EXACT_MATCH, 'source_length', 2)
   vocabularies = word(corpus.source), word(corpus.target)
   table = add_teacher_forcing_metrics(table, corpus, corpus, pairs, vocabularies, attends=True)
   undefined, perfect = table.metrics['alignment_error_rate']
@@ -107,26 +106,24 @@ def test_the_alignment_error_rate_of_a_bin_without_links_is_not_defined():
   assert draw_bins(table).startswith(b'\x89PNG')
 
 
-def test_teacher_forcing_metrics_count_the_rows_whose_value_is_in_a_bin():
-  corpus = Corpus(['a', 'a', 'b'], ['x', 'x y', 'x y z'])
-  options = TextEvaluationConfig(('exact_match',), group_references=True)
-  pairs = [ScoredPair(line.split(), [-row], None) for row, line in enumerate(corpus.target, 1)]
-
-  def losses(by):
-    table = evaluate_bins(corpus, TRAIN, ['x', 'x', 'y'], options, by, 2)
-    table = add_teacher_forcing_metrics(table, corpus, TRAIN, pairs, (), attends=False)
-    return [bin.name for bin in table.bins], [interval.value for interval in table.metrics['loss']]
-
-  assert losses('target_length') == (['1', '3'], [1, 3])  # the second row has 2 tokens
-  assert losses('rarest_word') == (['2', '3'], [3, 1.5])
-
-
 @pytest.mark.parametrize(
-  ('by', 'count', 'message'),
-  [('length', 3, "unknown value of --by 'length'"), ('source_length', 0, '--bins must be at least 1, got 0')],
+  ('by', 'names', 'losses'),
+  [('target_length', ['1', '3'], [1, 3]), ('rarest_word', ['2', '3'], [3, 1.5])],  # the second row has 2 tokens
 )
-def test_unknown_properties_and_counts_below_1_raise(by, count, message):
+def test_teacher_forcing_metrics_count_the_rows_whose_value_is_in_a_bin(by, names, losses):
+  corpus = Corpus(['a', 'a', 'b'], ['x', 'x y', 'x y z'])
+  pairs = [ScoredPair(line.split(), [-row], None) for row, line in enumerate(corpus.target, 1)]
+  table = evaluate_bins(corpus, TRAIN, ['x', 'x', 'y'], GROUPED, by, 2)
+  table = add_teacher_forcing_metrics(table, corpus, TRAIN, pairs, (), attends=False)
+  assert [bin.name for bin in table.bins] == names
+  assert [interval.value for interval in table.metrics['loss']] == losses
+
+
+def test_unknown_properties_and_counts_below_1_raise():
   corpus, hypotheses = make_corpus(6)
-  with pytest.raises(UserError) as error:
-    evaluate_bins(corpus, TRAIN, hypotheses, OPTIONS, by, count)
-  assert message in str(error.value)
+  for by, count, message in [
+    ('length', 3, "unknown value of --by 'length'"),
+    ('source_length', 0, '--bins must be at least 1, got 0'),
+  ]:
+    with pytest.raises(UserError, match=message):
+      evaluate_bins(corpus, TRAIN, hypotheses, OPTIONS, by, count)

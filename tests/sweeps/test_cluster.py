@@ -44,14 +44,11 @@ def test_a_job_that_is_killed_names_its_state(tmp_path):
   assert job.failure.startswith(f'job {number} ended in the state ') and job.failure.endswith('.err')
 
 
-def test_jobs_that_cannot_be_found_are_none(tmp_path):
-  executor = make_executor(tmp_path, 'local')
-  assert executor.find({'pid': 3}) is None and executor.find({'job': '123456'}) is None
-
-
-def test_a_preempted_job_is_queued_again(tmp_path):
+def test_a_preempted_job_is_queued_again_and_jobs_that_cannot_be_found_are_none(tmp_path):
   job = TrainingJob(('true',), str(tmp_path / 'log'), str(tmp_path))
   assert job.checkpoint().function is job and job() == 0
+  executor = make_executor(tmp_path, 'local')
+  assert executor.find({'pid': 3}) is None and executor.find({'job': '123456'}) is None
 
 
 def test_options_of_slurm_become_parameters_of_submitit():
@@ -67,19 +64,15 @@ def test_options_of_slurm_become_parameters_of_submitit():
   }
 
 
-@pytest.mark.parametrize(
-  ('spec', 'message'),
-  [
-    ('slrm', "unknown cluster 'slrm' (did you mean 'slurm'?)"),
+def test_unknown_clusters_and_options_and_a_missing_srun_raise(tmp_path, monkeypatch):
+  monkeypatch.setenv('PATH', '')
+  for spec, message in [
+    ('slrm', r"unknown cluster 'slrm' \(did you mean 'slurm'\?\)"),
     ('slurm(time=3)', "unknown option of cluster 'slurm': 'time'"),
     ('slurm', '--cluster=slurm: '),  # there is no srun on PATH
-  ],
-)
-def test_unknown_clusters_and_options_and_a_missing_srun_raise(tmp_path, spec, message, monkeypatch):
-  monkeypatch.setenv('PATH', '')
-  with pytest.raises(UserError) as error:
-    make_executor(tmp_path, spec)
-  assert message in str(error.value)
+  ]:
+    with pytest.raises(UserError, match=message):
+      make_executor(tmp_path, spec)
 
 
 def test_jobs_that_the_cluster_rejects_are_reported(tmp_path, monkeypatch):

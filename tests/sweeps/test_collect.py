@@ -35,11 +35,9 @@ def test_any_finished_runs_are_compared(tmp_path):
   settings = collect_folders([first, second])
   assert [setting.label for setting in settings] == ['a', 'b']
   assert settings[1].factors == {'model.embedding': 16}
-  with pytest.raises(UserError, match=f'got {re.escape(str(first))} twice'):
-    collect_folders([first, first])
-  same = first.parent / '..' / 'x' / 'a'
-  with pytest.raises(UserError, match=f'got {re.escape(str(same))} twice'):
-    collect_folders([first, same])
+  for same in (first, first.parent / '..' / 'x' / 'a'):
+    with pytest.raises(UserError, match=f'got {re.escape(str(same))} twice'):
+      collect_folders([first, same])
   with pytest.raises(UserError, match='expected at least two run folders'):
     folders_report([first], NO_ROWS, print)
   add_file_digests(second, ['config.json'])  # as a start with more updates does
@@ -73,8 +71,8 @@ def test_runs_side_by_side_share_the_time_of_their_updates(tmp_path):
 
 
 def test_settings_of_a_sweep_that_was_extended_with_other_flags_are_distinguished(tmp_path):
-  make_sweep(tmp_path, SETTINGS[:2], seeds=1)
-  make_sweep(tmp_path, SETTINGS[:2], seeds=1, base=make_base(training__steps=200))
+  for base in (make_base(), make_base(training__steps=200)):
+    make_sweep(tmp_path, SETTINGS[:2], seeds=1, base=base)
   settings = collect_sweep(tmp_path, read_state(tmp_path))
   assert [setting.label for setting in settings] == [
     f'score=dot, alignment={alignment}, steps={steps}'
@@ -86,13 +84,13 @@ def test_settings_of_a_sweep_that_was_extended_with_other_flags_are_distinguishe
 
 def test_earlier_settings_have_the_values_of_options_and_presets_that_are_varied_later(tmp_path):
   make_sweep(tmp_path, [{'model.embedding': '8'}, {'training.schedule.peak': '0.01'}, {'preset': 'other'}], seeds=1)
-  varied = [(setting.label, setting.factors) for setting in collect_sweep(tmp_path, read_state(tmp_path))]
-  assert [label for label, _ in varied] == [
+  settings = collect_sweep(tmp_path, read_state(tmp_path))
+  assert [setting.label for setting in settings] == [
     'embedding=8, peak=0.001, preset=preset',
     'embedding=256, peak=0.01, preset=preset',
     'embedding=256, peak=0.001, preset=other',
   ]
-  assert varied[0][1] == {'model.embedding': 8, 'training.schedule.peak': 0.001, 'preset': 'preset'}
+  assert settings[0].factors == {'model.embedding': 8, 'training.schedule.peak': 0.001, 'preset': 'preset'}
 
 
 def test_runs_are_compared_without_their_data(tmp_path):

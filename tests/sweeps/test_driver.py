@@ -39,6 +39,7 @@ LOGS = [
 def test_failures_are_described_in_one_line(tmp_path, text, code, message):
   (tmp_path / 'log').write_text(text)
   assert describe_failure(code, tmp_path / 'log').removesuffix(str(tmp_path / 'log')) == message
+  assert describe_failure(-9, tmp_path / 'missing').startswith('ended by SIGKILL')
 
 
 def test_a_failure_outside_of_the_command_is_described_unless_the_log_has_an_error(tmp_path):
@@ -48,19 +49,13 @@ def test_a_failure_outside_of_the_command_is_described_unless_the_log_has_an_err
   assert describe_failure(1, tmp_path / 'log', 'job 7 ended in the state FAILED') == 'no such file'
 
 
-def test_a_missing_log_is_no_error(tmp_path):
-  assert describe_failure(-9, tmp_path / 'log').startswith('ended by SIGKILL')
-
-
-def make_command(unit):
-  return ['train', f'--workdir={unit.folder}']
-
-
 class RecordedProgress:
-  """Progress that records lines instead of printing them."""
+  """Progress that records lines, and the units of each update, instead of printing them."""
 
-  def __init__(self):
+  def __init__(self, on_update=lambda count: None):
     self.lines = []
+    self.counted = []
+    self._on_update = on_update
 
   def log(self, line):
     self.lines.append(line)
@@ -69,7 +64,8 @@ class RecordedProgress:
     self.lines.append(line)
 
   def update(self, entries, running):
-    pass
+    self.counted.append([entry.unit.id for entry in entries])
+    self._on_update(len(self.counted))
 
 
 class FakeJob:
@@ -97,9 +93,8 @@ class FakeExecutor:
 
   slots = 2
 
-  def __init__(self, jobs: Sequence[FakeJob], folder, found=()):
+  def __init__(self, jobs: Sequence[FakeJob], found=()):
     self._jobs = list(jobs)
-    self._folder = folder
     self._found = list(found)
     self.most_jobs = 0
 
@@ -127,15 +122,16 @@ def states(ledger):
   return [entry.state for entry in ledger.state.units.values()]
 
 
-def run(ledger, executor, stop=None):
-  progress = RecordedProgress()
-  Driver(ledger, executor, make_command, progress, stop or StopRequest()).run(['u0', 'u1', 'u2'])
+def run(ledger, executor, stop=None, progress=None):
+  progress = progress or RecordedProgress()
+  driver = Driver(ledger, executor, lambda unit: ['train', f'--workdir={unit.folder}'], progress, stop or StopRequest())
+  driver.run(['u0', 'u1', 'u2'])
   return progress.lines
 
 
 def test_exit_codes_become_states(ledger, tmp_path):
   (tmp_path / 'u2' / 'results.json').unlink()  # an exit status of 0 without results is no success
-  executor = FakeExecutor([FakeJob(0, 3), FakeJob(75), FakeJob(0)], tmp_path)
+  executor = FakeExecutor([FakeJob(0, 3), FakeJob(75), FakeJob(0)])
   run(ledger, executor)
   assert states(ledger) == [FINISHED, INTERRUPTED, FAILED]
   assert executor.most_jobs == 2
@@ -145,63 +141,45 @@ def test_exit_codes_become_states(ledger, tmp_path):
 def test_a_unit_whose_folder_is_locked_waits_and_is_named_once(ledger, tmp_path, monkeypatch):
   answers = iter([True, False, True])
   monkeypatch.setattr('attention_jax.sweeps.driver.is_training', lambda folder: next(answers, False))
-  lines = run(ledger, FakeExecutor([FakeJob(0, 3), FakeJob(0), FakeJob(0)], tmp_path))
+  lines = run(ledger, FakeExecutor([FakeJob(0, 3), FakeJob(0), FakeJob(0)]))
   assert states(ledger) == [FINISHED] * 3
-  waits = [line for line in lines if 'waits' in line]
-  assert waits == [
+  assert [line for line in lines if 'waits' in line] == [
     f'{unit} waits until another process that trains in {tmp_path / unit} has ended' for unit in ('u0', 'u2')
   ]
 
 
-def test_units_that_are_not_run_are_not_counted_as_left(ledger, tmp_path):
+def test_units_that_are_not_run_are_not_counted_as_left(ledger):
   for name in ('of another setting', 'finished'):
     ledger.append(PLANNED, **planned_event(Unit(name, 'id', {}, 'f.py', {}, (0,), name)))
   ledger.append(FINISHED, unit='finished')
-  counted = []
   progress = RecordedProgress()
-  progress.update = lambda entries, running: counted.append([entry.unit.id for entry in entries])
-  executor = FakeExecutor([FakeJob(0), FakeJob(0), FakeJob(0)], tmp_path)
-  Driver(ledger, executor, make_command, progress, StopRequest()).run(['u0', 'u1', 'u2'])
-  assert counted and all(ids == ['u0', 'u1', 'u2', 'finished'] for ids in counted)
-
-
-def test_a_job_that_still_runs_is_taken_over(ledger, tmp_path):
-  ledger.append(STARTED, unit='u0', job={'job': '17'})
-  executor = FakeExecutor([FakeJob(0), FakeJob(0)], tmp_path, found=[FakeJob(0, 3)])
-  lines = run(ledger, executor)
-  assert states(ledger) == [FINISHED] * 3
-  assert [line for line in lines if line.startswith('started')] == ['started u1', 'started u2']
+  run(ledger, FakeExecutor([FakeJob(0) for _ in range(3)]), progress=progress)
+  assert progress.counted and all(ids == ['u0', 'u1', 'u2', 'finished'] for ids in progress.counted)
 
 
 @pytest.mark.parametrize(('polls', 'seconds'), [(3, 100), (1, 0)])
-def test_the_duration_of_a_job_that_is_taken_over_is_counted_from_its_start(ledger, tmp_path, polls, seconds):
+def test_a_job_that_still_runs_is_taken_over_with_its_duration(ledger, polls, seconds):
   """The duration of a job that has ended before the sweep resumes is unknown: 0."""
   ledger.append(STARTED, unit='u0', job={'job': '17'}, time=time.time() - 100)
-  run(ledger, FakeExecutor([FakeJob(0), FakeJob(0)], tmp_path, found=[FakeJob(0, polls)]))
+  lines = run(ledger, FakeExecutor([FakeJob(0), FakeJob(0)], found=[FakeJob(0, polls)]))
+  assert states(ledger) == [FINISHED] * 3
+  assert [line for line in lines if line.startswith('started')] == ['started u1', 'started u2']
   assert ledger.state.units['u0'].seconds == pytest.approx(seconds, abs=20)
 
 
 @pytest.mark.parametrize('code', [-signal.SIGTERM, -signal.SIGKILL])
-def test_a_signal_stops_processes_and_starts_no_more(ledger, tmp_path, code):
-  stop = StopRequest()
-  with stop:
-    executor = FakeExecutor([FakeJob(0, 10**6), FakeJob(0, 10**6, code)], tmp_path)
-    updates = iter(range(10))
-
-    class Interrupting(RecordedProgress):
-      def update(self, entries, running):
-        if next(updates) == 3:
-          signal.raise_signal(signal.SIGTERM)
-
-    Driver(ledger, executor, make_command, Interrupting(), stop).run(['u0', 'u1', 'u2'])
+def test_a_signal_stops_processes_and_starts_no_more(ledger, code):
+  progress = RecordedProgress(lambda count: count == 4 and signal.raise_signal(signal.SIGTERM))
+  with StopRequest() as stop:
+    run(ledger, FakeExecutor([FakeJob(0, 10**6), FakeJob(0, 10**6, code)]), stop, progress)
   assert stop.reason == 'SIGTERM' and states(ledger) == [INTERRUPTED, INTERRUPTED, PLANNED]
 
 
-def test_jobs_of_a_cluster_continue_after_a_signal(ledger, tmp_path):
+def test_jobs_of_a_cluster_continue_after_a_signal(ledger):
   stop = StopRequest()
   stop.reason = 'SIGINT'
   job = FakeJob(0, 10**6)
   job.ends_with_sweep = False
   ledger.append(STARTED, unit='u0', job={'job': '17'})
-  run(ledger, FakeExecutor([], tmp_path, found=[job]), stop)
+  run(ledger, FakeExecutor([], found=[job]), stop)
   assert states(ledger) == [STARTED, PLANNED, PLANNED]

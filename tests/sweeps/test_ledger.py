@@ -73,20 +73,18 @@ def test_a_truncated_line_is_reported_and_left_alone(tmp_path):
 
 @pytest.mark.long
 def test_a_second_process_cannot_open_the_ledger(tmp_path):
-  code = f"""
-from pathlib import Path
-from attention_jax.sweeps.ledger import open_ledger
-with open_ledger(Path({str(tmp_path)!r})):
-  pass
-"""
+  imports = 'from pathlib import Path; from attention_jax.sweeps.ledger import open_ledger'
+  command = [sys.executable, '-c', f'{imports}; open_ledger(Path({str(tmp_path)!r})).__enter__()']
   with open_ledger(tmp_path):
-    result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    result = subprocess.run(command, capture_output=True, text=True)
   assert f'another process runs the sweep in {tmp_path}' in result.stderr
   with open_ledger(tmp_path):
     pass
 
 
 def test_opening_a_ledger_in_a_run_folder_raises_and_writes_nothing(tmp_path):
+  with pytest.raises(UserError, match=r'holds no ledger\.jsonl; expected the folder of a sweep'):
+    read_state(tmp_path)
   (tmp_path / 'config.json').write_text('{}')
   with pytest.raises(UserError, match='holds a training run'), open_ledger(tmp_path):
     pass
@@ -105,8 +103,3 @@ def test_events_of_a_unit_whose_plan_is_damaged_are_left_out(tmp_path):
     reasons = ['not a whole event', 'an event of a unit that is not planned', 'not a whole event']
     expected = [f'{path}:{number}: {reason}' for number, reason in enumerate(reasons, 1)]
     assert [line.split(', left out: ')[0] for line in ledger.report] == expected
-
-
-def test_a_folder_without_a_ledger_raises(tmp_path):
-  with pytest.raises(UserError, match=r'holds no ledger\.jsonl; expected the folder of a sweep'):
-    read_state(tmp_path)

@@ -55,15 +55,13 @@ def test_citations_are_found_with_all_forms_of_names():
 
 
 def test_mechanisms_of_a_config_are_those_of_its_specs_and_their_options():
-  config = parse_config(
-    base_config(
-      model__encoder='transformer(position="shaw")',
-      model__attention__score='location',
-      model__attention__alignment='sparsemax',
-      training__auxiliary='coverage + diagonal',
-    )
-  )
-  keys = {key for text in mechanism_texts(config) for key in find_citations(text)}
+  fields = {
+    'model__encoder': 'transformer(position="shaw")',
+    'model__attention__score': 'location',
+    'model__attention__alignment': 'sparsemax',
+    'training__auxiliary': 'coverage + diagonal',
+  }
+  keys = {key for text in mechanism_texts(parse_config(base_config(**fields))) for key in find_citations(text)}
   assert keys == {'vaswani2017', 'shaw2018', 'luong2015', 'martins2016', 'see2017', 'tachibana2018'}
 
 
@@ -79,12 +77,10 @@ def test_a_sentence_has_the_numbers_of_each_comparison_in_the_first_metric(repor
     'a significant improvement.'
   )
   assert all(sentence in paper.markdown.replace('\\', '') for sentence in paper.sentences)
-  without = make_paper(report._replace(contrasts=[], rows=report.rows[:1]))
+  (alone,) = make_paper(report._replace(contrasts=[], rows=report.rows[:1])).sentences
   cell = report.rows[0].cells[report.columns[0]]
   value = f'{cell.mean.value:.2f} ± {cell.deviation:.2f}'
-  assert without.sentences == [
-    f'On test, exact_match (%) was {value} with score=dot, alignment=softmax (mean of 3 seeds).'
-  ]
+  assert alone == f'On test, exact_match (%) was {value} with score=dot, alignment=softmax (mean of 3 seeds).'
 
 
 def test_a_single_pair_of_runs_is_described_as_such(report):

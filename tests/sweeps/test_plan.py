@@ -32,12 +32,9 @@ def test_units_are_ordered_by_seed_then_setting(resolved):
 def test_more_seeds_and_more_settings_extend_a_plan(resolved):
   units = plan_units(SweepState(), resolved[:1], [0, 1], together=False)
   added = plan_units(state_with(units), resolved, [0, 1, 2], together=False)
-  assert [(unit.setting_id, unit.seeds) for unit in added] == [
-    (resolved[1].id, (0,)),
-    (resolved[1].id, (1,)),
-    (resolved[0].id, (2,)),
-    (resolved[1].id, (2,)),
-  ]
+  first, second = (setting.id for setting in resolved)
+  expected = [(second, (0,)), (second, (1,)), (first, (2,)), (second, (2,))]
+  assert [(unit.setting_id, unit.seeds) for unit in added] == expected
   assert plan_units(state_with([*units, *added]), resolved, [0, 1, 2], together=False) == []
 
 
@@ -78,11 +75,8 @@ def test_seeds_are_trained_together_by_choice_or_by_default_on_accelerators(
   choice, backend, settings, seeds, slots, expected
 ):
   assert trains_seeds_together(choice, backend, settings, seeds, slots) is expected
-
-
-def test_an_unknown_choice_is_named():
   with pytest.raises(UserError, match="unknown value of --together 'maybe'"):
-    trains_seeds_together('maybe', 'cpu', 1, 1, 1)
+    trains_seeds_together('maybe', backend, settings, seeds, slots)
 
 
 def test_names_of_folders_need_no_quotes_and_no_commas():

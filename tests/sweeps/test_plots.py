@@ -23,6 +23,8 @@ def test_an_interaction_is_drawn_if_every_row_has_levels_of_its_own(report):
   assert {picture.name for picture in draw_pictures(report)} >= {'interaction.exact_match'}
   repeated = report._replace(rows=[*report.rows, report.rows[0]])
   assert not any(picture.name.startswith('interaction') for picture in draw_pictures(repeated))
+  without_metrics = [row._replace(cells={}) for row in report.rows]
+  assert draw_pictures(report._replace(columns=[], contrasts=[], rows=without_metrics)) == []
 
 
 @pytest.mark.long
@@ -50,11 +52,6 @@ def test_settings_of_one_colour_have_different_marks(report):
   assert len(set(drawn)) == len(drawn) == 84
 
 
-def test_a_report_without_metrics_has_no_pictures(report):
-  rows = [row._replace(cells={}) for row in report.rows]
-  assert draw_pictures(report._replace(columns=[], contrasts=[], rows=rows)) == []
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
   ('select', 'label'), [('exact_match', 'exact_match, validation (greedy)'), ('loss', 'loss, validation')]
@@ -62,13 +59,9 @@ def test_a_report_without_metrics_has_no_pictures(report):
 def test_curves_of_metrics_of_texts_are_labelled_as_greedy(report, figures, select, label):
   config = report.baseline.config
   config = dataclasses.replace(config, training=dataclasses.replace(config.training, select=select))
-  runs = [
-    run._replace(records=[{'step': record['step'], f'validation/{select}': 1.0} for record in run.records])
-    for run in report.baseline.runs
-  ]
-  baseline = report.baseline._replace(config=config, runs=runs)
-  row = report.rows[0]._replace(setting=baseline)
-  draw_pictures(report._replace(baseline=baseline, rows=[row]))
+  records = [{'step': record['step'], f'validation/{select}': 1.0} for record in report.baseline.runs[0].records]
+  baseline = report.baseline._replace(config=config, runs=[report.baseline.runs[0]._replace(records=records)])
+  draw_pictures(report._replace(baseline=baseline, rows=[report.rows[0]._replace(setting=baseline)]))
   assert label in [axes.get_ylabel() for figure in figures for axes in figure.axes]
 
 

@@ -27,13 +27,10 @@ def test_time_left_counts_seeds_and_what_has_run_already():
   assert time_left(entries[1:], {}, 1) is None
 
 
-def test_time_left_is_that_of_the_longest_unit_if_slots_are_free():
+def test_time_left_is_that_of_the_longest_unit_if_slots_are_free_without_the_time_of_interrupted_processes():
   entries = [entry('a', FINISHED, 10.0), entry('b', STARTED), entry('c', STARTED, seeds=(0, 1))]
   assert time_left(entries, {'b': 4.0, 'c': 4.0}, slots=4) == 20 - 4
   assert time_left(entries[:1], {}, slots=4) == 0
-
-
-def test_time_left_subtracts_interrupted_processes():
   entries = [entry('a', FINISHED, 10.0), entry('b', INTERRUPTED, 7.0), entry('c', STARTED, 3.0)]
   assert time_left(entries, {'c': 2.0}, slots=1) == (10 - 7) + (10 - 3 - 2)
 

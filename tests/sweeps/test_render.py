@@ -58,18 +58,19 @@ def test_files_are_written_and_links_lead_to_runs(folder, report):
 class Tags(HTMLParser):
   """The tags, links and text of a page."""
 
-  def __init__(self):
+  def __init__(self, page):
     super().__init__()
     self.tags = []
     self.links = []
-    self.text = []
+    self.text = ''
+    self.feed(page)
 
   def handle_starttag(self, tag, attrs):
     self.tags.append(tag)
     self.links += [value for name, value in attrs if name in ('href', 'src')]
 
   def handle_data(self, data):
-    self.text.append(data)
+    self.text += data
 
 
 def test_the_page_is_self_contained_and_escapes_everything(tmp_path):
@@ -81,13 +82,11 @@ def test_the_page_is_self_contained_and_escapes_everything(tmp_path):
   run = tmp_path / resolved[0].id / 'seed_0' / 'results.json'
   run.write_text(run.read_text().replace('"abc"', '"<b>commit</b>"'))
   report = sweep_report(tmp_path, ReportOptions(title=EVIL, compares_rows=False), print)
-  page = render(report, draw_pictures(report), tmp_path, 'html')
-  parser = Tags()
-  parser.feed(page)
-  assert 'script' not in parser.tags and 'b' not in parser.tags
-  assert EVIL in ''.join(parser.text) and 'For the paper' in parser.text and '<b>commit</b>' in ''.join(parser.text)
-  assert not [link for link in parser.links if link.startswith(('http', '//', 'javascript'))]
-  assert sum(link.startswith('data:image/png;base64,') for link in parser.links) == 5
+  page = Tags(render(report, draw_pictures(report), tmp_path, 'html'))
+  assert not {'script', 'b'} & set(page.tags)
+  assert all(text in page.text for text in (EVIL, 'For the paper', '<b>commit</b>'))
+  assert not [link for link in page.links if link.startswith(('http', '//', 'javascript'))]
+  assert sum(link.startswith('data:image/png;base64,') for link in page.links) == 5
   markdown = render(report, [], tmp_path, 'md')
   assert '## For the paper' in markdown and 'paper.tex' not in markdown  # printed: no files are written
   assert r'\<script\>' in markdown and '<script>' not in markdown and r'\| pipe' in markdown

@@ -22,11 +22,9 @@ from tests.sweeps.helpers import PATH, base_config, make_base
 # setting -> part of the message
 MISTAKES = [
   ({'score': 'dot'}, "unknown field of config: 'score' (did you mean 'model.attention.score'?)"),
-  ({'modle.dropout': '0'}, "unknown field of config: 'modle' (did you mean 'model'?)"),
   ({'training.stps': '1'}, "unknown field of config.training: 'stps' (did you mean 'steps'?)"),
   ({'training': '1'}, 'config.training is a group of fields'),
   ({'training.steps.x': '1'}, 'config.training.steps is 100 and has no fields'),
-  ({'training.steps': 'ten'}, "config.training.steps must be a whole number, got 'ten'"),
   ({'training.steps': '1.5'}, 'config.training.steps must be a whole number, got 1.5'),
   ({'data.shared_vocabulary': '2'}, 'config.data.shared_vocabulary must be True or False, got 2'),
   ({'data.buckets': '((1,2)'}, 'config.data.buckets must be a tuple'),
@@ -35,7 +33,6 @@ MISTAKES = [
   ({'training.seed': '3'}, 'config.training.seed is set by --seeds'),
   ({'system': 'recall'}, 'config.system is that of the config file'),
   ({'model.attention.score': 'dott'}, "unknown score 'dott' (did you mean 'dot'?)"),
-  ({'model.attention.alignment': 'entmax(alfa=1)'}, "unknown option of alignment 'entmax': 'alfa'"),
   ({'model.attention.heads': '3'}, 'heads must be at least 1 and divide features'),
   ({'training.schedule.pek': '1'}, "unknown option of schedule 'cosine': 'pek' (did you mean 'peak'?)"),
   ({'data.folder.foo': '1'}, "config.data.folder is 'data' and has no fields, got 'data.folder.foo'"),
@@ -99,14 +96,8 @@ def test_every_mistake_is_reported_once_with_its_settings():
 
 
 def test_values_get_the_types_of_their_fields():
-  texts = {
-    'training.steps': '7',
-    'training.clip': '2',
-    'data.shared_vocabulary': 'TRUE',
-    'data.buckets': '[(3, 4)]',
-    'model.dropout': 1e-1,
-  }
-  config = resolve(make_base(), texts).config
+  texts = {'training.steps': '7', 'training.clip': '2', 'data.shared_vocabulary': 'TRUE', 'data.buckets': '[(3, 4)]'}
+  config = resolve(make_base(), texts | {'model.dropout': 1e-1}).config
   assert config.training.steps == 7 and config.training.clip == 2.0
   assert isinstance(config.training.clip, float) and config.data.shared_vocabulary is True
   assert config.data.buckets == ((3, 4),) and config.model.dropout == 0.1
@@ -127,29 +118,25 @@ def test_an_option_of_a_spec_is_varied():
   assert resolved.config.training.schedule == 'cosine(peak=0.003, warmup=5)'
   assert resolved.overrides == {'training.schedule': 'cosine(peak=0.003, warmup=5)'}
   assert resolved.setting == {'training.schedule.peak': 0.003, 'training.schedule.warmup': 5}
-
-
-def test_an_option_is_set_in_the_spec_of_the_same_setting_in_any_order():
-  setting = {'training.schedule.peak': '0.003', 'training.schedule': 'linear'}
+  setting = {'training.schedule.peak': '0.003', 'training.schedule': 'linear'}  # in any order
   resolved = resolve(make_base(), setting)
   assert resolved.config.training.schedule == 'linear(peak=0.003)'
   assert list(resolved.setting.items()) == [('training.schedule.peak', 0.003), ('training.schedule', 'linear')]
   assert resolve(make_base(), dict(reversed(setting.items()))).id == resolved.id
 
 
-def test_overrides_of_the_command_line_apply_to_every_preset():
-  configs = {'f.py:a': base_config(), 'f.py:b': base_config(model__embedding=16, training__steps=9)}
-  base = Base('f.py:a', {'training.steps': 50}, lambda path: configs[path])
+def test_overrides_of_the_command_line_apply_to_every_preset_and_must_be_its_fields():
+  configs = {
+    'f.py:a': base_config(),
+    'f.py:b': base_config(model__embedding=16, training__steps=9),
+    'f.py:c': {'system': 'recall', 'model': {'cell': 'turing'}},
+  }
+  base = Base('f.py:a', {'training.steps': 50}, configs.__getitem__)
   resolved = resolve(base, {'preset': 'b'})
   assert resolved.path == 'f.py:b' and resolved.config.model.embedding == 16
   assert resolved.config.training.steps == 50 and resolved.overrides == {'training.steps': 50}
-
-
-def test_overrides_of_the_command_line_are_fields_of_every_preset():
-  configs = {'f.py:a': base_config(), 'f.py:b': {'system': 'recall', 'model': {'cell': 'turing'}}}
-  base = Base('f.py:a', {'model.embedding': 50}, lambda path: configs[path])
-  with pytest.raises(UserError, match=r"^f\.py:b: unknown field of config\.model: 'embedding'; expected one of: cell$"):
-    resolve(base, {'preset': 'b'})
+  with pytest.raises(UserError, match=r"^f\.py:c: unknown field of config\.model: 'embedding'; expected one of: cell$"):
+    resolve(base._replace(overrides={'model.embedding': 50}), {'preset': 'c'})
 
 
 @pytest.mark.long

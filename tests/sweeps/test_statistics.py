@@ -31,9 +31,7 @@ def test_the_bootstrap_of_a_mean_agrees_with_resampling_by_hand():
   assert interval.value == np.mean(VALUES)
   # Means of these values are multiples of 1 / 12: percentiles of two samples differ by one step at most.
   np.testing.assert_allclose([interval.low, interval.high], np.percentile(means, [2.5, 97.5]), atol=1 / 12 + 1e-9)
-
-
-def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end():
+  # The interquartile mean leaves out a quarter at each end.
   assert bootstrap_interquartile_mean(VALUES).value == np.mean(sorted(VALUES)[1:-1])
   assert bootstrap_interquartile_mean([1.0, 2.0, 9.0]).value == 4.0
 
@@ -64,18 +62,17 @@ def test_the_paired_comparison_agrees_with_the_formulas_of_student():
 
 def test_the_p_of_rates_is_that_of_all_exchanges_of_rows():
   random = np.random.default_rng(3)
-  total = random.integers(1, 9, (2, 10))
-  counts = [RowCounts(random.integers(0, size + 1), size) for size in total]
-  differences = []
-  for exchanged in itertools.product([False, True], repeat=10):
-    first, second = (
-      RowCounts(np.where(exchanged, b.counted, a.counted), np.where(exchanged, b.total, a.total))
-      for a, b in (counts, counts[::-1])
-    )
-    differences.append(second.counted.sum() / second.total.sum() - first.counted.sum() / first.total.sum())
+  totals = random.integers(1, 9, (2, 10))
+  counts = random.integers(0, totals + 1)
+
+  def difference(exchanged):
+    counted, total = (np.where(exchanged, x[::-1], x).sum(1) for x in (counts, totals))
+    return counted[1] / total[1] - counted[0] / total[0]
+
+  differences = [difference(exchanged) for exchanged in itertools.product([False, True], repeat=10)]
   expected = np.mean(np.abs(differences) >= abs(differences[0]) - 1e-12)
   assert 0.1 < expected < 0.9
-  assert compare_rates(*counts).p == pytest.approx(expected, abs=0.05)
+  assert compare_rates(*map(RowCounts, counts, totals)).p == pytest.approx(expected, abs=0.05)
 
 
 def test_the_permutation_test_counts_all_signs():
@@ -104,17 +101,15 @@ def test_p_values_are_corrected_as_benjamini_and_hochberg_do():
 
 def test_rates_are_compared_by_rows():
   rng = np.random.default_rng(0)
-  rows = 200
-  total = rng.integers(1, 9, rows)
-  worse = RowCounts(rng.binomial(total, 0.4), total)
-  better = RowCounts(rng.binomial(total, 0.3), total)
+  total = rng.integers(1, 9, 200)
+  worse, better = (RowCounts(rng.binomial(total, rate), total) for rate in (0.4, 0.3))
   comparison = compare_rates(worse, better)
   difference = 100 * (better.counted.sum() - worse.counted.sum()) / total.sum()
   assert comparison.difference.value == pytest.approx(difference)
-  samples = np.random.default_rng(3).integers(0, rows, (20_000, rows))
+  samples = np.random.default_rng(3).integers(0, 200, (20_000, 200))
   resampled = 100 * (better.counted - worse.counted)[samples].sum(1) / total[samples].sum(1)
   np.testing.assert_allclose(comparison.difference[1:], np.percentile(resampled, [2.5, 97.5]), atol=1.0)
-  signs = np.random.default_rng(4).choice([-1, 1], (20_000, rows))
+  signs = np.random.default_rng(4).choice([-1, 1], (20_000, 200))
   permuted = 100 * (signs * (better.counted - worse.counted)).sum(1) / total.sum()
   assert comparison.p == pytest.approx(np.mean(np.abs(permuted) >= abs(difference)), abs=0.02)
   assert compare_rates(worse, worse).p == 1.0
@@ -125,41 +120,33 @@ def test_rates_of_nothing_are_not_a_number():
   nothing = RowCounts(np.zeros(3, int), np.zeros(3, int))
   comparison = compare_rates(nothing, nothing)
   assert math.isnan(comparison.difference.value) and math.isnan(comparison.p)
+  single = compare_rows('exact_match', ['a'], ['b'], [['b']])  # a single row has no interval
+  assert single.difference.value == 100 and math.isnan(single.difference.low) and single.p == 1.0
 
 
 def test_bleu_is_compared_by_paired_bootstrap_resampling():
   rng = np.random.default_rng(0)
-  words = ['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h']
-  references = [[' '.join(rng.choice(words, 9))] for _ in range(60)]
-
-  def corrupt(rate):
-    lines = [reference[0].split() for reference in references]
-    return [' '.join('x' if rng.random() < rate else word for word in line) for line in lines]
-
-  good = corrupt(0.1)
-  bad = corrupt(0.3)
-  comparison = compare_rows('bleu(tokenize="none")', bad, good, references)
+  references = [' '.join(rng.choice([*'abcdefgh'], 9)) for _ in range(60)]
+  good, bad = (
+    [' '.join('x' if rng.random() < rate else word for word in line.split()) for line in references]
+    for rate in (0.1, 0.3)
+  )
+  lists = [[reference] for reference in references]
+  comparison = compare_rows('bleu(tokenize="none")', bad, good, lists)
   metric = BLEU(tokenize='none', force=True)
-  stream = [[reference[0] for reference in references]]
-  gain = metric.corpus_score(good, stream).score - metric.corpus_score(bad, stream).score
-  assert comparison.difference.value == pytest.approx(gain) and comparison.p < 0.01
+
+  def gain(rows):
+    pick = [[lines[row] for row in rows] for lines in (good, bad, references)]
+    return metric.corpus_score(pick[0], pick[2:]).score - metric.corpus_score(pick[1], pick[2:]).score
+
+  assert comparison.difference.value == pytest.approx(gain(range(60))) and comparison.p < 0.01
   systems = [('bad', bad), ('good', good)]
-  _, scores = PairedTest(systems, {'BLEU': metric}, [list(stream[0])], 'bs', n_samples=1000)()
+  _, scores = PairedTest(systems, {'BLEU': metric}, [references], 'bs', n_samples=1000)()
   assert comparison.p == scores['BLEU'][1].p_value
-  rows = np.random.default_rng(1).integers(0, len(good), (300, len(good)))
-  gains = [
-    metric.corpus_score([good[i] for i in sample], [[stream[0][i] for i in sample]]).score
-    - metric.corpus_score([bad[i] for i in sample], [[stream[0][i] for i in sample]]).score
-    for sample in rows
-  ]
+  gains = [gain(rows) for rows in np.random.default_rng(1).integers(0, 60, (300, 60))]
   np.testing.assert_allclose(comparison.difference[1:], np.percentile(gains, [2.5, 97.5]), atol=3.0)
-  assert compare_rows('bleu(tokenize="none")', good, good, references).p > 0.5
-  assert compare_rows('exact_match', good, bad, references).difference.value < 0
-
-
-def test_a_single_row_has_no_interval_and_is_not_significant():
-  comparison = compare_rows('exact_match', ['a'], ['b'], [['b']])
-  assert comparison.difference.value == 100 and math.isnan(comparison.difference.low) and comparison.p == 1.0
+  assert compare_rows('bleu(tokenize="none")', good, good, lists).p > 0.5
+  assert compare_rows('exact_match', good, bad, lists).difference.value < 0
 
 
 @pytest.mark.long
@@ -175,13 +162,10 @@ def test_intervals_of_few_rows_are_plain_numbers_around_the_metric(name):
 
 def test_the_interval_of_bleu_is_that_of_sacrebleu():
   hypotheses = ['a b c d e f', 'x y z', 'g h i j'] * 5
-  references = [['a b c d e f'], ['x y w'], ['g h j i']] * 5
-  score = BLEU().corpus_score(hypotheses, [[row[0] for row in references]], n_bootstrap=1000)
-  assert bootstrap_rows('bleu', hypotheses, references) == (
-    score.score,
-    score._mean - score._ci,
-    score._mean + score._ci,
-  )
+  references = ['a b c d e f', 'x y w', 'g h j i'] * 5
+  score = BLEU().corpus_score(hypotheses, [references], n_bootstrap=1000)
+  expected = score.score, score._mean - score._ci, score._mean + score._ci
+  assert bootstrap_rows('bleu', hypotheses, [[line] for line in references]) == expected
 
 
 @pytest.mark.parametrize('name', [name for name, metric in METRICS.items() if metric.count])

@@ -28,6 +28,7 @@ from tests.sweeps.helpers import FAKE_TRAIN, NO_ROWS, base_config, make_base, ti
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = grid({'model.attention.score': ['dot', 'general'], 'model.attention.alignment': ['softmax', 'sparsemax']})
+OF_A_SETTING = {'model__attention__score': 'dot', 'model__attention__alignment': 'softmax'}  # the first one
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -172,15 +173,19 @@ def is_running(pid: int) -> bool:
     return False
 
 
+def wait_until(condition, seconds):
+  stop = time.monotonic() + seconds
+  while not condition():
+    assert time.monotonic() < stop
+    time.sleep(0.05)
+
+
 @pytest.mark.parametrize('number', [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_an_interrupted_sweep_continues(folder, number):
   environment = os.environ | {'FAKE_SLEEP': '0.4'}
   command = [sys.executable, '-c', SCRIPT, str(folder)]
   process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-  stop = time.monotonic() + 300
-  while sum(event['event'] == FINISHED for event in read_events(folder)[0]) < 2:
-    assert time.monotonic() < stop and process.poll() is None
-    time.sleep(0.05)
+  wait_until(lambda: sum(event['event'] == FINISHED for event in read_events(folder)[0]) >= 2, 300)
   process.send_signal(number)
   output, _ = process.communicate(timeout=300)
   assert number == signal.SIGKILL or 'SIGTERM: ' in output
@@ -191,10 +196,7 @@ def test_an_interrupted_sweep_continues(folder, number):
   repeated = starts(folder)[before:]
   assert len(repeated) == 8 - len(finished) and not any(name in line for name in finished for line in repeated)
   pids = {int(line.split()[0]) for line in starts(folder)}
-  stop = time.monotonic() + 20  # a child process ends a moment after its parent
-  while any(is_running(pid) for pid in pids):
-    assert time.monotonic() < stop, pids
-    time.sleep(0.05)
+  wait_until(lambda: not any(map(is_running, pids)), 20)  # a child process ends a moment after its parent
 
 
 @pytest.mark.long
@@ -256,8 +258,6 @@ def test_units_are_submitted_once_to_a_queue_and_their_results_collected(runs, f
 
 
 def test_mistakes_of_a_queue_are_one_line(folder):
-  with pytest.raises(UserError, match=r"^--submit='sbatch' has no \{command\}; expected a command of the shell, "):
-    check_request(make_request(folder, submit='sbatch'))
   request = make_request(folder, submit='{ echo queued; echo no such queue >&2; exit 3; } # {command}')
   with pytest.raises(UserError, match=r'^--submit: score=dot\S+/seed_0: exit status 3: no such queue$'):
     run(request)
@@ -273,8 +273,7 @@ def test_a_plan_has_the_runs_of_a_bucket(folder, monkeypatch):
 @pytest.mark.long
 def test_runs_in_a_bucket_are_adopted_and_reported(folder, tmp_path, bucket):
   old = epath.Path(f'{bucket}/old')
-  config = base_config(model__attention__score='dot', model__attention__alignment='softmax')
-  source = write_run(tmp_path / 'old', config, {'test': {'exact_match': 50.0}})
+  source = write_run(tmp_path / 'old', base_config(**OF_A_SETTING), {'test': {'exact_match': 50.0}})
   for path in source.rglob('*.json*'):
     (old / path.relative_to(source)).write_text(path.read_text())
   outcome, lines = run(make_request(folder, SETTINGS[:1], seeds=1, adopted=[str(old)]))
@@ -311,49 +310,50 @@ def test_finished_runs_are_adopted(folder, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ('fields', 'has_results', 'message'),
+  ('config', 'message'),
   [
-    ({'model__embedding': 7}, True, 'no setting of the sweep has its config; model.embedding is 7, expected'),
-    ({}, False, 'has no results.json; expected a finished run'),
+    (
+      base_config(**OF_A_SETTING, model__embedding=7),
+      'no setting of the sweep has its config; model.embedding is 7, expected',
+    ),
+    (base_config(**OF_A_SETTING), r'has no results\.json; expected a finished run'),
+    (default_config('recall').to_dict(), "has its config; system is 'recall', expected 'translation'$"),
+    (None, 'could not determine the home directory'),
   ],
+  ids=['another setting', 'unfinished', 'another system', 'unknown user'],
 )
-def test_other_runs_are_not_adopted(folder, tmp_path, fields, has_results, message):
-  config = base_config(model__attention__score='dot', model__attention__alignment='softmax', **fields)
-  old = write_run(tmp_path / 'old', config, {})
-  if not has_results:
+def test_other_runs_are_not_adopted(folder, tmp_path, config, message):
+  old = write_run(tmp_path / 'old', config, {}) if config else Path('~unknown-user/x')
+  if config == base_config(**OF_A_SETTING):
     (old / 'results.json').unlink()
-  with pytest.raises(UserError) as error:
+  with pytest.raises(UserError, match=message):
     run(make_request(folder, adopted=[old]))
-  assert message in str(error.value) and starts(folder) == []
-
-
-def test_runs_of_another_system_and_invalid_folders_are_not_adopted(folder, tmp_path):
-  old = write_run(tmp_path / 'old', default_config('recall').to_dict(), {})
-  with pytest.raises(UserError, match=r"has its config; system is 'recall', expected 'translation'$"):
-    run(make_request(folder, adopted=[old]))
-  with pytest.raises(UserError, match='could not determine the home directory'):
-    run(make_request(folder, adopted=[Path('~unknown-user/x')]))
+  assert starts(folder) == []
 
 
 def test_mistakes_are_found_before_anything_starts(folder):
-  settings = [{'model.attention.score': 'dott'}, {'training.steps': 'x'}]
   with pytest.raises(UserErrors) as error:
-    run(make_request(folder, settings))
+    run(make_request(folder, [{'model.attention.score': 'dott'}, {'training.steps': 'x'}]))
   assert len(error.value.lines) == 2
-  with pytest.raises(UserError, match='--seeds must be at least 1'):
-    run(make_request(folder, seeds=0))
-  with pytest.raises(UserError, match="unknown cluster 'slrm'"):
-    check_request(make_request(folder, cluster='slrm'))
-  with pytest.raises(UserError, match=r'config\.seeds is set by --seeds'):
-    run(make_request(folder)._replace(base=make_base()._replace(overrides={'seeds': 3})))
+  seeded = make_base()._replace(overrides={'seeds': 3})
+  for request, message in [
+    (make_request(folder, seeds=0), '--seeds must be at least 1'),
+    (make_request(folder, cluster='slrm'), "unknown cluster 'slrm'"),
+    (make_request(folder)._replace(base=seeded), r'config\.seeds is set by --seeds'),
+    (
+      make_request(folder, submit='sbatch'),
+      r"^--submit='sbatch' has no \{command\}; expected a command of the shell, ",
+    ),
+  ]:
+    with pytest.raises(UserError, match=message):
+      check_request(request)
   assert not folder.exists() and starts(folder) == []
 
 
 @pytest.mark.long
 def test_the_first_seed_is_that_of_the_config(folder):
-  base = make_base()._replace(overrides={'training.seed': 5})
-  settings = [{'preset': 'a', 'training.schedule.peak': '0.01'}]
-  request = make_request(folder, settings)._replace(base=base, seeds=2)
+  request = make_request(folder, [{'preset': 'a', 'training.schedule.peak': '0.01'}])
+  request = request._replace(base=make_base()._replace(overrides={'training.seed': 5}))
   assert run(request)[0] == (2, 0, 0)
   assert sorted(entry.unit.seeds for entry in read_state(folder).units.values()) == [(5,), (6,)]
   assert all('cosine(peak=0.01)' in line and 'seed=' in line for line in starts(folder))
