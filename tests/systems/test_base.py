@@ -12,14 +12,6 @@ from attention_jax.errors import UserError
 from attention_jax.kernels.api import attend
 from attention_jax.modules.attention import Attention
 from attention_jax.systems import base
-from attention_jax.systems.base import (
-  SupportsCorpus,
-  SupportsEnsembles,
-  SupportsLinePrediction,
-  SupportsTranslation,
-  SupportsWordVectors,
-  System,
-)
 from attention_jax.systems.config import default_config, parse_config
 from attention_jax.systems.registry import SYSTEMS
 from attention_jax.training.config import Training
@@ -27,16 +19,16 @@ from attention_jax.training.loss import Loss
 from attention_jax.training.partition import shards_parameters
 
 PROTOCOLS = {
-  SupportsTranslation: {'translation'},
-  SupportsLinePrediction: {'captioning', 'classification'},
-  SupportsCorpus: {'captioning', 'translation'},
+  base.SupportsTranslation: {'translation'},
+  base.SupportsLinePrediction: {'captioning', 'classification'},
+  base.SupportsCorpus: {'captioning', 'translation'},
   SupportsReadings: {'translation'},
-  SupportsEnsembles: {'classification', 'translation'},
-  SupportsWordVectors: {'classification', 'translation'},
+  base.SupportsEnsembles: {'classification', 'translation'},
+  base.SupportsWordVectors: {'classification', 'translation'},
 }
 
 
-class MinimalSystem(System):
+class MinimalSystem(base.System):
   """A system with nothing but what the base class requires."""
 
   loss = report = splits = implementation = None
@@ -82,7 +74,7 @@ def test_evaluations_use_the_mesh_of_training_if_it_shards_the_parameters_of_one
 
 def test_a_subclass_must_define_what_the_base_class_requires():
   with pytest.raises(TypeError, match='abstract'):
-    System()
+    base.System()
 
 
 @pytest.mark.parametrize('protocol', PROTOCOLS)

@@ -11,7 +11,6 @@ from attention_jax.systems.costs import COUNTED_BATCHES, count_matmuls, matmul_f
 from attention_jax.systems.recall.system import RecallSystem
 from attention_jax.systems.translation.system import TranslationSystem
 from attention_jax.training.partition import MeshConfig, make_mesh
-from attention_jax.training.state import count_parameters
 
 
 def test_products_count_as_often_as_they_run_and_unused_products_not_at_all():
@@ -65,8 +64,3 @@ def test_flop_of_flash_are_those_of_the_definition(config):
     return update_flop(TranslationSystem.load(changed, None))
 
   assert flop('flash') == flop('xla')
-
-
-def test_parameters_of_shapes_are_counted():
-  shapes = {'a': jax.ShapeDtypeStruct((3, 5), jnp.float32), 'b': jax.ShapeDtypeStruct((), jnp.float32)}
-  assert count_parameters(shapes) == 16
