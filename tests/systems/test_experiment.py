@@ -30,28 +30,15 @@ from tests.systems.helpers import read_tree, tiny_config, train_quietly
 
 pytestmark = pytest.mark.usefixtures('on_two_devices')
 
-FILES = {
-  'best',
-  'checkpoints',
-  'commits.txt',
-  'config.json',
-  'data.json',
-  'digests.json',
-  'goodput.json',
-  'hypotheses.test.txt',
-  'metrics',
-  'results.json',
-  'tensorboard',
-  'vocabulary.source.json',
-  'vocabulary.target.json',
-}
+FILES = (
+  'best checkpoints commits.txt config.json data.json digests.json goodput.json hypotheses.test.txt metrics '
+  'results.json tensorboard vocabulary.source.json vocabulary.target.json'
+)
 
 # Fields of the config that are wrong -> the message.
 CONFIG_ERRORS = [
   ({'seeds': 0}, 'config.seeds must be at least 1 and at most 1000, got 0'),
-  ({'training__steps': 0}, 'training.steps'),
   ({'training__optimizer': 'adan'}, "unknown optimizer 'adan'"),
-  ({'training__schedule': 'cosin'}, "unknown schedule 'cosin'"),
   ({'training__select': 'bleu'}, "unknown metric in training.select: 'bleu'"),
   ({'training__anneal': 'temperature: cosine'}, 'training.anneal: '),
   ({'model__decoder': 'bahdanu'}, "unknown decoder 'bahdanu'"),
@@ -60,39 +47,24 @@ CONFIG_ERRORS = [
   ({'model__decoder': 'plain', 'evaluation__replace_unknown': True}, 'but this decoder has no attention'),
   ({'mesh__fsdp': 3}, 'config.mesh (data=-1, fsdp=3, tensor=1) must multiply to the 2 devices'),
   ({'data__vocabulary': 'wrd'}, "unknown vocabulary 'wrd'"),
-  ({'evaluation__alpha': 20.0}, 'config.evaluation.alpha must be at least 0 and at most 10, got 20.0'),
   ({'evaluation__metrics': ('bleu', 'bleu')}, "must name each metric once, got 'bleu' more than once"),
 ]
 # The same for mistakes that only the data reveal.
+LEARNED_POSITIONS = 'transformer(features=4, heads=2, hidden=4, position="learned(max_positions=3)")'
 DATA_ERRORS = [
   ({'data__buckets': ((1, 1),)}, 'config.data.buckets'),
-  (
-    {'data__buckets': ((2, 2),)},
-    'train: 12 of its 16 rows fit no bucket, a greater share than config.data.max_left_out',
-  ),
+  ({'data__buckets': ((2, 2),)}, 'train: 12 of its 16 rows fit no bucket, a greater share than config.data.max_'),
   ({'data__task': "tsv(train='none.tsv')"}, 'none.tsv: no such file'),
-  (
-    {'model__encoder': 'transformer(features=4, heads=2, hidden=4, position="learned(max_positions=3)")'},
-    'max_positions',
-  ),
+  ({'model__encoder': LEARNED_POSITIONS}, 'max_positions'),
 ]
 
 
-@pytest.mark.parametrize(('fields', 'message'), CONFIG_ERRORS)
-def test_config_errors_are_raised_before_the_folder_is_touched(data_folder, tmp_path, fields, message, monkeypatch):
-  def load(config, folder):
-    raise AssertionError('data are loaded before the config is checked')
-
-  monkeypatch.setattr(TranslationSystem, 'load', load)
-  with pytest.raises(UserError) as error:
-    train_quietly(tiny_config(data_folder, **fields), tmp_path / 'run')
-  assert message in str(error.value)
-  assert not (tmp_path / 'run').exists()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(('fields', 'message'), DATA_ERRORS)
-def test_data_errors_are_raised_before_the_folder_is_touched(data_folder, tmp_path, fields, message):
+@pytest.mark.parametrize(
+  ('fields', 'message'), [*CONFIG_ERRORS, *(pytest.param(*error, marks=pytest.mark.long) for error in DATA_ERRORS)]
+)
+def test_errors_are_raised_before_the_folder_is_touched(data_folder, tmp_path, fields, message, monkeypatch):
+  if (fields, message) in CONFIG_ERRORS:  # which are found before data are loaded
+    monkeypatch.setattr(TranslationSystem, 'load', None)
   with pytest.raises(UserError) as error:
     train_quietly(tiny_config(data_folder, **fields), tmp_path / 'run')
   assert message in str(error.value)
@@ -120,32 +92,31 @@ def test_a_batch_without_rows_is_an_error_of_the_config(system):
     experiment.check_config(parse_config(config))
 
 
-@pytest.mark.parametrize('field', ['initial_run', 'initial_vectors'])
-def test_a_list_of_sources_of_initial_parameters_is_an_error(config, field, tmp_path):
-  with pytest.raises(UserError, match=rf"^config\.{field} must be a string, got \('a', 'b'\)$"):
-    train_quietly(config | {field: ['a', 'b']}, tmp_path / 'run')
-
-
-def test_unknown_fields_are_an_error(config, tmp_path):
-  with pytest.raises(UserError, match=r'unknown fields in the config: training\.sed; expected the fields of'):
-    train_quietly(config | {'training': config['training'] | {'sed': 1}}, tmp_path / 'run')
-  assert not (tmp_path / 'run').exists()
+@pytest.mark.parametrize(
+  ('fields', 'trackers', 'message'),
+  [
+    ({'initial_run': ['a', 'b']}, (), "config.initial_run must be a string, got ('a', 'b')"),
+    ({'initial_vectors': ['a', 'b']}, (), "config.initial_vectors must be a string, got ('a', 'b')"),
+    ({'training': {'sed': 1}}, (), 'unknown fields in the config: training.sed; expected the fields of'),
+    ({}, ['wandbb'], "unknown tracker 'wandbb'"),
+  ],
+)
+def test_wrong_types_fields_and_trackers_are_errors(config, fields, trackers, message, tmp_path):
+  with pytest.raises(UserError) as error:
+    train_quietly(config | fields, tmp_path / 'run', trackers=trackers)
+  assert message in str(error.value) and not (tmp_path / 'run').exists()
 
 
 @pytest.mark.long
-def test_a_folder_with_another_config_or_other_files_is_left_as_it_is(trained, config, tmp_path):
+def test_a_folder_with_another_config_is_left_as_it_is(trained, config):
   before = read_tree(trained.folder)
   with pytest.raises(UserError, match='another config'):
     train_quietly(config | {'model': config['model'] | {'embedding': 6}}, trained.folder)
   assert read_tree(trained.folder) == before
-  (tmp_path / 'thesis.tex').write_text('x')
-  with pytest.raises(UserError, match=r'holds files \(thesis\.tex\) but no config\.json'):
-    train_quietly(config, tmp_path)
-  assert read_tree(tmp_path) == {'thesis.tex': b'x'}
 
 
 def test_a_finished_run_has_all_files_and_no_unfinished_file(trained):
-  assert {path.name for path in trained.folder.glob('[!.]*')} == FILES
+  assert {path.name for path in trained.folder.glob('[!.]*')} == {*FILES.split()}
   assert not [name for name in read_tree(trained.folder) if name.endswith('.part')]
   assert len(read_metrics(trained.folder)) == 4
 
@@ -176,26 +147,13 @@ def test_results_json_has_the_results_and_their_origin(trained, config):
   assert hypotheses.count('\n') == 6  # the rows of test.tsv
 
 
-@pytest.mark.long
-def test_results_are_those_of_the_best_checkpoint(trained):
-  run = open_run(trained.folder, 'best')
-  assert run.step == json.loads((trained.folder / 'results.json').read_text('utf-8'))['step']
-  metrics, predictions = run.system.evaluate(run.params, 'test')
-  assert metrics == trained.results['test']
-  lines = run.system.format_predictions(predictions)
-  assert (trained.folder / 'hypotheses.test.txt').read_text('utf-8').splitlines() == lines
-
-
 def test_the_log_describes_the_model_the_batches_and_the_written_files(trained):
   lines = '\n'.join(trained.lines)
   for text in (
     'attention implementation auto (xla, one query at a time); 2 x cpu',
     'batches of shapes (rows, source, target) [(8, 5, 5)]',
     ' parameters, 2 updates an epoch, ',
-    ' s an update (measured on two), 0:00:0',
-    ' to step 4 without evaluations',
     'all 4 steps are done (',
-    'measured: test; parameters: step',
     'the best by validation loss',
     f'written to {trained.folder}: best/, checkpoints/, commits.txt, config.json',
   ):
@@ -203,16 +161,16 @@ def test_the_log_describes_the_model_the_batches_and_the_written_files(trained):
 
 
 @pytest.mark.long
-def test_a_run_with_buckets_from_its_data_resumes_and_opens_without_data(data_folder, tmp_path):
+def test_a_run_with_buckets_from_its_data_continues_and_opens_without_data(data_folder, tmp_path):
   folder = shutil.copytree(data_folder, tmp_path / 'data')
   config = tiny_config(folder, data__buckets=(), data__vocabulary='subword(size=8000, min_count=5)')
-  first = config | {'training': config['training'] | {'steps': 2}}
-  train_quietly(first, tmp_path / 'run')
+  train_quietly(config | {'training': config['training'] | {'steps': 2}}, tmp_path / 'run')
   assert json.loads((tmp_path / 'run' / 'buckets.json').read_text('utf-8'))
-  _, lines = train_quietly(config, tmp_path / 'run')
+  _, lines = train_quietly(config, tmp_path / 'run')  # with more steps
   assert 'all 4 steps are done (' in '\n'.join(lines)
+  assert [record['step'] for record in read_metrics(tmp_path / 'run')] == [1, 2, 3, 4]
   run = open_run(tmp_path / 'run')
-  assert run.step in (2, 4) and run.config.data.buckets == ()
+  assert run.step in (2, 4) and run.config.data.buckets == () and run.config.training.steps == 4
   export_run(tmp_path / 'run', tmp_path / 'exported')
   shutil.rmtree(folder)
   exported = open_run(tmp_path / 'exported')
@@ -222,9 +180,7 @@ def test_a_run_with_buckets_from_its_data_resumes_and_opens_without_data(data_fo
 
 
 @pytest.mark.long
-def test_resuming_a_finished_run_by_a_relative_path_evaluates_it_again_and_changes_nothing(
-  trained, config, monkeypatch
-):
+def test_resuming_a_finished_run_by_a_relative_path_evaluates_it_again_alone(trained, config, monkeypatch):
   monkeypatch.chdir(trained.folder.parent)
   before = read_tree(trained.folder)
   results, lines = train_quietly(config, Path(trained.folder.name), trackers=())  # which get the results again
@@ -233,23 +189,18 @@ def test_resuming_a_finished_run_by_a_relative_path_evaluates_it_again_and_chang
   assert read_tree(trained.folder) == before
 
 
-@pytest.mark.long
-def test_fewer_steps_than_the_run_has_made_are_an_error(trained, config):
-  before = read_tree(trained.folder)
-  with pytest.raises(UserError, match=r'steps is 3, but the run in .* has made 4 updates; expected at least 4'):
-    train_quietly(config | {'training': config['training'] | {'steps': 3}}, trained.folder)
-  assert read_tree(trained.folder) == before
-
-
-def test_fewer_steps_than_the_best_state_of_a_killed_run_are_an_error(trained, config, tmp_path):
-  """It was killed after the evaluation of step 4, and before the latest state of that step was on disk."""
-  folder = tmp_path / 'run'
-  shutil.copytree(trained.folder, folder)
-  shutil.rmtree(folder / 'best')
-  (folder / 'best').mkdir()
-  (folder / 'checkpoints' / '4').rename(folder / 'best' / '4')
+@pytest.mark.parametrize('is_killed', [pytest.param(False, marks=pytest.mark.long), True])
+def test_fewer_steps_than_the_run_has_made_are_an_error(is_killed, trained, config, tmp_path):
+  """Also if it was killed after the evaluation of step 4, and before the latest state of that step was on disk."""
+  folder = shutil.copytree(trained.folder, tmp_path / 'run')
+  if is_killed:
+    shutil.rmtree(folder / 'best')
+    (folder / 'best').mkdir()
+    (folder / 'checkpoints' / '4').rename(folder / 'best' / '4')
+  before = read_tree(folder)
   with pytest.raises(UserError, match=r'steps is 3, but the run in .* has made 4 updates; expected at least 4'):
     train_quietly(config | {'training': config['training'] | {'steps': 3}}, folder)
+  assert read_tree(folder) == before
 
 
 @pytest.mark.parametrize(
@@ -262,16 +213,10 @@ def test_fewer_steps_than_the_best_state_of_a_killed_run_are_an_error(trained, c
   ],
 )
 def test_a_run_in_16_bits_on_a_cpu_without_amx_is_described(dtype, cpu_flags, is_slow, tmp_path):
-  cpu_info = tmp_path / 'cpuinfo'
   if cpu_flags:
-    cpu_info.write_text(f'processor\t: 0\nflags\t\t: fpu {cpu_flags}\n')
-  line = experiment._describe_precision(parse_config({'model': {'dtype': dtype}}), cpu_info)
+    (tmp_path / 'cpuinfo').write_text(f'processor\t: 0\nflags\t\t: fpu {cpu_flags}\n')
+  line = experiment._describe_precision(parse_config({'model': {'dtype': dtype}}), tmp_path / 'cpuinfo')
   assert line.startswith(f"config.model.dtype='{dtype}' is usually slower than float32") == is_slow == bool(line)
-
-
-@pytest.mark.parametrize('system', SYSTEMS)
-def test_every_system_has_a_dtype(system):
-  assert default_config(system).model.dtype == 'float32'
 
 
 def test_more_steps_under_a_schedule_that_depends_on_them_report_both_rates(config, monkeypatch):
@@ -290,35 +235,31 @@ def test_more_steps_under_a_schedule_that_depends_on_them_report_both_rates(conf
   assert described(schedule='cosine(steps=4)') == described(schedule='cosine', made=0) == described() == []
 
 
-@pytest.mark.long
-def test_more_steps_continue_a_finished_run(trained, config, tmp_path):
-  """Quick forms in tests/training: `test_mutable_fields_may_differ_on_resume`, and
-  `test_a_run_that_stopped_early_stays_as_it_is`.
-  """
-  folder = tmp_path / 'run'
-  shutil.copytree(trained.folder, folder)
-  config = config | {'training': config['training'] | {'steps': 6}}
-  _, lines = train_quietly(config, folder)
-  assert any(line.startswith('all 6 steps are done (') for line in lines)
-  assert [record['step'] for record in read_metrics(folder)] == [1, 2, 3, 4, 5, 6]
-  assert json.loads((folder / 'config.json').read_text('utf-8'))['training']['steps'] == 6
+def interrupted_stream(batches, start, stop):
+  for step in range(start, stop):
+    if step == 1:
+      signal.raise_signal(signal.SIGTERM)  # the second update is still made
+    yield batches[step]
+
+
+def interrupted_batches(*args, **options):
+  signal.raise_signal(signal.SIGTERM)
+  return eval_batches(*args, **options)
 
 
 @pytest.mark.long
-def test_a_signal_stops_training_and_the_same_call_resumes_it(trained, config, tmp_path, monkeypatch):
-  """Quick forms: tests/training/test_train.py, and
-  `test_a_signal_stops_the_final_evaluation_and_the_same_call_repeats_it`.
-  """
-
-  def interrupted_stream(batches, start, stop):
-    for step in range(start, stop):
-      if step == 1:
-        signal.raise_signal(signal.SIGTERM)  # the second update is still made
-      yield batches[step]
-
+@pytest.mark.parametrize(
+  ('module', 'function', 'interrupted'),
+  [(experiment, 'stream', interrupted_stream), (evaluation, 'eval_batches', interrupted_batches)],
+  ids=['training', 'validation'],
+)
+def test_a_signal_stops_training_and_the_same_call_resumes_it(
+  trained, config, tmp_path, monkeypatch, module, function, interrupted
+):
+  """Quick forms: tests/training/test_train.py, and the signal during the final evaluation."""
   folder = tmp_path / 'run'
   with monkeypatch.context() as patch:
-    patch.setattr(experiment, 'stream', interrupted_stream)
+    patch.setattr(module, function, interrupted)
     results, lines = train_quietly(config, folder)
   assert results is None
   assert lines[-1] == 'run the same command again to resume from step 2'
@@ -329,30 +270,8 @@ def test_a_signal_stops_training_and_the_same_call_resumes_it(trained, config, t
     jax.tree.map(np.testing.assert_array_equal, open_run(folder, kind).params, open_run(trained.folder, kind).params)
 
 
-@pytest.mark.long
-def test_a_signal_stops_a_validation_and_the_same_call_makes_it(trained, config, tmp_path, monkeypatch):
-  def interrupted_batches(*args, **options):
-    signal.raise_signal(signal.SIGTERM)
-    return eval_batches(*args, **options)
-
-  folder = tmp_path / 'run'
-  with monkeypatch.context() as patch:
-    patch.setattr(evaluation, 'eval_batches', interrupted_batches)
-    results, lines = train_quietly(config, folder)
-  assert results is None and lines[-1] == 'run the same command again to resume from step 2'
-  results, _ = train_quietly(config, folder)
-  assert results == trained.results
-  for kind in ('latest', 'best'):
-    jax.tree.map(np.testing.assert_array_equal, open_run(folder, kind).params, open_run(trained.folder, kind).params)
-
-
 def test_a_signal_stops_the_final_evaluation_and_the_same_call_repeats_it(trained, config, tmp_path, monkeypatch):
-  def interrupted_batches(*args, **options):
-    signal.raise_signal(signal.SIGTERM)
-    return eval_batches(*args, **options)
-
-  folder = tmp_path / 'run'
-  shutil.copytree(trained.folder, folder)
+  folder = shutil.copytree(trained.folder, tmp_path / 'run')
   before = read_tree(folder)
   with monkeypatch.context() as patch:
     patch.setattr(evaluation, 'eval_batches', interrupted_batches)
@@ -389,17 +308,15 @@ def test_a_run_that_was_killed_before_it_stored_its_data_resumes(trained, config
     assert (tmp_path / name).read_bytes() == (trained.folder / name).read_bytes()
 
 
-@pytest.mark.parametrize('missing', [[], ['target'], ['source', 'target']], ids=['none', 'target', 'both'])
-def test_loading_a_system_writes_no_vocabulary(trained, config, tmp_path, missing):
-  for side in ('source', 'target'):
-    if side not in missing:
-      shutil.copy(trained.folder / f'vocabulary.{side}.json', tmp_path)
+@pytest.mark.parametrize('stored', [['source', 'target'], ['source'], []], ids=['both', 'source', 'none'])
+def test_loading_a_system_writes_no_vocabulary(trained, config, tmp_path, stored):
+  for side in stored:
+    shutil.copy(trained.folder / f'vocabulary.{side}.json', tmp_path)
   before = read_tree(tmp_path)
   system = TranslationSystem.load(parse_config(config), str(tmp_path))
   assert read_tree(tmp_path) == before
   system.save(str(tmp_path))
-  for side in ('source', 'target'):
-    name = f'vocabulary.{side}.json'
+  for name in ('vocabulary.source.json', 'vocabulary.target.json'):
     assert (tmp_path / name).read_bytes() == (trained.folder / name).read_bytes()
 
 
@@ -409,7 +326,6 @@ def test_a_task_without_validation_and_test_splits_has_no_results(data_folder, t
   results, lines = train_quietly(config, tmp_path / 'run')
   assert results == {} and json.loads((tmp_path / 'run' / 'results.json').read_text('utf-8'))['results'] == {}
   assert any(line.startswith('no validation split: training.select and training.patience have no') for line in lines)
-  assert 'measured: nothing, as the task has only a training split; parameters: step 1, the last' in lines
 
 
 def test_a_validation_loss_that_is_not_finite_is_an_error():
@@ -464,10 +380,3 @@ def test_trackers_get_the_config_the_results_and_a_picture(config, tmp_path, mon
   assert records[4, 'attention/validation'].startswith(b'\x89PNG')
   assert records[4, 'results']['results/test/exact_match'] == results['test']['exact_match'].value
   assert not list(tmp_path.glob('run/*/tensorboard'))
-
-
-@pytest.mark.long
-def test_an_unknown_tracker_is_an_error_before_the_folder_is_touched(config, tmp_path):
-  with pytest.raises(UserError, match="unknown tracker 'wandbb'"):
-    train_quietly(config, tmp_path / 'run', trackers=['wandbb'])
-  assert not (tmp_path / 'run').exists()

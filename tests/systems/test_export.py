@@ -23,49 +23,37 @@ def exported(trained, tmp_path_factory):
   return folder, export_run(trained.folder, folder)
 
 
+def assert_same_params(folder, run):
+  jax.tree.map(np.testing.assert_array_equal, open_run(folder).params, run.params)
+
+
 def size_of(folder):
   return sum(path.stat().st_size for path in folder.rglob('*') if path.is_file())
 
 
 @pytest.mark.long
-def test_an_exported_run_has_the_same_parameters_and_metrics(trained, exported):
-  run = open_run(exported[0])
+def test_an_exported_run_has_the_same_metrics_and_one_checkpoint_without_the_state_of_the_optimiser(trained, exported):
+  folder, size = exported
+  run = open_run(folder)
   original = open_run(trained.folder)
-  jax.tree.map(np.testing.assert_array_equal, run.params, original.params)
   assert run.steps == original.steps
   assert evaluate_split(run, 'test')[0] == evaluate_split(original, 'test')[0]
-
-
-@pytest.mark.long
-def test_an_exported_run_has_one_checkpoint_without_the_state_of_the_optimiser(trained, exported):
-  folder, size = exported
   assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ['best']
-  step = open_run(folder).step
-  assert size_of(folder / 'best' / str(step)) < 0.7 * size_of(trained.folder / 'best' / str(step))
+  checkpoints = [size_of(path / 'best' / str(run.step)) for path in (folder, trained.folder)]
+  assert checkpoints[0] < 0.7 * checkpoints[1]
   assert size == size_of(folder)
 
 
 @pytest.mark.long
-def test_an_average_of_checkpoints_is_exported(trained, tmp_path):
-  export_run(trained.folder, tmp_path / 'run', 'average')
-  average = open_run(trained.folder, 'average').params
-  jax.tree.map(np.testing.assert_array_equal, open_run(tmp_path / 'run').params, average)
-
-
-@pytest.mark.long
-def test_results_of_other_parameters_are_not_exported(trained, tmp_path):
-  measured = {'results.json', 'hypotheses.test.txt'}
-  for checkpoint, exported in (('best', measured), ('average', set())):
-    folder = tmp_path / checkpoint
-    export_run(trained.folder, folder, checkpoint)
-    assert measured & {path.name for path in folder.iterdir()} == exported
-    assert measured & set(json.loads((folder / 'digests.json').read_text('utf-8'))) == exported
-
-
-@pytest.mark.long
-def test_an_exported_run_with_a_changed_file_raises(trained, tmp_path):
+@pytest.mark.parametrize('checkpoint', ['best', 'average'])
+def test_any_checkpoint_is_exported_and_results_with_the_best_alone(checkpoint, trained, tmp_path):
   folder = tmp_path / 'run'
-  export_run(trained.folder, folder)
+  export_run(trained.folder, folder, checkpoint)
+  assert_same_params(folder, open_run(trained.folder, checkpoint))
+  measured = {'results.json', 'hypotheses.test.txt'}
+  stored = measured if checkpoint == 'best' else set()
+  assert measured & {path.name for path in folder.iterdir()} == stored
+  assert measured & set(json.loads((folder / 'digests.json').read_text('utf-8'))) == stored
   (folder / 'vocabulary.source.json').write_text('{}', 'utf-8')
   with pytest.raises(UserError, match=r'vocabulary\.source\.json has changed'):
     open_run(folder)
@@ -76,15 +64,17 @@ def test_a_run_without_digests_is_exported(trained, tmp_path):
   shutil.copytree(trained.folder, tmp_path / 'run')
   (tmp_path / 'run' / 'digests.json').unlink()
   export_run(tmp_path / 'run', tmp_path / 'exported')
-  exported, original = (open_run(folder) for folder in (tmp_path / 'exported', trained.folder))
-  jax.tree.map(np.testing.assert_array_equal, exported.params, original.params)
+  assert_same_params(tmp_path / 'exported', open_run(trained.folder))
   for name in ('config.json', 'vocabulary.source.json', 'results.json', 'data.json'):
     assert (tmp_path / 'exported' / name).read_bytes() == (trained.folder / name).read_bytes()
 
 
+NO_STATE = 'is an exported run, from which training cannot resume'
+
+
 @pytest.mark.long
 def test_training_in_an_exported_run_is_an_error(config, exported):
-  with pytest.raises(UserError, match='is an exported run, from which training cannot resume'):
+  with pytest.raises(UserError, match=NO_STATE):
     train_quietly(config, exported[0])
 
 
@@ -96,7 +86,7 @@ def test_parameters_of_a_file_are_exported_without_results_and_without_training(
     save_weights(run.params, tmp_path / f'{name}.safetensors', metadata)
     export_run(trained.folder, tmp_path / name, str(tmp_path / f'{name}.safetensors'))
     assert not (tmp_path / name / 'results.json').exists()
-    with pytest.raises(UserError, match='is an exported run, from which training cannot resume'):
+    with pytest.raises(UserError, match=NO_STATE):
       train_quietly(config, tmp_path / name)
 
 

@@ -31,35 +31,35 @@ def write_vectors(path, tokens):
   return str(path)
 
 
+@pytest.fixture
+def data(tmp_path):
+  return write_pairs(tmp_path / 'data')
+
+
 def rows_by_token(array, vocabulary):
   return {vocabulary.id_to_token(id): row.tolist() for id, row in enumerate(np.asarray(array))}
 
 
 @pytest.mark.long
-def test_each_table_starts_from_its_file_and_the_run_resumes_without_the_files(tmp_path):
-  data = write_pairs(tmp_path / 'data')
+def test_each_table_starts_from_its_file_and_the_run_resumes_without_the_files(data, tmp_path):
   source, target = write_vectors(tmp_path / 's.txt', 'abx'), write_vectors(tmp_path / 't.txt', 'cb')
   config = tiny_config(data, initial_vectors=f'{source}, {target}', **CONSTANT_PARAMETERS)
   folder = tmp_path / 'run'
   _, lines = train_quietly(config, folder)
-  assert f'{source}: vectors of 2 of 11 tokens for encoder.embedding' in lines
-  assert f'{target}: vectors of 2 of 11 tokens for embedding' in lines
   run = open_run(folder, 'latest')
   params = flatten_names(run.params)
-  rows = rows_by_token(params['encoder.embedding.table.embedding'], run.system.source_vocab)
-  np.testing.assert_allclose([rows['a'], rows['b']], [[0.5, 1, 2, 3], [1.5, 1, 2, 3]], atol=1e-5)
-  rows = rows_by_token(params['embedding.table.embedding'], run.system.target_vocab)
-  np.testing.assert_allclose([rows['c'], rows['b']], [[0.5, 1, 2, 3], [1.5, 1, 2, 3]], atol=1e-5)
-
-  for path in (source, target):
+  cases = (('encoder.embedding', source, 'ab', run.vocabularies[0]), ('embedding', target, 'cb', run.vocabularies[1]))
+  for table, path, tokens, vocabulary in cases:
+    assert f'{path}: vectors of 2 of 11 tokens for {table}' in lines
+    rows = rows_by_token(params[f'{table}.table.embedding'], vocabulary)
+    np.testing.assert_allclose([rows[token] for token in tokens], [[0.5, 1, 2, 3], [1.5, 1, 2, 3]], atol=1e-5)
     (tmp_path / path).unlink()
   _, lines = train_quietly(config | {'training': config['training'] | {'steps': 2}}, folder)
   assert any(line.startswith('all 2 steps are done') for line in lines)
 
 
 @pytest.mark.long
-def test_one_side_may_be_random(tmp_path):
-  data = write_pairs(tmp_path / 'data')
+def test_one_side_may_be_random(data, tmp_path):
   target = write_vectors(tmp_path / 't.txt', 'cb')
   _, lines = train_quietly(tiny_config(data, initial_vectors=f',{target}', **CONSTANT_PARAMETERS), tmp_path / 'run')
   assert f'{target}: vectors of 2 of 11 tokens for embedding' in lines
@@ -76,38 +76,34 @@ def test_one_side_may_be_random(tmp_path):
     (' ,', {}, "config.initial_vectors=' ,' names no file; expected at least one"),
   ],
 )
-def test_wrong_initial_vectors_are_reported_before_training(value, fields, message, tmp_path):
-  data = write_pairs(tmp_path / 'data')
+def test_wrong_initial_vectors_are_reported_before_training(value, fields, message, data, tmp_path):
   vectors = write_vectors(tmp_path / 'v.txt', 'abc')
-  config = tiny_config(data, initial_vectors=value.format(v=vectors), **fields)
   with pytest.raises(UserError) as error:
-    train_quietly(config, tmp_path / 'run')
+    train_quietly(tiny_config(data, initial_vectors=value.format(v=vectors), **fields), tmp_path / 'run')
   assert message in str(error.value)
   assert not (tmp_path / 'run' / 'config.json').exists()
+
+
+def tables_of(system):
+  initializer = system.initializer()
+  return embedding_tables(system, jax.eval_shape(lambda: initializer(0)))
 
 
 def test_initial_vectors_of_a_system_without_embeddings_raise():
   config = default_run_config('recall')
   check_config(config)
-  system = SYSTEMS['recall'].load(config, None)
-  initializer = system.initializer()
   with pytest.raises(UserError, match="system 'recall' has no embeddings that can start from word vectors"):
-    embedding_tables(system, jax.eval_shape(lambda: initializer(0)))
+    tables_of(SYSTEMS['recall'].load(config, None))
 
 
-def test_shared_embeddings_are_one_table(tmp_path):
-  for split in ('train', 'validation', 'test'):
-    (tmp_path / f'{split}.tsv').write_text('a b\tx y\n')
+def test_shared_embeddings_are_one_table(data):
   fields = {'data__shared_vocabulary': True, 'model__share_embeddings': True}
-  system = SYSTEMS['translation'].load(parse_config(tiny_config(tmp_path, **fields)), None)
-  initializer = system.initializer()
-  tables = embedding_tables(system, jax.eval_shape(lambda: initializer(0)))
-  assert tables == {'encoder.embedding': system.source_vocab}
+  system = SYSTEMS['translation'].load(parse_config(tiny_config(data, **fields)), None)
+  assert tables_of(system) == {'encoder.embedding': system.source_vocab}
 
 
 @pytest.mark.long
-def test_frozen_vectors_stay_as_in_the_file_when_training_resumes(tmp_path):
-  data = write_pairs(tmp_path / 'data')
+def test_frozen_vectors_stay_as_in_the_file_when_training_resumes(data, tmp_path):
   vectors = write_vectors(tmp_path / 'v.txt', 'ab')
   fields = {'training__frozen': 'encoder.embedding', 'training__optimizer': 'adamw', 'training__average': 0.9}
   config = tiny_config(data, initial_vectors=vectors, **fields)
@@ -121,21 +117,14 @@ def test_frozen_vectors_stay_as_in_the_file_when_training_resumes(tmp_path):
 
 
 @pytest.mark.parametrize('header', ['', '3 3\n', '\ufeff', '\ufeff3 3\n'])
-@pytest.mark.parametrize('name', ['vectors.txt', 'vectors.txt.gz'])
-def test_rows_of_known_tokens_are_those_of_the_text_file(header, name, tmp_path):
+@pytest.mark.parametrize('name', ['vectors.txt', 'vectors.txt.gz', 'vectors.npz'])
+def test_rows_of_known_tokens_are_those_of_the_file(header, name, tmp_path):
   data = (header + VECTORS.replace('\n', ' \n') + 'cat 0 0 0\n').encode()  # word2vec ends lines with a space
   path = tmp_path / name
-  path.write_bytes(gzip.compress(data) if name.endswith('.gz') else data)
-  assert_known_vectors(path)
-
-
-def test_rows_of_known_tokens_are_those_of_the_arrays(tmp_path):
-  path = tmp_path / 'vectors.npz'
-  np.savez(path, tokens=['cat', 'dog', 'bird', 'cat'], vectors=[[1, 2, 3], [4, 0.5, -6], [7, 8, 9], [0, 0, 0]])
-  assert_known_vectors(path)
-
-
-def assert_known_vectors(path):
+  if name.endswith('.npz'):
+    np.savez(path, tokens=['cat', 'dog', 'bird', 'cat'], vectors=[[1, 2, 3], [4, 0.5, -6], [7, 8, 9], [0, 0, 0]])
+  else:
+    path.write_bytes(gzip.compress(data) if name.endswith('.gz') else data)
   table, num_found = read_word_vectors(str(path), WORDS)
   assert table.shape == (len(WORDS), 3) and table.dtype == np.float32 and num_found == 2
   rows = rows_by_token(table, WORDS)
@@ -152,10 +141,9 @@ def test_tokens_absent_from_the_file_have_random_rows_with_its_spread_and_always
 
 
 def test_tokens_may_contain_spaces(tmp_path):
-  path = tmp_path / 'vectors.txt'
-  path.write_text('a 1 2\n  3 4\n')
+  (tmp_path / 'vectors.txt').write_text('a 1 2\n  3 4\n')
   vocabulary = vocab.char(['a a'])
-  table, num_found = read_word_vectors(str(path), vocabulary)
+  table, num_found = read_word_vectors(str(tmp_path / 'vectors.txt'), vocabulary)
   rows = rows_by_token(table, vocabulary)
   assert num_found == 2 and rows['a'] == [1, 2] and rows[' '] == [3, 4]
 
@@ -181,18 +169,9 @@ def test_invalid_text_files_are_reported(text, message, tmp_path, monkeypatch):
   assert message in str(error.value) and '\n' not in str(error.value)
 
 
-@pytest.mark.parametrize(
-  'arrays',
-  [
-    {'tokens': ['cat']},
-    {'tokens': ['cat'], 'vectors': [1.0]},
-    {'tokens': ['cat'], 'vectors': [[1.0], [2.0]]},
-    {'tokens': ['cat'], 'vectors': [['x']]},
-  ],
-  ids=['no vectors', 'one axis', 'one token', 'texts'],
-)
-def test_invalid_arrays_are_reported(arrays, tmp_path):
+@pytest.mark.parametrize('vectors', [None, [1.0], [[1.0], [2.0]], [['x']]])
+def test_invalid_arrays_are_reported(vectors, tmp_path):
   path = tmp_path / 'vectors.npz'
-  np.savez(path, **arrays)
+  np.savez(path, tokens=['cat'], **{} if vectors is None else {'vectors': vectors})
   with pytest.raises(UserError, match=r'vectors\.npz: expected the arrays tokens \[N\] and vectors \[N, F\]'):
     read_word_vectors(str(path), WORDS)

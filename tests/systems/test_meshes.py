@@ -44,9 +44,7 @@ MESHES = [
 SEVERAL_PROCESSES = {
   f'{preset} {sizes} {options}': (preset, sizes, options)
   for preset, sizes, options in (
-    *((preset, MeshConfig(), {}) for preset in SIZES),
-    *((preset, MeshConfig(data=1, fsdp=-1), {}) for preset in SIZES),
-    *((preset, MeshConfig(tensor=2), {}) for preset in SIZES),
+    *((preset, MeshConfig(**sizes), {}) for sizes in ({}, {'data': 1, 'fsdp': -1}, {'tensor': 2}) for preset in SIZES),
     *((preset, MeshConfig(fsdp=2, tensor=2), {}) for preset in SIZES),
     ('gnmt2016', MeshConfig(fsdp=2, tensor=2), {'accumulate': 2}),
     ('bahdanau2015_deep_tanh', MeshConfig(fsdp=2), {'seed': [3, 4]}),
@@ -139,16 +137,6 @@ def test_searches_on_every_mesh_have_the_same_scores(preset, devices, sizes):
   meshes = make_mesh(jax.devices()[:devices], sizes=sizes), make_mesh(jax.devices()[:1])
   scores, expected = (search_scores(make_model(preset), mesh) for mesh in meshes)
   np.testing.assert_allclose(scores, expected, rtol=1e-5)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize('options', [{'accumulate': 2}, {'seed': [3, 4]}], ids=str)
-def test_accumulation_and_seeds_give_the_same_updates_on_a_mesh_and_on_one_device(options):
-  """A quick form of seeds on a mesh is that of tests/training/test_seeds.py."""
-  seeds = len(options.get('seed', [0]))
-  mesh = make_mesh(jax.devices()[:8], seeds, MeshConfig(fsdp=2, tensor=2))
-  model = make_model(QUICK_PRESET)
-  assert_close(train(model, mesh, **options), train(model, make_mesh(jax.devices()[:1]), **options))
 
 
 @pytest.mark.long

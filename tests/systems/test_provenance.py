@@ -2,45 +2,39 @@
 
 import subprocess
 
+import pytest
+
 from attention_jax.systems.provenance import code_version, read_versions, store_version
 
 
-def git(folder, *arguments):
-  identity = ['-c', 'user.name=a', '-c', 'user.email=a@example.org']
-  subprocess.run(['git', *identity, *arguments], cwd=folder, check=True, capture_output=True)
-
-
-def test_the_commit_and_uncommitted_changes_are_named(tmp_path):
-  git(tmp_path, 'init')
+@pytest.fixture
+def repository(tmp_path):
+  """A repository with a commit of a.py."""
   (tmp_path / 'a.py').write_text('1')
-  git(tmp_path, 'add', '.')
-  git(tmp_path, 'commit', '-m', 'first')
-  commit = subprocess.run(['git', 'rev-parse', 'HEAD'], cwd=tmp_path, capture_output=True, text=True).stdout.strip()
-  assert code_version(tmp_path) == commit[:12]
-  code_version.cache_clear()
-  (tmp_path / 'untracked.txt').write_text('x')
-  assert code_version(tmp_path) == commit[:12]
-  code_version.cache_clear()
-  (tmp_path / 'a.py').write_text('2')
-  assert code_version(tmp_path) == f'{commit[:12]}+changes'
+  for arguments in ('init', 'add .', '-c user.name=a -c user.email=a@example.org commit -m first'):
+    subprocess.run(['git', *arguments.split()], cwd=tmp_path, check=True, capture_output=True)
+  yield tmp_path
   code_version.cache_clear()
 
 
-def test_files_that_git_cannot_compare_count_as_changed(tmp_path):
-  git(tmp_path, 'init')
-  (tmp_path / 'a.py').write_text('1')
-  git(tmp_path, 'add', '.')
-  git(tmp_path, 'commit', '-m', 'first')
-  (tmp_path / '.git' / 'index').write_bytes(b'damaged')  # `git status` fails
-  assert code_version(tmp_path).endswith('+changes')
-  code_version.cache_clear()
+def test_the_commit_and_uncommitted_changes_are_named(repository):
+  command = ['git', 'rev-parse', 'HEAD']
+  commit = subprocess.run(command, cwd=repository, capture_output=True, text=True).stdout[:12]
+  assert code_version(repository) == commit
+  for name, version in (('untracked.txt', commit), ('a.py', f'{commit}+changes')):
+    (repository / name).write_text('2')
+    code_version.cache_clear()
+    assert code_version(repository) == version
 
 
-def test_the_repository_of_another_project_is_not_named(tmp_path):
-  git(tmp_path, 'init')
-  git(tmp_path, 'commit', '--allow-empty', '-m', 'first')
-  (tmp_path / 'site-packages').mkdir()
-  version = code_version(tmp_path / 'site-packages')
+def test_files_that_git_cannot_compare_count_as_changed(repository):
+  (repository / '.git' / 'index').write_bytes(b'damaged')  # `git status` fails
+  assert code_version(repository).endswith('+changes')
+
+
+def test_the_repository_of_another_project_is_not_named(repository):
+  (repository / 'site-packages').mkdir()
+  version = code_version(repository / 'site-packages')
   assert version == 'unknown' or version.startswith('version ')
 
 

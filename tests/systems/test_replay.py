@@ -18,13 +18,7 @@ LIGHT = {'model__encoder': 'embedded', 'training__evaluate_every': 0}  # fields 
 @pytest.fixture(scope='module')
 def poisoned():
   """Makes the loss of batches with row BAD_ROW infinite after the second update."""
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(TranslationSystem, 'loss', property(poison(TranslationSystem.loss.func)))
-    yield
-
-
-def poison(healthy):
-  """Wraps a function system -> loss: after the second update, the loss of batches with row BAD_ROW is infinite."""
+  healthy = TranslationSystem.loss.func
 
   def make_loss(system):
     loss = healthy(system)
@@ -36,16 +30,17 @@ def poison(healthy):
 
     return dataclasses.replace(loss, fn=fn)
 
-  return make_loss
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(TranslationSystem, 'loss', property(make_loss))
+    yield
 
 
 def train_until_it_stops(config, folder):
   """Trains until the loss is infinite; returns the number of that update and the seed, if the message names one."""
-  with pytest.raises(
-    UserError, match=r'is inf at step [34]; the last good .*/checkpoints/2; .*replay --step='
-  ) as error:
+  message = r'^loss(?: of seed (\d))? is inf at step ([34]); the last good .*/checkpoints/2; .*replay --step='
+  with pytest.raises(UserError, match=message) as error:
     train_quietly(config, folder)
-  seed, update = re.match(r'loss(?: of seed (\d))? is inf at step (\d)', str(error.value)).groups()
+  seed, update = re.match(message, str(error.value)).groups()
   return int(update), seed
 
 

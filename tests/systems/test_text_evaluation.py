@@ -25,6 +25,7 @@ from tests.models.helpers import build_streaming, inputs
 from tests.modules.helpers import variables
 
 SPECS = {'word': 'word', 'char': 'char', 'subword': 'subword(size=16)'}
+WORDS = train('word', ['cab ab dab'])
 CORPUS = Corpus(['cab  ab', 'dab'], ['ab dab', 'cab'], [((0, 0), (1, 1)), ((0, 0),)])
 # Weights between words, EOS included. The largest weights of the target words are three links, of which one is wrong.
 WORD_WEIGHTS = [np.array([[0.55, 0.45, 0], [0.6, 0.4, 0], [0, 0, 1]]), np.array([[1, 0], [0, 1]])]
@@ -45,6 +46,10 @@ def split_to_tokens(weights, source_word_ids, target_word_ids):
   return tokens
 
 
+def scores_of(metrics):
+  return [metrics[name].value for name in ('alignment_error_rate', 'precision', 'recall')]
+
+
 @pytest.mark.parametrize('kind', SPECS)
 def test_link_metrics_of_words_do_not_depend_on_the_vocabulary(kind):
   vocabulary = train(SPECS[kind], [*CORPUS.source, *CORPUS.target] * 3)
@@ -53,49 +58,42 @@ def test_link_metrics_of_words_do_not_depend_on_the_vocabulary(kind):
     for matrix, source, target in zip(WORD_WEIGHTS, CORPUS.source, CORPUS.target, strict=True)
   ]
   metrics = alignment_metrics(CORPUS, weights, vocabulary, vocabulary)
-  values = [metrics[name].value for name in ('alignment_error_rate', 'precision', 'recall')]
-  assert values == pytest.approx([100 / 3, 200 / 3, 200 / 3])
+  assert scores_of(metrics) == pytest.approx([100 / 3, 200 / 3, 200 / 3])
   merging = '' if kind == 'word' else '|merged:words'
   assert metrics['recall'].signature == f'links:argmax{merging}|targets:forced,linked|rows:2'
 
 
-def test_possible_links_are_no_errors_and_targets_without_a_link_count_only_on_request():
-  vocabulary = train('word', ['cab ab dab'])
+@pytest.mark.parametrize(
+  ('unlinked_targets', 'expected', 'targets'), [(False, [0, 100, 100], ',linked'), (True, [25, 200 / 3, 100], '')]
+)
+def test_possible_links_are_no_errors_and_unlinked_targets_count_only_on_request(unlinked_targets, expected, targets):
+  """With them: Och & Ney 2003: A = {0-0, 0-1; 0-0}, S = {0-0; }, P = {0-0, 0-1; }; 1 - (1 + 2) / (3 + 1)."""
   corpus = Corpus(['cab ab', 'dab'], ['ab dab', 'cab'], [((0, 0),), ()], possible=[((0, 0), (0, 1)), ()])
-  names = ('alignment_error_rate', 'precision', 'recall')
-
-  def scores(unlinked_targets):
-    metrics = alignment_metrics(corpus, WORD_WEIGHTS, vocabulary, vocabulary, unlinked_targets)
-    return [metrics[name].value for name in names], metrics['recall'].signature
-
-  assert scores(False) == ([0, 100, 100], 'links:argmax|targets:forced,linked|rows:2')
-  # Och & Ney 2003: A = {0-0, 0-1; 0-0}, S = {0-0; }, P = {0-0, 0-1; }; 1 - (1 + 2) / (3 + 1)
-  values, signature = scores(True)
-  assert values == pytest.approx([25, 200 / 3, 100]) and signature == 'links:argmax|targets:forced|rows:2'
+  metrics = alignment_metrics(corpus, WORD_WEIGHTS, WORDS, WORDS, unlinked_targets)
+  assert scores_of(metrics) == pytest.approx(expected)
+  assert metrics['recall'].signature == f'links:argmax|targets:forced{targets}|rows:2'
 
 
 def test_entropy_and_monotonicity_need_no_links():
-  vocabulary = train('word', ['cab ab dab'])
   without_links = CORPUS._replace(links=None)
-  metrics = alignment_metrics(without_links, WORD_WEIGHTS, vocabulary, vocabulary)
+  metrics = alignment_metrics(without_links, WORD_WEIGHTS, WORDS, WORDS)
   entropies = [*(-p * np.log(p) - (1 - p) * np.log(1 - p) for p in (0.55, 0.6)), 0]
   assert metrics == {
     'entropy': (pytest.approx(np.mean(entropies)), 'nat', 'per:token|targets:forced|rows:2'),
     'monotonicity': (100, '%', 'links:argmax|per:token|targets:forced|rows:2'),
   }
-  assert list(alignment_metrics(CORPUS, WORD_WEIGHTS, vocabulary, vocabulary))[3:] == list(metrics)
-  one_word = alignment_metrics(without_links, [None, WORD_WEIGHTS[1]], vocabulary, vocabulary)
+  assert list(alignment_metrics(CORPUS, WORD_WEIGHTS, WORDS, WORDS))[3:] == list(metrics)
+  one_word = alignment_metrics(without_links, [None, WORD_WEIGHTS[1]], WORDS, WORDS)
   assert list(one_word) == ['entropy']  # monotonicity needs two words
 
 
 @pytest.mark.long
 @pytest.mark.parametrize('alignment', [pytest.param('softmax', marks=pytest.mark.long), 'latent_monotonic'])
 def test_weights_are_posteriors_and_do_not_depend_on_padding(alignment):
-  vocabulary = train('word', ['cab ab dab'])
-  encoded = encode(CORPUS, vocabulary, vocabulary)
+  encoded = encode(CORPUS, WORDS, WORDS)
   attention = Attention(score='additive', alignment=alignment, features=4, heads=1, implementation='xla')
   config = ModelConfig('birnn(features=4)', 'luong(features=8)', embedding=4, attention=attention)
-  model = build(config, len(vocabulary), len(vocabulary))
+  model = build(config, len(WORDS), len(WORDS))
   ids = np.ones((1, 3), np.int32)
   params = variables(model, ids, ids > 0, ids)['params']
   tight = TeacherForcedScorer(model, ((3, 3),), 8)(params, encoded)
@@ -117,11 +115,10 @@ def test_weights_are_posteriors_and_do_not_depend_on_padding(alignment):
 
 @pytest.mark.long
 def test_loss_and_accuracy_are_means_over_tokens_and_unreachable_targets_are_unknown():
-  vocabulary = train('word', ['cab ab dab'])
   attention = Attention(score='additive', features=4, implementation='xla')
   config = ModelConfig('embedded', 'luong(features=8)', embedding=4, attention=attention)
-  model = build(config, len(vocabulary), len(vocabulary))
-  encoded = encode(CORPUS, vocabulary, vocabulary)
+  model = build(config, len(WORDS), len(WORDS))
+  encoded = encode(CORPUS, WORDS, WORDS)
   batch = gather(encoded, np.arange(2), (3, 3))
   params = variables(model, batch.source, batch.source_mask, batch.target, seed=1)['params']
   scorer = TeacherForcedScorer(model, ((3, 3),), 8)
@@ -138,42 +135,29 @@ def test_loss_and_accuracy_are_means_over_tokens_and_unreachable_targets_are_unk
   def loss_with_first_token(id):
     return scorer(params, encoded._replace(target=np.array([id, *encoded.target[1:]], np.int32))).loss
 
-  assert loss_with_first_token(len(vocabulary) + 1) == loss_with_first_token(UNK) != scores.loss
+  assert loss_with_first_token(len(WORDS) + 1) == loss_with_first_token(UNK) != scores.loss
 
 
 def test_the_lag_of_a_streaming_model_is_measured():
-  vocabulary = train('word', ['cab ab dab'])
-  sizes = (len(vocabulary),) * 2
+  sizes = (len(WORDS),) * 2
   model = build_streaming(sizes=sizes)
   params = variables(model, *inputs(sizes=sizes), seed=3)['params']
-  encoded = encode(CORPUS, vocabulary, vocabulary)
   scorer = TeacherForcedScorer(model, ((3, 3),), 8)
-  predictor = Predictor(model, params, vocabulary, vocabulary, buckets=[(3, 3)])
+  predictor = Predictor(model, params, WORDS, WORDS, buckets=[(3, 3)])
   options = TextEvaluationConfig(metrics=('exact_match',))
-  metrics, _ = evaluate_corpus(params, CORPUS, encoded, scorer, predictor, options, beams=1)
+  metrics, _ = evaluate_corpus(params, CORPUS, encode(CORPUS, WORDS, WORDS), scorer, predictor, options, beams=1)
   assert {'average_lagging', 'alignment_error_rate'} <= metrics.keys()
 
 
-def test_a_word_that_attends_most_to_the_end_of_the_source_has_no_link():
-  vocabulary = train('word', ['cab ab dab'])
-  weights = [np.array([[0.1, 0.2, 0.7], [0.1, 0.6, 0.3], [0, 0, 1]]), WORD_WEIGHTS[1]]
-  metrics = alignment_metrics(CORPUS, weights, vocabulary, vocabulary)
-  values = [metrics[name].value for name in ('alignment_error_rate', 'precision', 'recall')]
-  assert values == pytest.approx([20, 100, 200 / 3])
-
-
 def test_rows_without_weights_are_left_out():
-  vocabulary = train('word', ['cab ab dab'])
-  metrics = alignment_metrics(CORPUS, [None, WORD_WEIGHTS[1]], vocabulary, vocabulary)
+  metrics = alignment_metrics(CORPUS, [None, WORD_WEIGHTS[1]], WORDS, WORDS)
   assert metrics['alignment_error_rate'] == (0, '%', 'links:argmax|targets:forced,linked|rows:1')
-  assert alignment_metrics(CORPUS, [None, None], vocabulary, vocabulary) == {}
+  assert alignment_metrics(CORPUS, [None, None], WORDS, WORDS) == {}
 
 
 def test_rows_of_zero_weights_miss_their_links():
-  vocabulary = train('word', ['cab ab dab'])
-  metrics = alignment_metrics(CORPUS, [0 * WORD_WEIGHTS[0], WORD_WEIGHTS[1]], vocabulary, vocabulary)
-  assert metrics['recall'].value == pytest.approx(100 / 3)
-  assert metrics['precision'].value == 100
+  metrics = alignment_metrics(CORPUS, [0 * WORD_WEIGHTS[0], WORD_WEIGHTS[1]], WORDS, WORDS)
+  assert scores_of(metrics) == pytest.approx([50, 100, 100 / 3])
 
 
 def test_hypotheses_of_grouped_references_must_be_equal():

@@ -34,33 +34,25 @@ def test_each_shape_has_its_colour_in_its_box():
 
 @pytest.mark.long
 def test_covered_shares_count_later_shapes_and_are_at_most_a_quarter_in_scenes():
+  def shares_of(*centres):
+    """Covered shares of squares with sides of 17.6 pixels."""
+    return shapes.covered_shares([shapes.DrawnShape('large', 'red', '', 'square', x, y, 10.0) for x, y in centres])
 
-  def square(x, y):
-    """A square with sides of 17.6 pixels around (x, y)."""
-    return shapes.DrawnShape('large', 'red', '', 'square', x, y, 10.0)
-
-  assert shapes.covered_shares([square(20, 20), square(28.8, 20)]) == [pytest.approx(0.5, abs=0.06), 0]
-  assert shapes.covered_shares([square(28.8, 20), square(28.8, 28.8), square(20, 20)]) == [
-    pytest.approx(0.75, abs=0.06),
-    pytest.approx(0.25, abs=0.06),
-    0,
-  ]
+  assert shares_of((20, 20), (28.8, 20)) == [pytest.approx(0.5, abs=0.06), 0]
+  *covered, last = shares_of((28.8, 20), (28.8, 28.8), (20, 20))
+  assert covered == pytest.approx([0.75, 0.25], abs=0.06) and last == 0
   draw = random.Random(0).random
   shares = [max(shapes.covered_shares(shapes._draw_shapes(draw, unseen=False))) for _ in range(100)]
   assert max(shares) <= 0.25 and sum(share >= 0.1 for share in shares) > 45
 
 
 def test_relations_agree_with_the_boxes():
-
-  def centre(box):
-    return (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
-
   for scene in SCENES:
     words = scene.caption.split()
+    centres = [box and ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2) for box in scene.boxes]
     for i, word in enumerate(words):
       if word in ('left', 'above', 'below'):
-        x, y = centre(scene.boxes[i - 1])
-        u, v = centre(scene.boxes[i + (3 if word == 'left' else 2)])
+        (x, y), (u, v) = centres[i - 1], centres[i + (3 if word == 'left' else 2)]
         assert u > x
         assert {'left': u - x > abs(v - y), 'above': v - y > u - x, 'below': y - v > u - x}[word]
 

@@ -52,11 +52,7 @@ def test_a_long_text_of_a_pair_does_not_displace_the_other():
   assert rows.source[0].tolist() == [words.encode('a b c d'), [*words.encode('x y z'), PAD]]
 
 
-@pytest.mark.parametrize(
-  ('sentences', 'pairs'),
-  [(['▁'], False), (['▁', 'a b'], True), (['a b', '▁'], True)],
-  ids=['single', 'first', 'second'],
-)
+@pytest.mark.parametrize(('sentences', 'pairs'), [(['▁'], False), (['▁', 'a b'], True), (['a b', '▁'], True)])
 def test_a_text_without_tokens_raises(sentences, pairs):
   subwords = vocab.train('subword(size=12)', ['a b c d'] * 9)
   assert encode_documents(Documents([['a', '▁']], ['x'], 'here', [1]), subwords, ['x'], (2, 4), False).rows == 1

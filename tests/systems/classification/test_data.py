@@ -24,18 +24,15 @@ def write_jsonl(folder, rows, name='train.jsonl'):
   return ClassificationDataConfig(f"jsonl(train='{name}', html=True)", str(folder))
 
 
+def load_tfds(folder, name, options=''):
+  return load_documents(ClassificationDataConfig(f"tfds(name='tiny/{name}'{options})", str(folder)))
+
+
 @pytest.mark.long
 def test_texts_are_split_into_sentences_of_tokens(tmp_path):
   train = load_documents(write_jsonl(tmp_path, ROWS))['train']
   assert train.sentences == [['it is good .', 'very good !'], ['not so good & long .']]
   assert train.labels == ['1', '0'] and train.location(1).endswith('train.jsonl:2')
-
-
-def test_each_text_of_a_pair_is_one_sentence(tmp_path):
-  row = {'a': 'One. Two.', 'b': 'Three', 'gold': 'yes'}
-  write_jsonl(tmp_path, [row, row | {'gold': 'no'}])
-  config = ClassificationDataConfig("jsonl(train='train.jsonl', text=('a', 'b'), label='gold')", str(tmp_path))
-  assert load_documents(config)['train'].sentences == [['one . two .', 'three']] * 2
 
 
 @pytest.fixture(scope='module')
@@ -53,25 +50,25 @@ def prepared(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-  ('options', 'sizes'),
+  ('validation', 'sizes'),
   [
-    ('', {'train': 20, 'test': 2}),
-    (", validation='train[90%:]'", {'train': 18, 'validation': 2, 'test': 2}),
-    (", validation='train[:5]'", {'train': 15, 'validation': 5, 'test': 2}),
-    (", validation='train[10:12]'", {'train': 18, 'validation': 2, 'test': 2}),
-    (", validation='test'", {'train': 20, 'validation': 2, 'test': 2}),
+    (None, {'train': 20, 'test': 2}),
+    ('train[90%:]', {'train': 18, 'validation': 2, 'test': 2}),
+    ('train[:5]', {'train': 15, 'validation': 5, 'test': 2}),
+    ('train[10:12]', {'train': 18, 'validation': 2, 'test': 2}),
+    ('test', {'train': 20, 'validation': 2, 'test': 2}),
   ],
 )
-def test_validation_of_a_tfds_set_is_a_part_of_train_or_another_split(prepared, options, sizes):
-  splits = load_documents(ClassificationDataConfig(f"tfds(name='tiny/all'{options})", str(prepared)))
+def test_validation_of_a_tfds_set_is_a_part_of_train_or_another_split(prepared, validation, sizes):
+  splits = load_tfds(prepared, 'all', f", validation='{validation}'" if validation else '')
   assert {split: len(documents.labels) for split, documents in splits.items()} == sizes
   assert set(splits['train'].labels) == {'bad', 'good'}
-  if "validation='train" in options:
+  if validation and validation != 'test':
     assert not {str(s) for s in splits['train'].sentences} & {str(s) for s in splits['validation'].sentences}
 
 
 def test_tfds_rows_without_a_label_or_with_a_number_as_text_raise(tmp_path):
-  """tfds stores a missing label as class -1."""
+  """tfds stores a missing label as class -1; a test split without labels is left out."""
 
   def features(tfds):
     text = tfds.features.Text()
@@ -79,31 +76,21 @@ def test_tfds_rows_without_a_label_or_with_a_number_as_text_raise(tmp_path):
       {'text': text, 'label': tfds.features.ClassLabel(names=['bad', 'good']), 'class_name': text}
     )
 
-  def load(options=''):
-    return load_documents(ClassificationDataConfig(f"tfds(name='tiny/unlabelled'{options})", str(tmp_path)))
+  def write(name, labels):
+    rows = {
+      split: [{'text': 'a', 'label': i, 'class_name': f'c{n}'} for n, i in enumerate(values)]
+      for split, values in labels.items()
+    }
+    write_tfds_set(tmp_path, features, rows, name)
 
-  labels = {'train': [0, 1], 'validation': [1, -1], 'test': [-1, -1]}
-  rows = {
-    split: [{'text': 'a', 'label': i, 'class_name': f'c{n}'} for n, i in enumerate(values)]
-    for split, values in labels.items()
-  }
-  write_tfds_set(tmp_path, features, rows, 'unlabelled')
+  write('unlabelled', {'train': [0, 1], 'validation': [1, -1], 'test': [-1, -1]})
   with pytest.raises(UserError, match=r'^tiny/unlabelled validation:\d: label is missing \(class -1\)$'):
-    load()
+    load_tfds(tmp_path, 'unlabelled')
   with pytest.raises(UserError, match=r'^tiny/unlabelled train:0: label must be a text in UTF-8, got [01]$'):
-    load(", text='label'")
-  assert set(load(", label='class_name'")['test'].labels) == {'c0', 'c1'}
-
-
-def test_a_test_split_of_tfds_without_labels_is_left_out(tmp_path):
-  def features(tfds):
-    return tfds.features.FeaturesDict({'text': tfds.features.Text(), 'label': tfds.features.ClassLabel(num_classes=2)})
-
-  rows = {
-    split: [{'text': 'a', 'label': i} for i in labels] for split, labels in {'train': [0, 1], 'test': [-1]}.items()
-  }
-  write_tfds_set(tmp_path, features, rows, 'no_test')
-  assert set(load_documents(ClassificationDataConfig("tfds(name='tiny/no_test')", str(tmp_path)))) == {'train'}
+    load_tfds(tmp_path, 'unlabelled', ", text='label'")
+  assert set(load_tfds(tmp_path, 'unlabelled', ", label='class_name'")['test'].labels) == {'c0', 'c1'}
+  write('no_test', {'train': [0, 1], 'test': [-1]})
+  assert set(load_tfds(tmp_path, 'no_test')) == {'train'}
 
 
 # Parts of tfds splits that cannot be read, have no examples, or leave none for training.
@@ -131,49 +118,29 @@ def test_a_split_whose_name_begins_with_train_is_not_a_part_of_the_training_spli
 )
 def test_invalid_parts_of_a_tfds_set_are_reported(prepared, validation, message):
   with pytest.raises(UserError, match=message):
-    load_documents(ClassificationDataConfig(f"tfds(name='tiny/all', validation='{validation}')", str(prepared)))
+    load_tfds(prepared, 'all', f", validation='{validation}'")
 
 
 @pytest.mark.parametrize(
-  ('options', 'message'),
+  ('row', 'message'),
   [
-    ('train=5', "task 'jsonl': option train must be a string, got 5"),
-    ("train='a', html=1", 'option html must be True or False, got 1'),
-    ("train='a', text=('a', 'b', 'c')", r'option text must be str \| tuple\[str, str\], got'),
+    ('{', 'invalid JSON'),
+    (' \n{"text": "a", "label": 1}', 'expected a JSON object, got a blank line'),
+    ('[' * 100_000, 'invalid JSON'),
+    ('[1]', "expected a JSON object, got '[1]'"),
+    ({'label': 1}, "no field 'text'; it has: label"),
+    ({}, "no field 'text'; it has: none"),
+    ({'text': ' <p> ', 'label': 1}, 'the text is empty'),
+    ({'text': 3, 'label': 1}, 'text must be a string, got 3'),
+    ({'text': 'a', 'label': True}, 'label must be a non-empty string or a whole number, got True'),
+    ({'text': 'a', 'label': None}, 'label must be a non-empty string or a whole number, got None'),
+    ({'text': 'a \ud800', 'label': 1}, 'text contains an unpaired surrogate'),
+    ({'text': 'a', 'label': '\ud800'}, 'label contains an unpaired surrogate'),
   ],
 )
-def test_options_of_another_type_are_reported(options, message):
-  with pytest.raises(UserError, match=message):
-    load_documents(ClassificationDataConfig(f'jsonl({options})', ''))
-
-
-@pytest.mark.parametrize(
-  ('rows', 'message'),
-  [
-    ([*ROWS, '{'], 'train.jsonl:3: invalid JSON'),
-    ([*ROWS, ' ', *ROWS], 'train.jsonl:3: expected a JSON object, got a blank line'),
-    ([*ROWS, '[' * 100_000], 'train.jsonl:3: invalid JSON'),
-    ([*ROWS, '[1]'], "train.jsonl:3: expected a JSON object, got '[1]'"),
-    ([*ROWS, {'label': 1}], "train.jsonl:3: no field 'text'; it has: label"),
-    ([*ROWS, {}], "train.jsonl:3: no field 'text'; it has: none"),
-    ([*ROWS, {'text': ' <p> ', 'label': 1}], 'train.jsonl:3: the text is empty'),
-    ([*ROWS, {'text': 3, 'label': 1}], 'train.jsonl:3: text must be a string, got 3'),
-    (
-      [*ROWS, {'text': 'a', 'label': True}],
-      'train.jsonl:3: label must be a non-empty string or a whole number, got True',
-    ),
-    (
-      [*ROWS, {'text': 'a', 'label': None}],
-      'train.jsonl:3: label must be a non-empty string or a whole number, got None',
-    ),
-    ([*ROWS, {'text': 'a \ud800', 'label': 1}], 'train.jsonl:3: text contains an unpaired surrogate'),
-    ([*ROWS, {'text': 'a', 'label': '\ud800'}], 'train.jsonl:3: label contains an unpaired surrogate'),
-    (ROWS[:1], "expected at least two labels, but every label is '1'"),
-  ],
-)
-def test_invalid_rows_are_reported(tmp_path, rows, message):
-  with pytest.raises(UserError, match=re.escape(message)):
-    load_documents(write_jsonl(tmp_path, rows))
+def test_invalid_rows_are_reported(tmp_path, row, message):
+  with pytest.raises(UserError, match=re.escape(f'train.jsonl:3: {message}')):
+    load_documents(write_jsonl(tmp_path, [*ROWS, row]))
 
 
 def test_labels_and_languages_that_are_unknown_are_reported(tmp_path):
@@ -184,24 +151,26 @@ def test_labels_and_languages_that_are_unknown_are_reported(tmp_path):
     load_documents(config)
   with pytest.raises(UserError, match="unknown language 'xx_no' of spaCy"):
     load_documents(dataclasses.replace(config, task="jsonl(train='train.jsonl', language='xx_no')"))
+  with pytest.raises(UserError, match="expected at least two labels, but every label is '1'"):
+    load_documents(write_jsonl(tmp_path, ROWS[:1]))
 
 
 def test_parse_documents_uses_the_options_of_the_task():
   config = ClassificationDataConfig("jsonl(train='a.jsonl', html=True)", '')
   texts = parse_documents(['It<br />was. We left.'], 'stdin', config, label='x', first=7)
   assert texts.sentences == [['it was .', 'we left .']] and texts.labels == ['x'] and texts.location(0) == 'stdin:7'
-  pairs = parse_documents(['A dog. Runs.\tIt moves.'], 'stdin', ClassificationDataConfig('entailment'), label='x')
+  config = ClassificationDataConfig('entailment')
+  pairs = parse_documents(['A dog. Runs.\tIt moves.'], 'stdin', config, label='x')
   assert pairs.pairs and pairs.sentences == [['a dog . runs .', 'it moves .']]
-  for line in ('one', 'one\ttwo\tthree'):
-    with pytest.raises(
-      UserError, match=f'stdin:2: expected two texts with a tab between them, got {len(line.split())}'
-    ):
-      parse_documents(['a\tb', line], 'stdin', ClassificationDataConfig('entailment'), label='x')
+  for line, number in (('one', 1), ('one\ttwo\tthree', 3)):
+    with pytest.raises(UserError, match=f'stdin:2: expected two texts with a tab between them, got {number}'):
+      parse_documents(['a\tb', line], 'stdin', config, label='x')
 
 
 def test_lines_of_a_task_of_pairs_equal_the_rows_of_its_files(tmp_path):
-  """The task determines whether a line has two texts: here one with two fields of text."""
-  write_jsonl(tmp_path, [{'a': 'One. Two', 'b': 'Three', 'label': label} for label in 'xy'])
-  config = ClassificationDataConfig("jsonl(train='train.jsonl', text=('a', 'b'))", str(tmp_path))
-  documents = parse_documents(['One. Two\tThree'], 'stdin', config, label='x')
-  assert documents.pairs and documents.sentences == load_documents(config)['train'].sentences[:1]
+  """The task determines whether a line has two texts, each of which is one sentence: here one with two fields."""
+  write_jsonl(tmp_path, [{'a': 'One. Two.', 'b': 'Three', 'gold': label} for label in 'xy'])
+  config = ClassificationDataConfig("jsonl(train='train.jsonl', text=('a', 'b'), label='gold')", str(tmp_path))
+  documents = parse_documents(['One. Two.\tThree'], 'stdin', config, label='x')
+  assert documents.pairs and documents.sentences == [['one . two .', 'three']]
+  assert load_documents(config)['train'].sentences == documents.sentences * 2

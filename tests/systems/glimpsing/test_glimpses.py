@@ -22,19 +22,17 @@ MODEL = GlimpseNetwork(3, glimpses=3, size=2, scales=2, hidden=4, features=5)
 @pytest.mark.parametrize('location', [(0.0, 0.0), (-1.0, 1.0), (0.7, -0.3)])
 def test_patches_are_means_around_the_location(location):
   patches = np.asarray(retina(jnp.asarray(PICTURE), jnp.array(location), 2, 3))
-  middle = [round((coordinate + 1) / 2 * size) for coordinate, size in zip(location, PICTURE.shape[:2], strict=True)]
-  for scale in range(3):
+  height, width, _ = PICTURE.shape
+  middle = [round((coordinate + 1) / 2 * size) for coordinate, size in zip(location, (height, width), strict=True)]
+  for scale, row, column in np.ndindex(3, 2, 2):
     cell = 2**scale
-    for row in range(2):
-      for column in range(2):
-        total = np.zeros(3)
-        for y in range(cell):
-          for x in range(cell):
-            pixel_row = middle[0] - cell + row * cell + y
-            pixel_column = middle[1] - cell + column * cell + x
-            if 0 <= pixel_row < PICTURE.shape[0] and 0 <= pixel_column < PICTURE.shape[1]:
-              total += PICTURE[pixel_row, pixel_column]
-        np.testing.assert_allclose(patches[scale, row, column], total / cell**2, rtol=1e-5)
+    total = np.zeros(3)
+    for y, x in np.ndindex(cell, cell):
+      pixel_row = middle[0] - cell + row * cell + y
+      pixel_column = middle[1] - cell + column * cell + x
+      if 0 <= pixel_row < height and 0 <= pixel_column < width:
+        total += PICTURE[pixel_row, pixel_column]
+    np.testing.assert_allclose(patches[scale, row, column], total / cell**2, rtol=1e-5)
 
 
 def apply(params, rng, deterministic=False, pictures=PICTURE[None]):
@@ -127,16 +125,15 @@ def test_loss_equals_the_equation_of_the_paper(params):
   (sample_rng,) = jax.random.split(rng, 1)  # the rng of the loss for its only sample
   batch = DigitBatch(pictures, np.zeros(4, np.int32), np.array([0, 1, 2, -1]))  # the last row is a filler
   outputs = jax.tree.map(np.asarray, jax.jit(lambda params: _apply(MODEL, params, batch, sample_rng))(params))
-  batch = batch._replace(
-    label=(outputs.logits.argmax(-1) + np.array([0, 1, 0, 0])) % 3
-  )  # the second prediction is wrong
+  wrong = np.array([0, 1, 0, 0])
+  batch = batch._replace(label=(outputs.logits.argmax(-1) + wrong) % 3)
   loss = _loss(MODEL, CONFIG, Training())
   sums = jax.jit(lambda params: loss(params, batch, {OBJECTIVE_RNG: rng}))(params)
   expected = {'cross_entropy': 0.0, 'reinforce': 0.0, 'baseline': 0.0}
   for i in range(3):
     expected['cross_entropy'] += np.log(np.exp(outputs.logits[i]).sum()) - outputs.logits[i, batch.label[i]]
     for t in (1, 2):
-      advantage = float(i != 1) - outputs.baselines[i, t]
+      advantage = 1 - wrong[i] - outputs.baselines[i, t]
       expected['reinforce'] -= outputs.log_policy[i, t] * advantage
       expected['baseline'] += advantage**2
   for name, value in expected.items():

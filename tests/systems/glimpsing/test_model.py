@@ -24,18 +24,20 @@ PICTURES = np.random.default_rng(0).integers(0, 255, (3, 12, 10, 1)).astype(np.u
 
 def test_the_spec_selects_the_network():
   assert type(_build(GlimpseConfig(), 3)) is GlimpseNetwork
-  network = _build(MODEL, 3)
-  assert network == SpatialTransformerNetwork(3, 6, 5, 7, 'attention', 4)
-  with pytest.raises(UserError, match=r"unknown network 'spacial.*did you mean 'spatial_transformer'"):
-    _build(GlimpseConfig('spacial_transformer'), 3)
-  with pytest.raises(UserError, match="unknown option of network 'spatial_transformer': 'size'"):
-    _build(GlimpseConfig('spatial_transformer(size=3)'), 3)
+  assert _build(MODEL, 3) == SpatialTransformerNetwork(3, 6, 5, 7, 'attention', 4)
+  for spec, message in (
+    ('spacial_transformer', r"unknown network 'spacial.*did you mean 'spatial_transformer'"),
+    ('spatial_transformer(size=3)', "unknown option of network 'spatial_transformer': 'size'"),
+  ):
+    with pytest.raises(UserError, match=message):
+      _build(GlimpseConfig(spec), 3)
 
 
 @pytest.mark.long
 def test_the_loss_is_the_cross_entropy_alone_and_has_gradients_everywhere():
   network = _build(MODEL, 3)
-  params = variables(network, jnp.asarray(PICTURES / 255, jnp.float32), jnp.zeros((3, 2)), scale=0.3)['params']
+  floats = jnp.asarray(PICTURES / 255, jnp.float32)
+  params = variables(network, floats, jnp.zeros((3, 2)), scale=0.3)['params']
   batch = DigitBatch(PICTURES, np.array([0, 1, 2], np.int32), np.array([0, 1, -1], np.int32))  # the last is a filler
   loss = _loss(network, dataclasses.replace(default_run_config('glimpsing'), model=MODEL), Training())
 
@@ -44,7 +46,6 @@ def test_the_loss_is_the_cross_entropy_alone_and_has_gradients_everywhere():
     return sums['loss'], sums
 
   (value, sums), gradients = jax.jit(jax.value_and_grad(total, has_aux=True))(params)
-  floats = jnp.asarray(PICTURES / 255, jnp.float32)
   outputs = jax.jit(lambda params: network.apply({'params': params}, floats, None))(params)
   log_probs = np.asarray(jax.nn.log_softmax(outputs.logits))
   np.testing.assert_allclose(value, -log_probs[[0, 1], [0, 1]].sum(), rtol=1e-4)

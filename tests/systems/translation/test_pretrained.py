@@ -137,24 +137,18 @@ def test_the_encoder_of_bert_equals_that_of_transformers(tmp_path, monkeypatch):
   np.testing.assert_allclose(memory[mask], answers['memory'][mask], **CLOSE)
 
 
-WRONG = {
-  'a scaled output layer': (
-    't5_gated',
-    {'tie_word_embeddings': True},
-    'must be false for weights with an lm_head.weight',
-  ),
-  'an activation': ('bert', {'hidden_act': 'tanh'}, "config.json: unknown activation of a pretrained model: 'tanh'"),
-  'positions': ('bart', {'max_position_embeddings': 30}, r'positions.table must be \[30, 16\], got \[40, 16\]'),
-  'rows': ('mbart', {'vocab_size': 70}, 'shared.weight must have vocab_size rows, got 61'),
-  'a penalty': ('marian', {'length_penalty': -1.0}, 'config.evaluation.alpha must be at least 0'),
-}
+WRONG = [
+  ('t5_gated', {'tie_word_embeddings': True}, 'must be false for weights with an lm_head.weight'),
+  ('bert', {'hidden_act': 'tanh'}, "config.json: unknown activation of a pretrained model: 'tanh'"),
+  ('bart', {'max_position_embeddings': 30}, r'positions.table must be \[30, 16\], got \[40, 16\]'),
+  ('mbart', {'vocab_size': 70}, 'shared.weight must have vocab_size rows, got 61'),
+  ('marian', {'length_penalty': -1.0}, 'config.evaluation.alpha must be at least 0'),
+]
 
 
-@pytest.mark.parametrize('case', WRONG)
-def test_a_config_that_does_not_fit_is_reported(case, tmp_path, monkeypatch):
-  name, fields, message = WRONG[case]
-  shutil.copytree(REFERENCES / name, tmp_path / 'references' / name)
-  path = tmp_path / 'references' / name / 'config.json'
+@pytest.mark.parametrize(('name', 'fields', 'message'), WRONG)
+def test_a_config_that_does_not_fit_is_reported(name, fields, message, tmp_path, monkeypatch):
+  path = shutil.copytree(REFERENCES / name, tmp_path / 'references' / name) / 'config.json'
   path.write_text(json.dumps(json.loads(path.read_text()) | fields))
   with pytest.raises(UserError, match=message):
     load(name, tmp_path / name, monkeypatch, tmp_path / 'references')

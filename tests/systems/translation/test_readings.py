@@ -18,12 +18,17 @@ from tests.modules.helpers import variables
 WORDS = word(['a b c d e f g'])
 
 
-@pytest.fixture(scope='module')
-def reader():
-  model = build_transformer(sizes=(len(WORDS), len(WORDS)))
+def make_reader(vocabulary, bucket):
+  """A reader of a model with random parameters."""
+  model = build_transformer(sizes=(len(vocabulary), len(vocabulary)))
   ids = np.ones((1, 3), np.int32)
   params = variables(model, ids, ids > 0, ids)['params']
-  return Reader(model, params, WORDS, WORDS, [(4, 4)])
+  return Reader(model, params, vocabulary, vocabulary, [bucket])
+
+
+@pytest.fixture(scope='module')
+def reader():
+  return make_reader(WORDS, (4, 4))
 
 
 @pytest.fixture(scope='module')
@@ -32,40 +37,42 @@ def predictor(reader):
 
 
 @pytest.mark.long
-def test_each_line_has_the_requested_hypotheses_and_an_empty_line_raises(reader, predictor):
+def test_each_line_has_the_requested_hypotheses(reader, predictor):
   readings = reader.read_lines(predictor, 3, ReadingRequest(inputs=['a b', 'c'], hypotheses=2))
   assert [reading.name for reading in readings] == ['a b', 'a b', 'c', 'c']
   assert readings[0].score >= readings[1].score
   for reading in readings:
     assert reading.weights.shape == (len(reading.target_tokens), len(reading.source_tokens))
     assert reading.source_tokens[-1] == '</s>'
-  with pytest.raises(UserError, match='an empty line'):
-    reader.read_lines(predictor, 3, ReadingRequest(inputs=[' ']))
 
 
-def test_a_number_of_hypotheses_that_does_not_exist_raises(reader, predictor):
+def test_mistakes_in_a_request_raise(reader, predictor):
   with pytest.raises(UserError, match='hypotheses must be at most 3, the beam size, got 4'):
     reader.read_lines(predictor, 3, ReadingRequest(inputs=['a b'], hypotheses=4))
+  with pytest.raises(UserError, match='an empty line'):
+    reader.read_lines(predictor, 3, ReadingRequest(inputs=[' ']))
   with pytest.raises(UserError, match='hypotheses must be 1 for rows, which are read with their reference, got 2'):
     reader.read_rows(Corpus(['a b'], ['d']), ReadingRequest(rows=['0'], hypotheses=2))
+  corpus = Corpus(['a b', 'a b c d e'], ['d', 'e'])
+  for rows in (['1'], ['0', '1']):
+    with pytest.raises(UserError, match="row 1 of split 'test' fits no bucket; see config"):
+      reader.read_rows(corpus, ReadingRequest(rows=rows))
+
+
+WITHOUT_ATTENTION = SimpleNamespace(model=SimpleNamespace(traits=Traits(attends=False)))
 
 
 @pytest.mark.parametrize(
-  ('options', 'message'),
+  ('system', 'options', 'message'),
   [
-    ({'hypotheses': 0}, 'hypotheses must be at least 1, got 0'),
-    ({'analyses': ['entropi']}, "unknown analysis 'entropi'"),
+    (object(), {'hypotheses': 0}, 'hypotheses must be at least 1, got 0'),
+    (object(), {'analyses': ['entropi']}, "unknown analysis 'entropi'"),
+    (WITHOUT_ATTENTION, {}, 'does not attend: it has no weights'),
   ],
 )
-def test_a_wrong_request_raises_before_the_search(options, message):
+def test_a_wrong_request_raises_before_the_search(system, options, message):
   with pytest.raises(UserError, match=message):
-    read(object(), {}, ReadingRequest(inputs=['a b'], **options))
-
-
-def test_a_model_without_attention_needs_analyses():
-  system = SimpleNamespace(model=SimpleNamespace(traits=Traits(attends=False)))
-  with pytest.raises(UserError, match='does not attend: it has no weights'):
-    read(system, {}, ReadingRequest(inputs=['a b']))
+    read(system, {}, ReadingRequest(inputs=['a b'], **options))
 
 
 @pytest.mark.long
@@ -101,23 +108,11 @@ def test_rows_have_their_sure_and_possible_links(reader):
   assert np.array(reading.gold).tolist() == [[0, 0]] and reading.sure is None
 
 
-@pytest.mark.parametrize('rows', [['1'], ['0', '1']])
-def test_a_row_that_fits_no_bucket_raises(reader, rows):
-  corpus = Corpus(['a b', 'a b c d e'], ['d', 'e'])
-  with pytest.raises(UserError, match="row 1 of split 'test' fits no bucket; see config"):
-    reader.read_rows(corpus, ReadingRequest(rows=rows))
-
-
-def test_weights_of_characters_are_merged_to_words(reader):
-  letters = char(['ab cd'])
-  model = build_transformer(sizes=(len(letters), len(letters)))
-  ids = np.ones((1, 3), np.int32)
-  params = variables(model, ids, ids > 0, ids)['params']
-  character_reader = Reader(model, params, letters, letters, [(8, 8)])
-  weights = np.full((6, 6), 1 / 6)
+def test_weights_of_characters_are_merged_to_words():
+  character_reader = make_reader(char(['ab cd']), (8, 8))
   tokens = ['a', 'b', ' ', 'c', 'd', '</s>']
   gold = [(0, 3), (2, 0), (4, 1)]  # the second link starts at the space, which is no word
-  reading = Reading('test 0', 'ab cd', 'ab cd', tokens, tokens, {'weights': weights}, gold)
+  reading = Reading('test 0', 'ab cd', 'ab cd', tokens, tokens, {'weights': np.full((6, 6), 1 / 6)}, gold)
   (merged,) = character_reader.complete([reading], ReadingRequest(words=True))
   assert merged.source_tokens == merged.target_tokens == ['ab', 'cd', '</s>']
   assert merged.gold == [(0, 1), (1, 0)]
@@ -131,12 +126,9 @@ def test_weights_of_characters_are_merged_to_words(reader):
 @pytest.mark.long
 def test_merged_weights_and_words_have_the_same_size_if_the_last_word_has_no_token():
   pieces = subword(['a b c d'] * 9, size=12)
-  model = build_transformer(sizes=(len(pieces), len(pieces)))
-  ids = np.ones((1, 3), np.int32)
-  params = variables(model, ids, ids > 0, ids)['params']
   tokens = [*pieces.tokenize('a b'), '</s>']
   reading = Reading('test 0', 'a b ▁', 'a b', tokens, tokens, {'weights': np.eye(len(tokens))})
-  (merged,) = Reader(model, params, pieces, pieces, [(8, 8)]).complete([reading], ReadingRequest(words=True))
+  (merged,) = make_reader(pieces, (8, 8)).complete([reading], ReadingRequest(words=True))
   assert merged.source_tokens == merged.target_tokens == ['a', 'b', '</s>'] and merged.weights.shape == (3, 3)
 
 
