@@ -71,7 +71,7 @@ def main() -> None:
   for line in corpus.report:
     print(line, file=sys.stderr)
   if not directions:
-    directions = [_align(require_flag('workdir'), corpus)]
+    directions = [_align(FLAGS.workdir, corpus)]
     if FLAGS.reverse:
       directions.append(swap_links(_align(FLAGS.reverse, swap_sides(corpus))))
   alignments = dict(zip(('forward', 'reverse'), directions, strict=False))
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def _check_flags(link_files: Sequence[str]) -> None:
-  """Raises UserError for more than two files of --links, and for flags without effect."""
+  """Raises UserError for a missing --workdir, more than two files of --links, and flags without effect."""
   for name in ('split', 'plot'):
     if FLAGS[name].present:
       raise UserError(f'--{name} needs --layers')
@@ -95,6 +95,8 @@ def _check_flags(link_files: Sequence[str]) -> None:
     if len(link_files) > 2:
       raise UserError(f'--links must name one or two files, got {len(link_files)}')
     _check_no_effect('links', ('workdir', 'reverse', 'checkpoint', 'dtype'))
+  else:
+    require_flag('workdir')
   if FLAGS.reverse and FLAGS.checkpoint.endswith(WEIGHTS_SUFFIX):
     raise UserError('--checkpoint: a file of weights belongs to one direction; with --reverse, expected a checkpoint')
   if FLAGS['symmetrisation'].present and not FLAGS.reverse and len(link_files) < 2:

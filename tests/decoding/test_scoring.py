@@ -136,6 +136,7 @@ def test_unknown_tokens_are_replaced_by_the_source_token_with_the_largest_weight
   assert plain._make_hypothesis(hypotheses, 0, 0, 3, ['a', 'Ulm'], []).tokens == ['<unk>'] * 3
 
 
+@pytest.mark.long
 def test_pairs_longer_than_the_buckets_are_padded_to_no_more_than_the_model_accepts():
   model = build_transformer('position="learned(max_positions=10)"', sizes=SIZES)
   params = init_model_params(model)

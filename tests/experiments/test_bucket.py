@@ -64,8 +64,8 @@ def damage_checkpoint(folder, step, change):
 @pytest.mark.parametrize(
   'change',
   [
-    lambda path: path.unlink(),
-    lambda path: path.write_bytes(path.read_bytes()[:-20]),
+    pytest.param(lambda path: path.unlink(), marks=pytest.mark.long),
+    pytest.param(lambda path: path.write_bytes(path.read_bytes()[:-20]), marks=pytest.mark.long),
     lambda path: path.write_bytes(bytes([*path.read_bytes()[:-9], 1, 2, 3, 4, 5, 6, 7, 8, 9])),
   ],
   ids=['deleted', 'truncated', 'flipped'],
@@ -111,6 +111,7 @@ def test_of_two_processes_that_start_at_once_one_overwrites_the_other(bucket):
     pass
 
 
+@pytest.mark.long
 def test_programs_train_and_open_a_run_in_a_bucket(bucket, trained, task):
   folder = run_path(f'{bucket[0]}/runs/program')
   result = run('train', *tiny_arguments(task, folder))

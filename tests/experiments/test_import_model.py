@@ -70,6 +70,7 @@ def folders(task, tmp_path_factory):
   return trained, exported, imported
 
 
+@pytest.mark.long
 def test_an_exported_transformer_is_imported_bit_for_bit(folders):
   trained, imported = (open_run(str(folder)) for folder in (folders[0], folders[2]))
   jax.tree.map(np.testing.assert_array_equal, imported.params, trained.params)

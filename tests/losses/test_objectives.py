@@ -183,7 +183,9 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize('name', [pytest.param('hard', marks=pytest.mark.long), 'latent', 'transformer'])
+@pytest.mark.parametrize(
+  'name', ['latent', *(pytest.param(name, marks=pytest.mark.long) for name in ('hard', 'transformer'))]
+)
 def test_recurrent_and_transformer_decoders_support_two_passes_and_samples(name):
   model = MODELS[name]()
   ids = jnp.ones((2, 3), jnp.int32)

@@ -116,7 +116,7 @@ def test_kernels_get_the_lengths_of_a_batch_and_no_array(monkeypatch):
 
 PAIR_LENGTHS = np.array([(4, 3), (2, 5), (7, 1), (1, 2), (3, 3), (5, 6)])
 PACKED_PAIRS = np.array([(1, 4, 3), (5, 0, -1), (2, -1, -1), (-1, -1, -1)])
-PACKED_OPTIONS = ['position="sinusoidal"', 'position="rope", window=2, kv_heads=2, norm_first=True', 'position="t5"']
+PACKED_OPTIONS = ['position="rope", window=2, kv_heads=2, norm_first=True']
 LONG_PACKED_OPTIONS = [f'position={name!r}' for name in POSITIONS] + [
   'alignment="stick_breaking"',
   'score="additive", alignment="local_p(width=2)"',

@@ -18,6 +18,7 @@ def figures(monkeypatch):
   return figures
 
 
+@pytest.mark.long
 def test_an_interaction_is_drawn_if_every_row_has_levels_of_its_own(report):
   """Single runs that differ in their seeds only are rows with the same levels, of which a picture would show one."""
   assert {picture.name for picture in draw_pictures(report)} >= {'interaction.exact_match'}

@@ -233,7 +233,7 @@ def bucket(tmp_path, monkeypatch):
     yield f'gs://{gcs_server.BUCKET}'
 
 
-@pytest.mark.parametrize('runs', ['', 'bucket'])
+@pytest.mark.parametrize('runs', ['', pytest.param('bucket', marks=pytest.mark.long)])
 def test_units_are_submitted_once_to_a_queue_and_their_results_collected(runs, folder, queue, request, monkeypatch):
   settings = grid({'model.attention.score': ['dot'], 'model.attention.alignment': ['softmax', 'local_p(width=10)']})
   runs = f'{request.getfixturevalue(runs)}/runs' if runs else ''

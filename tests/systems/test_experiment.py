@@ -121,6 +121,7 @@ def test_a_finished_run_has_all_files_and_no_unfinished_file(trained):
   assert len(read_metrics(trained.folder)) == 4
 
 
+@pytest.mark.long
 def test_a_run_with_sharded_parameters_has_the_same_results(trained, config, tmp_path):
   results, _ = train_quietly(config | {'mesh': {'fsdp': 2}}, tmp_path)
   for name, result in results['test'].items():
@@ -300,6 +301,7 @@ def test_a_signal_while_the_last_state_is_saved_stops_before_the_final_evaluatio
   assert not (tmp_path / 'results.json').exists()
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_before_it_stored_its_data_resumes(trained, config, tmp_path):
   (tmp_path / 'config.json').write_bytes((trained.folder / 'config.json').read_bytes())
   results, lines = train_quietly(config, tmp_path)

@@ -34,7 +34,7 @@ MESHES = [
   (8, MeshConfig(data=2, fsdp=2, tensor=2)),
   pytest.param(2, MeshConfig(data=2), marks=pytest.mark.product),
   pytest.param(2, MeshConfig(fsdp=2), marks=pytest.mark.product),
-  (2, MeshConfig(tensor=2)),
+  pytest.param(2, MeshConfig(tensor=2), marks=pytest.mark.long),
   pytest.param(8, MeshConfig(data=8), marks=pytest.mark.product),
   pytest.param(8, MeshConfig(fsdp=8), marks=pytest.mark.product),
 ]
