@@ -178,9 +178,11 @@ def test_packed_loss_and_gradients_equal_those_of_single_pairs(options):
     (build_transformer(decoder_spec='conv(features=8, layers=2)', heads=1), {}, 'decoder'),
     (build_transformer('', 'alignment="monotonic"'), {}, 'decoder'),
     (build_transformer(alignment='local_m'), {}, 'decoder'),
+    (build_transformer(score='location'), {}, 'decoder'),
     (build_transformer(output='pointer', sizes=(11, 11)), {}, 'output layer'),
     (build_transformer(), {'auxiliary': 'coverage'}, 'coverage'),
     (build_transformer(), {'objective': 'minimum_risk'}, 'minimum_risk'),
+    (build_transformer(), {'objective': 'reinforce'}, 'reinforce'),
   ],
 )
 def test_what_does_not_support_packed_rows_raises(model, loss, reason):
